@@ -16,7 +16,7 @@ use kube::api::{DynamicObject, ListParams};
 use crate::backup_restore_s3::backup;
 use crate::fixtures::{cluster, newest_version};
 use crate::restore_in_place::{self, restarts_of};
-use crate::restore_storage::left;
+use crate::restore_storage::seed_objects;
 
 /// Ensures that the schema rejects the manifest with this message.
 async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> Result<()> {
@@ -343,7 +343,7 @@ async fn ensure_unchanged(sandbox: &Sandbox, before: &DynamicObject) -> Result<(
     for part in ["/spec", "/status/clusterID", "/status/memberDetails/0/id"] {
         ensure!(field(&is, part) == field(before, part), "{part} changed");
     }
-    let left = left(sandbox, "c").await?;
+    let left = seed_objects(sandbox, "c").await?;
     ensure!(left.is_empty(), "objects of a seed exist: {left:?}");
     Ok(())
 }

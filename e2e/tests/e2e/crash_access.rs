@@ -98,18 +98,18 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
 async fn operator_crashes_while_access_changes_keep_access() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
         sandbox.apply(&secret(&password(0))).await?;
-        let mut victim = CrashingOperator {
+        let mut operator = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         let closed = "  TLS: {generated: {}}\n  auth: {secret: root}\n";
         let manifest = cluster_with(&sandbox.env, "c", 1, &format!("{closed}{DURABLE}"))?;
-        victim
+        operator
             .crash_at_each(&["before-issue-certificate"], async |_| {
                 sandbox.apply(&manifest).await.map(drop)
             })
             .await?;
-        victim
+        operator
             .crash_at_each(&["before-enable-auth"], async |times| {
                 if times == 0 {
                     sandbox.await_members("c", 1).await?;
@@ -120,7 +120,7 @@ async fn operator_crashes_while_access_changes_keep_access() {
             })
             .await?;
         let round = Cell::new(0);
-        victim
+        operator
             .crash_at_each(&["before-change-password"], async |times| {
                 if times == 0 {
                     await_root(sandbox, &password(round.get())).await?;
@@ -130,7 +130,7 @@ async fn operator_crashes_while_access_changes_keep_access() {
                 sandbox.trigger_reconcile("c").await
             })
             .await?;
-        victim
+        operator
             .crash_at_each(&["before-forget-passwords"], async |times| {
                 if times == 0 {
                     await_root(sandbox, &password(round.get())).await?;
@@ -138,7 +138,7 @@ async fn operator_crashes_while_access_changes_keep_access() {
                 patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
             })
             .await?;
-        ensure!(victim.run_without_failpoints().await? == 4);
+        ensure!(operator.run_without_failpoints().await? == 4);
         until("no password is recorded", DEADLINE, async || {
             let record = sandbox.api::<Secret>().get_opt("c-auth").await?;
             Ok(match record {
@@ -167,14 +167,14 @@ mod full {
     #[tokio::test]
     async fn certificates_resume_after_crash_before_every_write() {
         cluster_scenario_without_leaks("crash_certificates", async |sandbox| {
-            let mut victim = CrashingOperator {
+            let mut operator = CrashingOperator {
                 sandbox,
                 crashes: 0,
             };
             // A process that did not crash in time would leave a second cluster here.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
-            victim
+            operator
                 .crash_at_each(ISSUING, async |number| {
                     let name = if number == 0 {
                         "c".to_owned()
@@ -192,7 +192,7 @@ mod full {
                 Keyspace::of_tls_cluster(&sandbox.env, &sandbox.namespace, "c", &identity).await
             };
             let authority = Cell::new(false);
-            victim
+            operator
                 .crash_at_each(ROTATION, async |number| {
                     if !authority.replace(true) {
                         sandbox.await_members("c", 3).await?;
@@ -205,21 +205,21 @@ mod full {
                         .map(drop)
                 })
                 .await?;
-            victim
+            operator
                 .crash_at_each(LOST_BUNDLE, async |_| {
                     let patch = r#"{"data":{"ca.crt":null}}"#;
                     let args = ["patch", "secret", "c-peer-ca", "--type=merge", "-p", patch];
                     sandbox.kubectl(&args).await.map(drop)
                 })
                 .await?;
-            victim
+            operator
                 .crash_at_each(UNLABELED, async |_| {
                     let args = ["label", "secret", "c-peer-ca", "etcd_cluster-"];
                     sandbox.kubectl(&args).await.map(drop)
                 })
                 .await?;
             let size = Cell::new(3);
-            victim
+            operator
                 .crash_at_each(MEMBER_REMOVAL, async |_| {
                     size.set(size.get() - 1);
                     sandbox.scale("c", size.get()).await
@@ -227,7 +227,7 @@ mod full {
                 .await?;
             let groups = [ISSUING, ROTATION, LOST_BUNDLE, UNLABELED, MEMBER_REMOVAL];
             let points = groups.concat().len();
-            ensure!(victim.run_without_failpoints().await? == points);
+            ensure!(operator.run_without_failpoints().await? == points);
             until("one authority is trusted", DEADLINE, async || {
                 for secret in ["c-client-ca", "c-peer-ca"] {
                     let trusted = value(sandbox, secret, "ca.crt").await?;
@@ -280,17 +280,17 @@ mod full {
             sandbox.await_members("c", 1).await?;
             let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
             keys.fill("kept/", KEYS, |_| ()).await?;
-            let mut victim = CrashingOperator {
+            let mut operator = CrashingOperator {
                 sandbox,
                 crashes: 0,
             };
-            victim
+            operator
                 .crash_at_each(ENABLING_AUTH, async |_| {
                     patch(sandbox, r#"{"auth":{"enabled":true}}"#).await
                 })
                 .await?;
             let round = Cell::new(0);
-            victim
+            operator
                 .crash_at_each(PASSWORD, async |times| {
                     // A new password has no effect in etcd before authentication is enabled. In later calls, the
                     // operator crashes before.
@@ -302,12 +302,12 @@ mod full {
                     sandbox.trigger_reconcile("c").await
                 })
                 .await?;
-            victim
+            operator
                 .crash_at_each(POLICY, async |_| {
                     patch(sandbox, r#"{"networkPolicy":{"enabled":true}}"#).await
                 })
                 .await?;
-            victim
+            operator
                 .crash_at_each(NO_POLICY, async |times| {
                     // A missing policy would never be deleted.
                     if times == 0 {
@@ -324,7 +324,7 @@ mod full {
                     patch(sandbox, r#"{"networkPolicy":{"enabled":false}}"#).await
                 })
                 .await?;
-            victim
+            operator
                 .crash_at_each(DISABLING_AUTH, async |times| {
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
@@ -332,7 +332,7 @@ mod full {
                     patch(sandbox, r#"{"auth":{"enabled":false}}"#).await
                 })
                 .await?;
-            ensure!(victim.run_without_failpoints().await? == 7);
+            ensure!(operator.run_without_failpoints().await? == 7);
             until(
                 "the record and the policy are deleted",
                 DEADLINE,

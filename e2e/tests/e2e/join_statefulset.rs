@@ -1,5 +1,5 @@
-//! The etcd of a plain StatefulSet is moved into an EtcdCluster by the procedure of `docs/adoption.md`, while clients
-//! write through a Service that leads to both.
+//! An EtcdCluster joins the etcd of a plain StatefulSet by the procedure of `docs/adoption.md`. Clients write through a
+//! Service that selects both.
 
 use anyhow::{Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::certificates::{client, make_secrets};
 use crate::fixtures::newest_version;
 
-/// How its members talk: without TLS, or with certificates of the Secrets `peer` and `server`, by etcd's own rules of who
-/// may connect.
+/// The TLS of the StatefulSet's members: none, or certificates from the Secrets `peer` and `server` with etcd's own
+/// client verification.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Plain,
@@ -120,8 +120,8 @@ async fn make_old(sandbox: &Sandbox, version: &str, form: Form) -> Result<()> {
         .map(drop)
 }
 
-/// Moves the old cluster in, and has it gone.
-async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> Result<()> {
+/// Joins the old cluster, then deletes the StatefulSet.
+async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> Result<()> {
     let (namespace, scheme) = (&sandbox.namespace, form.scheme());
     let url = |at| format!("{scheme}://old-{at}.old.{namespace}.svc:2379");
     let urls: Vec<String> = (0..3).map(url).collect();
@@ -132,7 +132,8 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
     });
     let clusters = sandbox.objects(Kind::EtcdCluster);
     if form == Form::Tls {
-        // The old members are peers with TLS, and this says otherwise: nothing is begun, and the spec is put right.
+        // The peer TLS of the spec differs from the old members. The operator joins nothing until the spec is
+        // corrected.
         object["spec"]["TLS"] = json!({ "static": { "operatorSecret": "operator",
             "member": { "serverSecret": "server" } } });
         sandbox.apply(&object.to_string()).await?;
@@ -141,14 +142,17 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
             .await_event(Kind::EtcdCluster, "c", &refusal)
             .await?;
         let refused = clusters.get("c").await?;
-        ensure!(field(&refused, "/status/clusterID").is_null(), "it began");
+        ensure!(
+            field(&refused, "/status/clusterID").is_null(),
+            "the operator joined with a wrong spec"
+        );
         object["spec"]["TLS"]["static"]["member"]["peerSecret"] = json!("peer");
     }
     sandbox.apply(&object.to_string()).await?;
     let seen = await_object(
         &clusters,
         "c",
-        "the cluster is recorded",
+        "the cluster ID is recorded",
         DEADLINE,
         |object| field(object, "/status/clusterID").is_string(),
     )
@@ -157,12 +161,12 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
         field(&seen, "/status/bootstrap/members")
             .as_array()
             .is_none_or(Vec::is_empty),
-        "it began here"
+        "the operator bootstrapped a cluster"
     );
     let after = sandbox.await_members("c", 3).await?;
     ensure!(
         field(&after, "/status/clusterID") == field(&seen, "/status/clusterID"),
-        "it is the same cluster"
+        "the cluster ID changed"
     );
     let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
     ensure!(names.iter().all(|name| name.starts_with("c-")), "{names:?}");
@@ -181,12 +185,12 @@ async fn move_in(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -
     sandbox.await_members("c", 3).await?;
     writer.await_more(10).await?;
     writer
-        .finish("a StatefulSet's etcd moved in")
+        .finish("join of a StatefulSet's etcd")
         .await
         .map(drop)
 }
 
-/// One authority has signed the certificates of both sides, and the old members look up in DNS who connects to them.
+/// One authority signs the certificates of both sides. The old members verify their peers in DNS.
 #[tokio::test]
 async fn joins_statefulset_with_tls_without_lost_writes() {
     cluster_scenario_without_leaks("join_statefulset_tls", async |sandbox| {
@@ -202,7 +206,7 @@ async fn joins_statefulset_with_tls_without_lost_writes() {
         make_old(sandbox, &version, Form::Tls).await?;
         let identity = client(&authority, sandbox, "app")?;
         let writer = Writer::start_tls(sandbox, "app", &identity).await?;
-        move_in(sandbox, &version, Form::Tls, writer).await
+        join(sandbox, &version, Form::Tls, writer).await
     })
     .await;
 }
@@ -212,14 +216,13 @@ mod full {
 
     use super::*;
 
-    /// Without TLS.
     #[tokio::test]
     async fn joins_statefulset_without_lost_writes() {
         cluster_scenario("join_statefulset", async |sandbox| {
             let version = newest_version(&sandbox.env)?;
             make_old(sandbox, &version, Form::Plain).await?;
             let writer = Writer::start(sandbox, "app").await?;
-            move_in(sandbox, &version, Form::Plain, writer).await
+            join(sandbox, &version, Form::Plain, writer).await
         })
         .await;
     }

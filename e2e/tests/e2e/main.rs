@@ -1,9 +1,9 @@
-//! Black-box tests on a real Kubernetes: one file per behaviour, run by `cargo xtask test`.
+//! Black-box tests on a real Kubernetes cluster: one file per behavior, run by `cargo xtask test`.
 //!
-//! Each test has a namespace of its own with the operators installed in it, so several run at a time. Those that
-//! break nodes or the control plane stand in a module `alone` and run one by one, after the others.
+//! Each test has its own namespace with its own operators, so several tests run concurrently. Tests that break nodes or
+//! the control plane are in a module `alone`. They run one by one, after the other tests.
 
-#![allow(clippy::large_futures)] // One per test.
+#![allow(clippy::large_futures)] // Each test has one.
 
 mod adopt_coreos;
 mod all_pods_lost;

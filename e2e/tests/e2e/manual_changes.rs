@@ -1,5 +1,5 @@
-//! The changes that a person can make by hand to an object of a cluster, derived from the object itself: each label,
-//! annotation, owner, key of a Secret, field of a spec and field of the status is deleted or set to another value.
+//! The changes that users can make to an object of a cluster, derived from the object itself. Each label, annotation,
+//! owner, key of a Secret, field of a spec and field of the status is deleted or set to another value.
 
 use anyhow::{Context, Result};
 use e2e::Sandbox;
@@ -10,7 +10,7 @@ use kube::api::{
 };
 use serde_json::{Map, Value, json};
 
-/// The kinds of objects, with the resource of the operator's Role.
+/// The kinds of objects, with their resources in the operator's Role.
 pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ("", "v1", "Pod", "pods"),
     ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
@@ -30,12 +30,12 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ),
 ];
 
-/// Secrets of authorities. Their content is tested by `lost_authorities_are_replaced_while_clients_write`, because
-/// their replacement restarts every member.
+/// Secrets of authorities. A change of their content restarts every member, so
+/// `lost_authorities_are_replaced_while_clients_write` tests it.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 
-/// What the operator writes and does not rely on in a cluster that has formed: the names of its first members, and that
-/// a kubelet was asked to look at a pod again.
+/// Annotations that the operator writes but does not use in a formed cluster: the names of the first members, and the
+/// requests for a kubelet sync.
 const HISTORY: [&str; 2] = [
     "etcd.database.coreos.com/first-members",
     "etcd.database.coreos.com/nudged",
@@ -61,7 +61,7 @@ pub(crate) fn objects_of(sandbox: &Sandbox, kind: &str) -> Result<Api<DynamicObj
 /// An object by kind and name.
 pub(crate) type Name = (&'static str, String);
 
-/// What happens to an object.
+/// A change of an object.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Delete,
@@ -71,7 +71,7 @@ pub(crate) enum Change {
     PatchStatus(Value),
 }
 
-/// A change of one thing, with words for it.
+/// A change of one field, with a description.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) object: Name,
@@ -80,7 +80,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// `false` if the API server rejects the change: nobody can make it.
+    /// Returns false if the API server rejects the change, so that no user can make it.
     pub(crate) async fn apply(&self, sandbox: &Sandbox) -> Result<bool> {
         let (kind, name) = &self.object;
         let api = objects_of(sandbox, kind)?;
@@ -111,7 +111,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// Another value of the same form, so that the API server accepts it.
+/// Another value of the same type, which the API server accepts.
 fn other(value: &Value) -> Value {
     match value {
         Value::String(text) => {
@@ -142,7 +142,7 @@ fn at(path: &[&str], value: &Value) -> Value {
         .fold(value.clone(), |inner, key| json!({ *key: inner }))
 }
 
-/// Each field of `fields` deleted and set to another value.
+/// Deletes each field of `fields`, and sets it to another value.
 fn each_field(object: &Name, path: &[&str], fields: &Map<String, Value>) -> Vec<Case> {
     let mut cases = Vec::new();
     for (key, value) in fields {
@@ -179,7 +179,7 @@ pub(crate) fn fields(object: &Value, pointer: &str) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// Everything that can happen to one object.
+/// All changes of one object.
 pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>> {
     let value = serde_json::to_value(found)?;
     let case = |what: &str, change: Change| Case {
@@ -238,14 +238,14 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
         }
         _ => {}
     }
-    // A volume is data: what follows its deletion is a lost member, see `member_loss`.
+    // The deletion of a volume loses a member. The tests in `member_loss` cover this.
     if object.0 != "PersistentVolumeClaim" {
         cases.push(case("deleted", Change::Delete));
     }
     Ok(cases)
 }
 
-/// Whether the operator sets a label or annotation with this key.
+/// True if the operator sets a label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
     !by_kubernetes && key != "e2e-trigger" && !HISTORY.contains(&key)

@@ -1,4 +1,4 @@
-//! Members that someone removes from etcd behind the operator's back: their volumes are kept as evidence (invariant 25).
+//! A user removes members from etcd without the operator. Their volumes are kept as evidence (invariant 25).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
@@ -10,11 +10,11 @@ use kube::api::{DynamicObject, PostParams};
 
 use crate::fixtures::{DURABLE, cluster_with};
 
-/// The annotation of a kept volume claim.
+/// The annotation of a kept PVC.
 const REMOVED: &str = "etcd.database.coreos.com/removed";
 const KEYS: usize = 200;
 
-/// A cluster of three on volumes that keeps the volumes of removed members for so long.
+/// Creates a cluster of three on volumes. Volumes of removed members are kept for `keep`.
 async fn durable(sandbox: &Sandbox, keep: &str) -> Result<DynamicObject> {
     let keep = format!("{DURABLE}  memberReplacement: {{keepVolumes: {keep}}}\n");
     let manifest = cluster_with(&sandbox.env, "c", 3, &keep)?;
@@ -31,7 +31,7 @@ fn names(object: &DynamicObject) -> Vec<String> {
     members(object).into_iter().map(|(name, _)| name).collect()
 }
 
-/// Names every kept volume claim in the condition Degraded.
+/// Waits until the condition Degraded names every kept PVC.
 async fn await_report(sandbox: &Sandbox, kept: &[String]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(
@@ -68,7 +68,7 @@ async fn manually_removed_members_keep_their_volumes() {
         let id = member_id(&before, &victim)?;
         let service = "service/c-client";
         let words = ["exec", service, "--", "etcdctl", "member", "remove", &id];
-        // etcd refuses a removal until all voters have been connected for 5 s.
+        // etcd rejects a removal until all voters have been connected for 5 s.
         until("etcd removes the member", DEADLINE, async || {
             Ok(match sandbox.kubectl(&words).await {
                 Ok(_) => Poll::Done(()),
@@ -82,7 +82,7 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // Another member takes its place on another volume; the old one stays until the time is over.
+        // A new member on a new volume replaces the removed one. The old volume remains until the time is over.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -103,19 +103,23 @@ async fn manually_removed_members_keep_their_volumes() {
             let claims = sandbox.api::<PersistentVolumeClaim>();
             Ok(match claims.get_opt(&victim).await? {
                 None => Poll::Done(()),
-                Some(_) => Poll::NotYet("it is there".to_owned()),
+                Some(_) => Poll::NotYet("the PVC exists".to_owned()),
             })
         })
         .await?;
-        await_object(&clusters, "c", "all is well", DEADLINE, |object| {
-            e2e::objects::has_condition(object, "Degraded", "False")
-        })
+        await_object(
+            &clusters,
+            "c",
+            "the cluster is healthy",
+            DEADLINE,
+            |object| e2e::objects::has_condition(object, "Degraded", "False"),
+        )
         .await?;
-        // A member that the operator itself removes leaves no volume behind.
+        // The volume of a member that the operator removes is deleted.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
         crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;
-        writer.finish("a member removed by hand").await.map(drop)
+        writer.finish("manually removed member").await.map(drop)
     })
     .await;
 }
@@ -125,14 +129,18 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
     sandbox.kubectl(&words).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the pause is seen", DEADLINE, |object| {
-        (field(object, "/status/controlPaused") == true) == paused
-    })
+    await_object(
+        &clusters,
+        "c",
+        "the pause is reported",
+        DEADLINE,
+        |object| (field(object, "/status/controlPaused") == true) == paused,
+    )
     .await
     .map(drop)
 }
 
-/// Starts a member again with `--force-new-cluster`, as a person does who follows a guide for etcd without an operator.
+/// Restarts a member with `--force-new-cluster`, as in guides for etcd without an operator.
 async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
     let pods = sandbox.api::<Pod>();
     let mut pod = pods.get(member).await?;
@@ -186,7 +194,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
         pause(sandbox, false).await?;
 
         await_report(sandbox, &vanished).await?;
-        // The cluster is whole again, with two other members, and the volumes are still there: a person decides.
+        // The cluster has two new members, and the old volumes still exist. The user decides about them.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -199,7 +207,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             },
         )
         .await?;
-        // Its pod was made by hand and would force a new cluster again at its next start.
+        // The manually created pod would force a new cluster again at its next start.
         sandbox.lose_pod("c", &survivor).await?;
         sandbox.await_members("c", 3).await?;
         await_report(sandbox, &vanished).await?;
@@ -210,9 +218,13 @@ async fn manual_force_new_cluster_deletes_no_volume() {
         keys.verify("kept-", KEYS).await?;
         let words = ["delete", "pvc", &vanished[0], &vanished[1], "--wait=false"];
         sandbox.kubectl(&words).await?;
-        await_object(&clusters, "c", "all is well", DEADLINE, |object| {
-            e2e::objects::has_condition(object, "Degraded", "False")
-        })
+        await_object(
+            &clusters,
+            "c",
+            "the cluster is healthy",
+            DEADLINE,
+            |object| e2e::objects::has_condition(object, "Degraded", "False"),
+        )
         .await
         .map(drop)
     })

@@ -1,4 +1,4 @@
-//! A member is lost and the cluster is whole again, with its data.
+//! A member is lost. The operator repairs the cluster, which keeps its data.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, follower, leader, members, ready_members};
@@ -9,10 +9,10 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// Who is lost, one after the other.
+/// The lost members, in order.
 const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
-/// Chooses a member.
+/// Selects a member.
 pub(crate) type SelectMember = fn(&DynamicObject) -> Result<String>;
 
 fn sorted(object: &DynamicObject) -> Vec<(String, String)> {
@@ -33,13 +33,13 @@ async fn lost_member_without_volume_is_replaced() {
             let after = sandbox.await_members("c", 3).await.context(who)?;
             ensure!(
                 !ready_members(&after).contains(&victim),
-                "{victim} is back: a name was used twice"
+                "{victim} is a member again: its name was reused"
             );
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         }
         writer.await_more(10).await?;
-        writer.finish("members without a disk lost").await?;
-        // The changes leave Events.
+        writer.finish("lost members without volumes").await?;
+        // Events report the changes.
         for reason in [" MemberRemoved: ", " MemberAdded: ", " MemberPromoted: "] {
             sandbox
                 .await_event(Kind::EtcdCluster, "c", &[reason])
@@ -50,7 +50,7 @@ async fn lost_member_without_volume_is_replaced() {
     .await;
 }
 
-/// Invariant 5: a member whose disk exists is not touched in the membership.
+/// Invariant 5: the operator does not remove a member whose volume exists.
 #[tokio::test]
 async fn lost_member_with_volume_keeps_its_identity() {
     cluster_scenario("member_returns", async |sandbox| {
@@ -69,12 +69,12 @@ async fn lost_member_with_volume_keeps_its_identity() {
             );
         }
         writer.await_more(10).await?;
-        writer.finish("members with a disk lost").await.map(drop)
+        writer.finish("lost members with volumes").await.map(drop)
     })
     .await;
 }
 
-/// Invariants 5 and 6: with its volume, a member is lost for good; another one comes, on a volume of its own.
+/// Invariants 5 and 6: a member without its volume is lost permanently. A new member on a new volume replaces it.
 #[tokio::test]
 async fn member_with_lost_volume_is_replaced() {
     cluster_scenario("volume_gone", async |sandbox| {
@@ -84,7 +84,7 @@ async fn member_with_lost_volume_is_replaced() {
         let writer = Writer::start(sandbox, "c").await?;
         for (who, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
-            // While its pod runs, Kubernetes keeps the claim.
+            // Kubernetes keeps the PVC while the pod runs.
             sandbox
                 .kubectl(&["delete", "pvc", &victim, "--wait=false"])
                 .await?;
@@ -92,28 +92,28 @@ async fn member_with_lost_volume_is_replaced() {
             let after = sandbox.await_members("c", 3).await.context(who)?;
             ensure!(
                 !ready_members(&after).contains(&victim),
-                "{victim} is back without its volume"
+                "{victim} is a member again without its volume"
             );
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
             await_one_volume_per_member(sandbox, &ready_members(&after)).await?;
         }
         writer.await_more(10).await?;
         writer
-            .finish("members with their volumes lost")
+            .finish("members lost with their volumes")
             .await
             .map(drop)
     })
     .await;
 }
 
-/// Every member has its volume, and nobody else has one.
+/// Waits until every member has its volume, and no other volume exists.
 pub(crate) async fn await_one_volume_per_member(
     sandbox: &Sandbox,
     members: &[String],
 ) -> Result<()> {
     let mut members = members.to_vec();
     members.sort();
-    until("one volume a member is left", DEADLINE, async || {
+    until("one volume per member exists", DEADLINE, async || {
         let claims = sandbox.api::<PersistentVolumeClaim>();
         let selector = ListParams::default().labels("etcd_cluster");
         let claims = claims.list(&selector).await?.into_iter();
@@ -122,7 +122,7 @@ pub(crate) async fn await_one_volume_per_member(
         Ok(if names == members {
             Poll::Done(())
         } else {
-            Poll::NotYet(format!("{names:?}, members {members:?}"))
+            Poll::NotYet(format!("PVCs {names:?}, members {members:?}"))
         })
     })
     .await

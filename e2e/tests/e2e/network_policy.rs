@@ -1,5 +1,5 @@
-//! The NetworkPolicy of a cluster, as rendered. The testbed's network is a plain bridge without anything that enforces
-//! policies, so that nobody is kept out here; what is seen is the object, and that it goes with the switch.
+//! The NetworkPolicy of a cluster. The bridge network of the testbed enforces no policies, so the test checks only the
+//! object and its deletion.
 
 use anyhow::{Result, ensure};
 use e2e::wait::{Poll, until};
@@ -58,7 +58,7 @@ async fn network_policy_follows_the_spec() {
         ensure!(policy["spec"]["ingress"] == expected, "{}", policy["spec"]["ingress"]);
         ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
 
-        // One that was changed is put right; one that is not wanted any more goes.
+        // The operator restores a changed policy, and deletes a disabled one.
         let patch = "{\"spec\":{\"ingress\":[{}]}}";
         sandbox
             .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])

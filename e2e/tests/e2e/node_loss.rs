@@ -1,4 +1,4 @@
-//! A node dies and does not come back: after `memberReplacement.after` its members are replaced elsewhere.
+//! A node fails permanently. After `memberReplacement.after`, new members on other nodes replace its members.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::{field, leader, node_of, ready_members};
@@ -25,7 +25,8 @@ pub(crate) async fn members_on(
         .collect())
 }
 
-/// A node with a member of each cluster, and these members: the leader's node, unless the operator runs there.
+/// A node with one member of each cluster, and these members. Prefers the leader's node, and never returns the
+/// operator's node.
 async fn node_with_both(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -43,7 +44,7 @@ async fn node_with_both(
             return Ok((node, [plain.clone(), durable.clone()]));
         }
     }
-    bail!("no node has one member of each")
+    bail!("no node has one member of each cluster")
 }
 
 async fn node_stays_down(
@@ -63,17 +64,17 @@ async fn node_stays_down(
     }
     serve(writers, 10).await?;
 
-    // It comes back after all: what it still has of the old members goes.
+    // The node returns. The pods of its old members are deleted.
     testbed.start_node(&node).await?;
     for lost in &lost {
-        await_pod_gone(sandbox, lost).await?;
+        await_pod_deleted(sandbox, lost).await?;
     }
     let after = TwoClusters::of(sandbox).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after.durable)).await
 }
 
-async fn await_pod_gone(sandbox: &Sandbox, name: &str) -> Result<()> {
-    let what = format!("the old pod {name} is gone");
+async fn await_pod_deleted(sandbox: &Sandbox, name: &str) -> Result<()> {
+    let what = format!("the old pod {name} is deleted");
     until(&what, DEADLINE, async || {
         let pod = sandbox.api::<Pod>().get_opt(name).await?;
         Ok(match pod {
@@ -108,15 +109,15 @@ mod alone {
                 let replaced = node_stays_down(sandbox, testbed, &writers);
                 step("lose a node", replaced).await?;
                 let [plain, durable] = writers;
-                plain.finish("a node lost, plain members").await?;
+                plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // A member that moves takes longer than 5 s.
+                // A moving member may take longer than 5 s.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;
                 durable.await_more(10).await?;
-                let what = "a node lost and another drained, durable members";
+                let what = "lost and drained nodes, members with volumes";
                 durable.finish(what).await.map(drop)
             })
             .await

@@ -1,5 +1,5 @@
-//! Nodes, the API server and DNS fail and come back: members are the same with their data, and clients are served wherever
-//! a quorum runs.
+//! Nodes, the API server and DNS fail and return. The members keep their identity and data, and clients are served
+//! wherever a quorum runs.
 
 use anyhow::{Context, Result, ensure};
 use e2e::metrics::operator_pods;
@@ -11,8 +11,8 @@ use kube::api::DynamicObject;
 
 use crate::all_pods_lost::{await_restarts, restarts, same_members};
 
-/// The clusters of these tests, members and pods: `plain` without volumes, whose data lies in the pods and outlives the
-/// restart of a node with them, and `durable` with volumes.
+/// The clusters of these tests, with their pods: `plain` without volumes, and `durable` with volumes. The data of
+/// `plain` is in the pods, which survive the restart of a node.
 pub(crate) struct TwoClusters {
     pub(crate) plain: DynamicObject,
     pub(crate) durable: DynamicObject,
@@ -20,7 +20,7 @@ pub(crate) struct TwoClusters {
 }
 
 impl TwoClusters {
-    /// Waits until both have three members, with nothing left to do.
+    /// Waits until both clusters have three members and no pending work.
     pub(crate) async fn of(sandbox: &Sandbox) -> Result<Self> {
         let plain = sandbox.await_members("plain", 3).await.context("plain")?;
         let durable = sandbox.await_members("durable", 3).await;
@@ -34,7 +34,7 @@ impl TwoClusters {
         })
     }
 
-    /// Waits until both are well again, and compares their members.
+    /// Waits until both clusters are healthy, and compares their members.
     pub(crate) async fn ensure_same_members(&self, sandbox: &Sandbox) -> Result<()> {
         let after = Self::of(sandbox).await?;
         same_members(&self.plain, &after.plain)?;
@@ -48,7 +48,7 @@ impl TwoClusters {
     }
 }
 
-/// Waits until the clients of all clusters were served this many times more.
+/// Waits until the clients of all clusters have this many more acknowledged writes.
 pub(crate) async fn serve(writers: &[Writer], count: usize) -> Result<()> {
     for writer in writers {
         writer.await_more(count).await?;
@@ -60,20 +60,20 @@ pub(crate) async fn serve(writers: &[Writer], count: usize) -> Result<()> {
 pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
     let pods = operator_pods(sandbox, "etcd-operator").await?;
     let first = pods.into_iter().next();
-    first.context("the cluster operator runs nowhere")
+    first.context("the cluster operator has no pod")
 }
 
 async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
-    // A node on which the cluster operator does not run: the operator is to report the loss.
+    // A node without the cluster operator, because the operator must report the loss.
     let operator = operator(sandbox).await?;
     let pods = sandbox.member_pods("plain").await?;
     let mut elsewhere = pods.iter().filter(|pod| node_of(pod) != node_of(&operator));
     let lost = elsewhere
         .next()
-        .context("all members run beside the operator")?;
+        .context("all members share a node with the operator")?;
     testbed.kill_node(node_of(lost)).await?;
-    // etcd is asked, not the kubelet, which is dead: the loss shows long before Kubernetes notices it.
+    // The operator asks etcd, not the dead kubelet, so it reports the loss long before Kubernetes does.
     sandbox.await_unhealthy("plain", &lost.name_any()).await?;
     testbed.start_node(node_of(lost)).await?;
     await_restarts(sandbox, &before.on(node_of(lost))).await?;
@@ -81,7 +81,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
     serve(writers, 10).await
 }
 
-/// Invariant 8: with volumes and without, since a pod outlives its node's restart.
+/// Invariant 8, with and without volumes: a pod survives the restart of its node.
 async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
@@ -97,7 +97,7 @@ async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]
     serve(writers, 10).await
 }
 
-/// A kubelet that restarts leaves its containers alone, and so does the operator.
+/// A restart of the kubelets restarts no container, and the operator changes nothing.
 async fn kubelets_restart(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,

@@ -1,4 +1,4 @@
-//! One cluster whose members hang costs the others nothing; and a cluster at rest costs the API server nothing.
+//! A cluster with hanging members does not delay other clusters. An idle cluster causes no writes to the API server.
 
 use std::time::{Duration, Instant};
 
@@ -17,20 +17,24 @@ use serde::de::DeserializeOwned;
 use crate::fixtures::cluster;
 
 const OPERATOR: &str = "etcd-operator";
-/// How soon the operator begins with most clusters, also on a busy machine. One that waited for the sick one would take
-/// its deadlines' time more, again and again; a machine that stands still for a while delays one or two.
+/// How soon the operator starts most clusters, even on a busy machine. An operator that waited for the hanging cluster
+/// would repeatedly take longer by its timeouts. A short freeze of the machine delays only one or two clusters.
 const MAX_START_DELAY: Duration = Duration::from_secs(5);
-/// What the operator's memory stays below with ten clusters.
+/// The limit of the operator's memory with ten clusters.
 const MAX_MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
 
-/// Applies a cluster; returns how long the operator took to begin with it.
+/// Applies a cluster. Returns how long the operator took to record its bootstrap.
 async fn start_cluster(sandbox: &Sandbox, name: &str) -> Result<Duration> {
     sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
     let applied = Instant::now();
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, name, "its bootstrap", DEADLINE, |object| {
-        field(object, "/status/bootstrap/token").is_string()
-    })
+    await_object(
+        &clusters,
+        name,
+        "the bootstrap is recorded",
+        DEADLINE,
+        |object| field(object, "/status/bootstrap/token").is_string(),
+    )
     .await?;
     Ok(applied.elapsed())
 }
@@ -40,7 +44,7 @@ async fn memory(sandbox: &Sandbox) -> Result<f64> {
     Ok(page.sum("process_resident_memory_bytes", ""))
 }
 
-/// Every member's processes are stopped: they hold their connections and never answer.
+/// Sends a signal to the processes of every member. Stopped processes keep their connections and never answer.
 async fn signal_members(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -53,10 +57,14 @@ async fn signal_members(
 
 async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    signal_members(sandbox, testbed, "sick", "SIGSTOP").await?;
-    await_object(&clusters, "sick", "its loss is seen", DEADLINE, |object| {
-        has_condition(object, "Available", "False")
-    })
+    signal_members(sandbox, testbed, "hanging", "SIGSTOP").await?;
+    await_object(
+        &clusters,
+        "hanging",
+        "the loss is reported",
+        DEADLINE,
+        |object| has_condition(object, "Available", "False"),
+    )
     .await?;
     let mut taken = Vec::new();
     for number in 0..9 {
@@ -67,22 +75,26 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
-    // Changes, too.
+    // Changes work as well.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
-    await_object(&clusters, "good-0", "all is well", DEADLINE, |object| {
-        has_condition(object, "Degraded", "False")
-    })
+    await_object(
+        &clusters,
+        "good-0",
+        "the cluster is healthy",
+        DEADLINE,
+        |object| has_condition(object, "Degraded", "False"),
+    )
     .await?;
     let taken = memory(sandbox).await?;
-    eprintln!("    begun after {typical:?}, the slowest {slowest:?}; {taken} bytes of memory");
+    eprintln!("    started within {typical:?}, slowest {slowest:?}; {taken} bytes of memory");
     ensure!(
         typical < MAX_START_DELAY,
-        "three of nine began after {typical:?} and later"
+        "three of nine clusters started after {typical:?} or later"
     );
     ensure!(taken < MAX_MEMORY, "{taken} bytes of memory");
-    let sick = clusters.get("sick").await?;
-    ensure!(has_condition(&sick, "Available", "False"));
+    let hanging = clusters.get("hanging").await?;
+    ensure!(has_condition(&hanging, "Available", "False"));
     Ok(())
 }
 
@@ -90,19 +102,20 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
 async fn hanging_cluster_does_not_delay_others() {
     cluster_scenario("noisy_neighbor", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
-        sandbox.apply(&cluster(&sandbox.env, "sick", 3)?).await?;
-        sandbox.await_members("sick", 3).await?;
+        sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
+        sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // It recovers by itself once its members go on; stopped processes would also hinder the namespace's end.
-        signal_members(sandbox, &testbed, "sick", "SIGCONT").await?;
+        // The cluster recovers when its members continue. Stopped processes would also block the deletion of the
+        // namespace.
+        signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
-        sandbox.await_members("sick", 3).await.map(drop)
+        sandbox.await_members("hanging", 3).await.map(drop)
     })
     .await;
 }
 
-/// `kubectl scale` and autoscalers go by the scale subresource.
-async fn scale_is_truthful(sandbox: &Sandbox, size: usize) -> Result<()> {
+/// `kubectl scale` and autoscalers use the scale subresource.
+async fn ensure_scale_subresource(sandbox: &Sandbox, size: usize) -> Result<()> {
     let words = ["get", "etcdcluster", "c", "--subresource=scale", "-o"];
     let get = async |path: &str| {
         let path = format!("jsonpath={path}");
@@ -120,8 +133,8 @@ async fn scale_is_truthful(sandbox: &Sandbox, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// What is measured of three members that are well.
-async fn metrics_are_truthful(sandbox: &Sandbox) -> Result<()> {
+/// Ensures the metrics of three healthy members.
+async fn ensure_metrics(sandbox: &Sandbox) -> Result<()> {
     let page = Page::of_operator(sandbox, OPERATOR).await?;
     let gauge = |name: &str| page.sum(&format!("etcd_operator_cluster_{name}"), "cluster=\"c\"");
     for (name, expected) in [
@@ -138,7 +151,7 @@ async fn metrics_are_truthful(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Which version each object of one kind has that is the cluster's.
+/// The resource versions of the cluster's objects of one kind.
 async fn versions<K>(sandbox: &Sandbox) -> Result<Vec<String>>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -161,10 +174,10 @@ async fn versions_of_shared(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// A status that followed every figure would write, and thereby wake the operator, for ever.
+/// A status that contains changing numbers would cause endless writes, because each write triggers a reconcile.
 #[tokio::test]
 async fn idle_cluster_is_reconciled_without_writes() {
-    cluster_scenario("at_rest", async |sandbox| {
+    cluster_scenario("idle", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let reconciles = async || -> Result<f64> {
@@ -173,12 +186,12 @@ async fn idle_cluster_is_reconciled_without_writes() {
         };
         let object = sandbox.await_members("c", 3).await?;
         ensure!(has_condition(&object, "Managed", "True"));
-        until("the scale subresource is truthful", DEADLINE, async || {
-            scale_is_truthful(sandbox, 3).await.map(Poll::Done)
+        until("the scale subresource is correct", DEADLINE, async || {
+            ensure_scale_subresource(sandbox, 3).await.map(Poll::Done)
         })
         .await?;
-        until("the metrics are truthful", DEADLINE, async || {
-            metrics_are_truthful(sandbox).await.map(Poll::Done)
+        until("the metrics are correct", DEADLINE, async || {
+            ensure_metrics(sandbox).await.map(Poll::Done)
         })
         .await?;
         let version = async || {
@@ -189,18 +202,18 @@ async fn idle_cluster_is_reconciled_without_writes() {
             versions.push(version);
             anyhow::Ok(versions)
         };
-        // From the first time two looks in a row leave it as it is.
+        // Counts from the first two consecutive polls with the same versions.
         let mut last = (version().await?, reconciles().await?);
-        until("five looks without a write", DEADLINE, async || {
+        until("five reconciles without a write", DEADLINE, async || {
             let now = (version().await?, reconciles().await?);
             if now.0 != last.0 {
                 last = now;
-                return Ok(Poll::NotYet("it was written to".to_owned()));
+                return Ok(Poll::NotYet("an object was changed".to_owned()));
             }
             Ok(if now.1 >= last.1 + 5.0 {
                 Poll::Done(())
             } else {
-                Poll::NotYet(format!("{} looks", now.1 - last.1))
+                Poll::NotYet(format!("{} reconciles", now.1 - last.1))
             })
         })
         .await

@@ -1,5 +1,5 @@
-//! The database reaches its quota: etcd refuses writes, the status says so, and the cluster is writable again by
-//! itself when there is something to free.
+//! The database reaches its quota. etcd rejects writes, the status reports this, and the cluster accepts writes again
+//! after keys were deleted.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -26,9 +26,9 @@ fn is_degraded_with(object: &DynamicObject, words: &str) -> bool {
     })
 }
 
-/// Waits until a large value is taken.
+/// Waits until etcd accepts a large value.
 pub(crate) async fn await_writable(keys: &Keyspace) -> Result<()> {
-    until("it is writable again", DEADLINE, async || {
+    until("etcd accepts writes again", DEADLINE, async || {
         Ok(match keys.write("again", vec![7; 1 << 20]).await {
             Ok(()) => Poll::Done(()),
             Err(error) => Poll::NotYet(format!("{error:#}")),
@@ -46,18 +46,18 @@ async fn full_database_accepts_writes_after_deletion() {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
 
-        // Different keys: in the end there is neither history to compact nor anything to free. Until then the operator
-        // makes room again and again, so the values are small: large ones leave much room in the file.
+        // Distinct keys: at the end, there is no history to compact and no space to free. Until then, the operator
+        // frees space repeatedly. The values are small, because large ones leave much free space in the file.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let number = AtomicUsize::new(0);
-        let refused = AtomicBool::new(false);
-        let full = until("it says that it is full", DEADLINE * 2, async || {
+        let rejected = AtomicBool::new(false);
+        let full = until("the full database is reported", DEADLINE * 2, async || {
             for _ in 0..8 {
                 let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
-                // A member that is being defragmented, or an election, has other reasons.
+                // A defragmentation or an election causes other errors.
                 if let Err(error) = keys.write(&key, vec![7; 64 << 10]).await {
                     let is_full = format!("{error:#}").contains("database space exceeded");
-                    refused.fetch_or(is_full, Ordering::Relaxed);
+                    rejected.fetch_or(is_full, Ordering::Relaxed);
                     break;
                 }
             }
@@ -70,8 +70,8 @@ async fn full_database_accepts_writes_after_deletion() {
         })
         .await?;
         ensure!(
-            refused.load(Ordering::Relaxed),
-            "etcd has refused no write for want of space"
+            rejected.load(Ordering::Relaxed),
+            "etcd rejected no write because of the quota"
         );
         ensure!(
             field(&full, "/status/alarms/0/type") == "NoSpace",
@@ -80,9 +80,13 @@ async fn full_database_accepts_writes_after_deletion() {
         );
 
         keys.delete("big/").await?;
-        let cured = await_object(&clusters, "c", "the alarm is gone", DEADLINE, |object| {
-            field(object, "/status/alarms").is_null() && !is_degraded_with(object, "")
-        })
+        let cured = await_object(
+            &clusters,
+            "c",
+            "the alarm is disarmed",
+            DEADLINE,
+            |object| field(object, "/status/alarms").is_null() && !is_degraded_with(object, ""),
+        )
         .await?;
         await_writable(&keys).await?;
         keys.verify("kept/", 100).await?;

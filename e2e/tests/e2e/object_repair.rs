@@ -1,6 +1,7 @@
-//! Everything that the operator makes for a cluster and relies on is deleted, emptied or set to another value: one thing
-//! at a time on a healthy cluster, then with a pod lost right after. The table of changes is derived from the objects
-//! that exist; a right of the operator without an object in the table fails the test.
+//! Every object that the operator creates and relies on is changed, one field at a time: deleted, emptied or set to
+//! another value. The operator restores it, on a healthy cluster and with a pod deleted right afterwards. The table of
+//! changes is derived from the existing objects. The test fails if the operator may create a kind that is not in the
+//! table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -20,17 +21,17 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::manual_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator, objects_of};
 use crate::tls_generated::client;
 
-/// How often the operator is asked to read Secrets.
+/// How often a test triggers the operator to read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// A cluster with an object of every kind that the operator makes.
+/// Lines under `spec` for an object of every kind that the operator creates.
 const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
 
-/// The keys of a Secret that hold a certificate, its key and the authorities.
+/// The keys of a Secret with a certificate, its private key and the CA certificates.
 const ISSUED: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// The base64 form of `-----BEGIN`.
 const PEM: &str = "LS0tLS1CRUdJTi";
-/// Annotations of which only the presence is compared: fingerprints of certificates, which change when a certificate is
-/// issued again, and the mark of a Service, for which any value counts.
+/// Annotations that are only compared by presence: fingerprints, which change when a certificate is issued again, and
+/// the mark of a Service, which may have any value.
 const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/started",
     "etcd.database.coreos.com/authorities",
@@ -38,7 +39,7 @@ const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/trust",
 ];
 
-/// Fields of the status that change without a change of the cluster.
+/// Status fields that change while the cluster stays the same.
 const VOLATILE: [&str; 6] = [
     "certificates",
     "leader",
@@ -48,7 +49,7 @@ const VOLATILE: [&str; 6] = [
     "defragmentation",
 ];
 
-/// An object without what Kubernetes says about it and what changes with each issued certificate.
+/// The object without the fields that Kubernetes sets and without the values that each new certificate changes.
 fn normalized(found: &DynamicObject) -> Result<Value> {
     let object = serde_json::to_value(found)?;
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
@@ -76,14 +77,14 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // The API server fills in what is missing; the operator needs these.
+        // The API server adds other fields. The operator relies on these.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
     }
     let mut spec = fields(&object, "/spec");
     spec.retain(|key, _| !key.starts_with("clusterIP"));
     let data = fields(&object, "/data").into_iter().map(|(key, value)| {
-        // A certificate that was issued again is another one; everything else is restored as it was.
+        // A new certificate differs from the old one. All other values are restored exactly.
         let is_issued = ISSUED.contains(&key.as_str());
         let is_pem = || value.as_str().is_some_and(|text| text.starts_with(PEM));
         let kept = if is_issued { json!(is_pem()) } else { value };
@@ -116,7 +117,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
         for mut object in list.items {
             let name = object.name_any();
             if name == cluster || name.starts_with(&prefix) {
-                // Lists leave the kind out.
+                // Lists omit the kind of their items.
                 object.data["kind"] = json!(kind);
                 all.insert((kind, name), object);
             }
@@ -130,7 +131,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
     Ok(all)
 }
 
-/// Invariant 26: the first difference from what there was before; `None` if everything is as it was.
+/// Invariant 26: returns the first difference, or `None` if everything is restored.
 fn difference(before: &BTreeMap<Name, Value>, now: &BTreeMap<Name, Value>) -> Option<String> {
     for (name, was) in before {
         let Some(is) = now.get(name) else {
@@ -159,7 +160,7 @@ struct Table<'a> {
     sandbox: &'a Sandbox,
     cluster: &'static str,
     before: BTreeMap<Name, Value>,
-    /// How many changes were made, and how many the API server rejected.
+    /// The number of changes, and the number that the API server rejected.
     applied: usize,
     rejected: usize,
 }
@@ -184,12 +185,12 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Waits until everything is as before.
+    /// Waits until everything is restored.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // By itself, the operator reads Secrets once a minute.
+        // Without a trigger, the operator reads Secrets once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
-        until("everything is as before", DEADLINE, async || {
+        until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {
                 self.sandbox.trigger_reconcile(self.cluster).await?;
                 triggered = Instant::now();
@@ -200,7 +201,7 @@ impl<'a> Table<'a> {
         .await
     }
 
-    /// Makes a change, deletes a pod right after if one is given, and waits until everything is as before.
+    /// Makes a change, optionally deletes a pod, and waits until everything is restored.
     async fn run(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         if !case.apply(self.sandbox).await? {
@@ -212,14 +213,14 @@ impl<'a> Table<'a> {
             let delete = ["delete", "pod", pod, "--now", "--wait=false"];
             self.sandbox.kubectl(&delete).await?;
         }
-        let lost = pod.map_or(String::new(), |pod| format!(", and {pod} is lost"));
+        let lost = pod.map_or(String::new(), |pod| format!(", and {pod} is deleted"));
         let outcome = self.await_as_before().await;
         println!("{:5.1} s  {case}{lost}", begun.elapsed().as_secs_f64());
         outcome.with_context(|| format!("{case}{lost}"))
     }
 }
 
-/// Everything that the operator may create has an object in the table.
+/// Ensures that the table has every kind that the operator may create.
 async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
     let role = sandbox.api::<Role>().get("etcd-operator").await?;
     let rules = role.rules.into_iter().flatten();
@@ -237,15 +238,15 @@ async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObje
     Ok(())
 }
 
-/// One member stands for all in the table.
+/// One member represents all in the table.
 fn is_represented((_, name): &Name, others: &[String]) -> bool {
     !others
         .iter()
         .any(|member| name.starts_with(member.as_str()))
 }
 
-/// The changes that are made again with a lost pod: of the records and marks that a new pod depends on each, and of all
-/// else the last one, which deletes it where it can be deleted.
+/// The changes that are repeated with a deleted pod: all changes of records and marks that a new pod depends on, and
+/// the last change of every other object, which is its deletion if possible.
 fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     let matters = |case: &&Case| match case.object.0 {
         "EtcdCluster" => [
@@ -269,8 +270,8 @@ fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     }
 }
 
-/// A cluster of three members with everything but authentication, under a writer. Members are ended one by one, each
-/// only when all are ready again, so clients wait at most for one restart.
+/// Changes a cluster of three members with everything except authentication, while a client writes. Members are
+/// terminated one by one, so a request waits for at most one restart.
 async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{EVERYTHING}{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
@@ -299,14 +300,14 @@ async fn change_everything(sandbox: &Sandbox) -> Result<()> {
         table.run(case, Some(member)).await?;
     }
     println!(
-        "{} changes, and {} that the API server rejects",
+        "{} changes, {} rejected by the API server",
         table.applied, table.rejected
     );
     check.finish().await?;
-    writer.finish("every change").await.map(drop)
+    writer.finish("all changes").await.map(drop)
 }
 
-/// The Secrets of a cluster with authentication: its password is the same afterwards.
+/// Changes the Secrets of a cluster with authentication. The password stays the same.
 async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
     const PASSWORD: &str = "correct-horse-battery";
     sandbox.apply(&auth::secret(PASSWORD)).await?;
@@ -321,10 +322,7 @@ async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
         for case in cases_of(name, object)? {
             table.run(&case, None).await?;
             let accepts_password = auth::accepts_password(sandbox, "p", PASSWORD).await?;
-            ensure!(
-                accepts_password,
-                "{case}: the password is not accepted any more"
-            );
+            ensure!(accepts_password, "{case}: etcd rejects the password");
         }
     }
     ensure!(table.applied > 0, "the cluster has no Secret");

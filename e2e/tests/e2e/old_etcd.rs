@@ -1,5 +1,5 @@
-//! etcd 3.4, the oldest release that is supported, takes one learner at a time, and the operator adds no second one. A step
-//! of the test of upgrades.
+//! etcd 3.4, the oldest supported release, accepts one learner at a time. The operator adds no second one. A step of
+//! the test of upgrades.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::objects::{leader, ready_members};
 use e2e::{Keyspace, Sandbox, Writer};
 
-/// Counts the learners etcd has, all along, and never ends.
+/// Records the maximum number of learners. Never returns.
 async fn count_learners(sandbox: &Sandbox, cluster: &str, most: &AtomicUsize) -> Infallible {
     let mut keys: Option<Keyspace> = None;
     loop {
@@ -29,7 +29,7 @@ async fn count_learners(sandbox: &Sandbox, cluster: &str, most: &AtomicUsize) ->
     }
 }
 
-/// A cluster of three grows to five, two members are replaced, and it shrinks again.
+/// A cluster of three grows to five, replaces two members, and shrinks again.
 pub(crate) async fn one_learner_at_a_time(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     let most = AtomicUsize::new(0);
@@ -38,17 +38,17 @@ pub(crate) async fn one_learner_at_a_time(sandbox: &Sandbox) -> Result<()> {
         never = count_learners(sandbox, "c", &most) => match never {},
     }
     let most = most.into_inner();
-    ensure!(most == 1, "{most} learners at a time");
+    ensure!(most == 1, "{most} learners at the same time");
     sandbox.scale("c", 3).await?;
-    sandbox.await_members("c", 3).await.context("towards 3")?;
+    sandbox.await_members("c", 3).await.context("scale to 3")?;
     writer.await_more(10).await?;
     writer.finish("etcd 3.4").await.map(drop)
 }
 
 async fn grow_and_replace(sandbox: &Sandbox) -> Result<()> {
     sandbox.scale("c", 5).await?;
-    let object = sandbox.await_members("c", 5).await.context("towards 5")?;
-    // Two at once: both are replaced, one after the other.
+    let object = sandbox.await_members("c", 5).await.context("scale to 5")?;
+    // Two members at the same time: the operator replaces them one by one.
     let leader = leader(&object)?;
     let mut victims = ready_members(&object);
     victims.retain(|name| *name != leader);
@@ -70,6 +70,6 @@ async fn grow_and_replace(sandbox: &Sandbox) -> Result<()> {
         .iter()
         .filter(|victim| ready.contains(victim))
         .collect();
-    ensure!(back.is_empty(), "{back:?} are back");
+    ensure!(back.is_empty(), "{back:?} are members again");
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! The operator crashes between two writes, and the next process goes on from the state that it finds.
+//! The operator crashes between two writes. The next process continues from the state that it finds.
 //!
-//! A build with fail points ends the process before the write that `FAILPOINTS` names; the image of the tests has them. A
-//! default run crashes at the writes after which etcd or Kubernetes holds half of a change. `full` crashes before every
-//! write, and the model between any two.
+//! A build with failpoints exits before the write that `FAILPOINTS` names; the image of the tests is such a build. A
+//! default run crashes at writes that leave half of a change in etcd or Kubernetes. `full` crashes before every write,
+//! and the model between any two writes.
 
 mod full;
 
@@ -28,39 +28,41 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// The intent is recorded; volumes and Services exist; the members serve and their cluster ID is not recorded.
+/// The states: a recorded intent; volumes and Services; serving members without a recorded cluster ID.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// One member more: etcd does not know the member; the member is a learner.
+/// Adding a member. The states: a member that etcd does not know; a learner.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// One member less: etcd still has the member; etcd removed the member, whose pod runs; a volume is left.
+/// Removing a member. The states: a member that etcd still has; the pod of a removed member; the volume of a removed
+/// member.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// A downgrade: etcd does not know of it; a member runs the other version, and its pod carries the record of the change.
+/// A downgrade. The states: a downgrade that etcd does not know; a member with the other version, whose pod has the
+/// record of the change.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
-/// The crashes of a default run, without those of other files.
+/// The crashes of a default run, without those in other files.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
-/// How long nothing may be left to do before a point counts as passed by, when the operator has looked meanwhile: then
-/// its cause is brought about again.
+/// How long the operator must be idle, with at least one reconcile of each cluster, until the test causes the write
+/// again.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
-/// The operator of a sandbox, made to die again and again.
+/// An operator that crashes repeatedly.
 pub(crate) struct CrashingOperator<'a> {
     pub(crate) sandbox: &'a Sandbox,
     pub(crate) crashes: usize,
 }
 
 impl CrashingOperator<'_> {
-    /// Goes through the points in their order: the operator dies at each, while `cause` brings it there. What was
-    /// left behind at one point is taken up by a process that dies at the next.
+    /// Crashes the operator at each point in order. `cause` triggers the write. The process with the next point takes
+    /// over the state of the crashed one.
     pub(crate) async fn crash_at_each(
         &mut self,
         points: &[&str],
@@ -74,7 +76,7 @@ impl CrashingOperator<'_> {
                 self.await_leadership().await?;
             }
             while times == 0 || !self.crashed_or_idle(point).await.with_context(context)? {
-                ensure!(times <= points.len(), "{point} is never reached");
+                ensure!(times <= points.len(), "the operator never reaches {point}");
                 cause(times).await.with_context(context)?;
                 times += 1;
             }
@@ -83,11 +85,11 @@ impl CrashingOperator<'_> {
         Ok(())
     }
 
-    /// Waits until the operator has died at the point (true), or until it leads and there is nothing to do (false).
+    /// Waits until the operator has crashed at the point (true), or until it is the leader and idle (false).
     async fn crashed_or_idle(&self, point: &str) -> Result<bool> {
         let mut idle: Option<(Instant, f64)> = None;
         until(
-            &format!("the operator dies {point}"),
+            &format!("the operator crashes {point}"),
             DEADLINE,
             async || {
                 let pod = self.pod().await?;
@@ -103,15 +105,15 @@ impl CrashingOperator<'_> {
                     self.trigger_reconciles().await?;
                     let (_, reconciles) = self.reconciles(&pod).await?;
                     idle = Some((Instant::now(), reconciles));
-                    return Ok(Poll::NotYet("settled".to_owned()));
+                    return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // A status may be of before the cause: the operator looks at every cluster once more.
+                // The status may be older than the cause, so the test waits for another reconcile of every cluster.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
                         Poll::Done(false)
                     } else {
-                        Poll::NotYet(format!("settled; {} looks since", reconciles - before))
+                        Poll::NotYet(format!("idle; {} reconciles since", reconciles - before))
                     },
                 )
             },
@@ -119,7 +121,7 @@ impl CrashingOperator<'_> {
         .await
     }
 
-    /// How many clusters there are, and how often a pod has looked at one and come to the end.
+    /// The number of clusters, and the number of completed reconciles of a pod.
     async fn reconciles(&self, pod: &Pod) -> Result<(f64, f64)> {
         let clusters = self.sandbox.objects(Kind::EtcdCluster);
         let clusters = clusters.list(&ListParams::default()).await?.items.len();
@@ -128,24 +130,24 @@ impl CrashingOperator<'_> {
         Ok((f64::from(u32::try_from(clusters)?), reconciles))
     }
 
-    /// Gives the operator a reason to look at every cluster at once.
+    /// Triggers a reconcile of every cluster.
     async fn trigger_reconciles(&self) -> Result<()> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-        let look = format!("e2e/look={}", now.as_millis());
-        let annotate = ["annotate", "etcdcluster", "--all", "--overwrite", &look];
+        let trigger = format!("e2e/trigger={}", now.as_millis());
+        let annotate = ["annotate", "etcdcluster", "--all", "--overwrite", &trigger];
         self.sandbox.kubectl(&annotate).await.map(drop)
     }
 
-    /// The pod that leads.
+    /// The pod that holds the lease.
     async fn holder(&self) -> Result<Option<String>> {
         let lease = self.sandbox.api::<Lease>().get_opt("etcd-operator").await?;
         Ok(lease.and_then(|lease| lease.spec?.holder_identity))
     }
 
-    /// Waits until the newest pod leads: what is brought about now, it sees.
+    /// Waits until the newest pod is the leader, so that it handles the next change.
     async fn await_leadership(&self) -> Result<()> {
         until(
-            "the new process leads, or died already",
+            "the new process is the leader or has crashed",
             DEADLINE,
             async || {
                 let (pod, holder) = (self.pod().await?, self.holder().await?);
@@ -162,7 +164,7 @@ impl CrashingOperator<'_> {
     async fn pending_work(&self, pod: &Pod) -> Result<Option<String>> {
         let holder = self.holder().await?;
         if holder != pod.metadata.name {
-            return Ok(Some(format!("{holder:?} leads")));
+            return Ok(Some(format!("{holder:?} is the leader")));
         }
         let clusters = self.sandbox.objects(Kind::EtcdCluster);
         for object in clusters.list(&ListParams::default()).await? {
@@ -179,8 +181,8 @@ impl CrashingOperator<'_> {
         Ok(None)
     }
 
-    /// Starts a process that dies at the point, in a pod of its own from the Deployment's template. A rollout of the
-    /// Deployment takes several times as long, and its pod would start again and die again.
+    /// Starts a process with this failpoint, in a separate pod from the Deployment's template. A rollout of the
+    /// Deployment would take much longer, and its pod would restart and crash again.
     async fn starts_with(&self, point: &str) -> Result<()> {
         if self.crashes == 0 {
             let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
@@ -211,7 +213,8 @@ impl CrashingOperator<'_> {
         Ok(())
     }
 
-    /// Deletes the pod of the process before, and the lease: a dead process does not release it, and it expires after 20 s.
+    /// Deletes the pod of the crashed process, and its lease. A crashed process does not release the lease, which
+    /// expires after 20 s.
     async fn remove_dead_process(&self) -> Result<()> {
         let last = self.crashes.checked_sub(1).map(process);
         let last = last.map(|name| format!("pod/{name}"));
@@ -226,13 +229,13 @@ impl CrashingOperator<'_> {
         self.sandbox.kubectl(&delete).await.map(drop)
     }
 
-    /// The pod of the process that dies next.
+    /// The pod of the current process.
     async fn pod(&self) -> Result<Pod> {
         let pods = self.sandbox.api::<Pod>();
         Ok(pods.get(&process(self.crashes)).await?)
     }
 
-    /// Starts the operator without a fail point, and returns the number of crashes.
+    /// Starts the operator without a failpoint. Returns the number of crashes.
     pub(crate) async fn run_without_failpoints(self) -> Result<usize> {
         self.remove_dead_process().await?;
         let start = ["scale", "deployment/etcd-operator", "--replicas=1"];
@@ -242,7 +245,7 @@ impl CrashingOperator<'_> {
     }
 }
 
-/// The name of a process' pod.
+/// The pod name of a process.
 fn process(number: usize) -> String {
     format!("{OPERATOR}-crash-{number}")
 }
@@ -258,7 +261,7 @@ fn has_crashed(pod: &Pod) -> bool {
     })
 }
 
-/// Names and number of members are those that were asked for; nothing was made twice.
+/// Waits until the cluster has exactly the requested number of members, and one pod for each.
 pub(crate) async fn await_desired_members(
     sandbox: &Sandbox,
     name: &str,
@@ -267,8 +270,8 @@ pub(crate) async fn await_desired_members(
     sandbox.await_members(name, size).await?;
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    until("a pod for each member and no other", DEADLINE, async || {
-        // Each time anew: an operator that has just come back may not have told yet who they are by now.
+    until("one pod for each member", DEADLINE, async || {
+        // Reads the status in each poll, because a restarted operator may not have updated it yet.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
@@ -283,7 +286,7 @@ pub(crate) async fn await_desired_members(
     .await
 }
 
-/// Every process takes over what the one before left behind. A step begins when the one before is complete.
+/// Every process takes over from the crashed one. A step starts after the previous one is complete.
 #[tokio::test]
 async fn operator_crashes_between_writes_lose_nothing() {
     cluster_scenario("operator_crash", async |sandbox| {
@@ -313,30 +316,30 @@ async fn operator_crashes_between_writes_lose_nothing() {
             await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
-        // No second set of members was made, and nothing of the removed one is left.
+        // There is no second set of members, and nothing of the removed member remains.
         await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
-        writer.finish("an operator that crashes").await.map(drop)
+        writer.finish("crashes of the operator").await.map(drop)
     })
     .await;
 }
 
-/// Crashes the operator at each point, and starts it again without a fail point.
+/// Crashes the operator at each point, then starts it without a failpoint.
 async fn crashes(
     sandbox: &Sandbox,
     points: &[&str],
     cause: impl AsyncFn(usize) -> Result<()>,
 ) -> Result<()> {
-    let mut victim = CrashingOperator {
+    let mut operator = CrashingOperator {
         sandbox,
         crashes: 0,
     };
-    victim.crash_at_each(points, cause).await?;
-    ensure!(victim.run_without_failpoints().await? == points.len());
+    operator.crash_at_each(points, cause).await?;
+    ensure!(operator.run_without_failpoints().await? == points.len());
     Ok(())
 }
 
-/// Returns the clusters beside `c`: each is created when a write had come before the process began.
+/// Returns the clusters besides `c`. Each one is created when a point was passed before the process started.
 async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     let version = sandbox.env.newest_of("3.6")?;
     let others = RefCell::new(Vec::new());
@@ -356,7 +359,7 @@ async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(others.into_inner())
 }
 
-/// Returns the version that the spec has in the end.
+/// Returns the final version in the spec.
 async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
     let version = Cell::new(&new);
@@ -368,7 +371,7 @@ async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     Ok(version.get().clone())
 }
 
-/// The tests, with those of `--full`, crash the operator before each of its writes.
+/// The tests, including those of `--full`, crash the operator before each of its writes.
 #[test]
 fn operator_crashes_cover_every_write() {
     let mut points: BTreeSet<String> = BTreeSet::new();

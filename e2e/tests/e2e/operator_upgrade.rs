@@ -1,8 +1,7 @@
-//! The operator is replaced by a newer one while members run, and restarts none of them. A step of the test of two
-//! operators.
+//! A newer operator replaces the running one and restarts no member. A step of the test of two operators.
 //!
-//! The pods are built as another release might build them for the same spec: with another probe, another variable and
-//! without termination messages. Their annotations record the same spec.
+//! The test creates pods as another release might build them for the same spec: with a different probe, an additional
+//! variable, and without termination messages. Their annotations record the same spec.
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Poll;
@@ -38,7 +37,7 @@ fn of_another_release(pod: &Pod) -> Result<Value> {
     Ok(old)
 }
 
-/// Makes every pod again on its volume, one after the other.
+/// Recreates every pod on its volume, one by one.
 async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let (name, old) = (pod.name_any(), of_another_release(&pod)?);
@@ -52,7 +51,7 @@ async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Three members on volumes of a cluster `c`.
+/// Requires a cluster `c` of three members on volumes.
 pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
@@ -73,7 +72,7 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
         .await?;
-    // A label on every pod shows that the new operator has compared all of them.
+    // A label on every pod shows that the new operator has compared all pods.
     let patch = json!({ "spec": { "pod": { "labels": { "team": "a" } } } }).to_string();
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
     sandbox.kubectl(&words).await?;
@@ -96,9 +95,9 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     writer.await_more(20).await?;
     ensure!(
         restarts_by_pod(sandbox).await? == before,
-        "a member was restarted afterwards"
+        "a member was restarted later"
     );
-    let tally = writer.finish("the operator was replaced").await?;
+    let tally = writer.finish("replaced operator").await?;
     ensure!(tally.unknown == 0, "{tally}");
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! A majority of the members is lost: what is left is said, and a new cluster begins with it when a person or the
-//! policy says so. What was acknowledged up to the survivor's revision is there afterwards; what is not is stated.
+//! A majority of the members is lost. The operator reports the survivors. After an approval by the user or by the
+//! policy, a new cluster continues with a survivor's data. Writes up to the survivor's revision exist afterwards, and
+//! the status names what is lost.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{
@@ -15,7 +16,7 @@ use crate::operator_crash::CrashingOperator;
 
 const KEYS: usize = 300;
 const APPROVE: &str = "etcd.database.coreos.com/recover";
-/// The crash in the middle of a recovery.
+/// A crash in the middle of a recovery.
 pub(crate) const CRASHES: &[&str] = &["before-record-recovery"];
 
 /// A cluster of three with data, and a client that writes.
@@ -71,9 +72,9 @@ async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
         .map(drop)
 }
 
-/// Waits until the loss is reported, and returns what is said about it.
+/// Waits until the loss is reported with these fragments. Returns the EtcdCluster.
 async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
-    let what = format!("Degraded because of QuorumLost, saying {says:?}");
+    let what = format!("Degraded because of QuorumLost, with {says:?}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", &what, DEADLINE, |object| {
         condition(object, "Degraded").is_some_and(|degraded| {
@@ -86,7 +87,7 @@ async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     .await
 }
 
-/// Waits for the phase of this loss' recovery: a record of an earlier recovery may be there.
+/// Waits for the phase of this recovery. The status may still have the record of an earlier recovery.
 async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("recovery {phase}");
@@ -97,7 +98,7 @@ async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<
     .await
 }
 
-/// No recovery has begun: the record is the one of before the loss, if any.
+/// Ensures that no recovery has started: the record is the same as before the loss.
 fn ensure_no_recovery(before: &Before, object: &DynamicObject) -> Result<()> {
     let record = field(object, "/status/recovery");
     ensure!(
@@ -127,7 +128,8 @@ async fn await_event(sandbox: &Sandbox, reason: &str, says: &str) -> Result<()> 
     .await
 }
 
-/// The cluster is whole again, another one, with everything up to the survivor's revision; the rest is stated.
+/// Ensures that the recovered cluster is a new one with all data up to the survivor's revision, and that the status
+/// names what is lost.
 async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> Result<()> {
     await_phase(sandbox, &before, "Complete").await?;
     let after = sandbox.await_members("c", 3).await?;
@@ -144,7 +146,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     lost.extend(strings(&record["silentMembers"]));
     ensure!(
         before.victims.iter().any(|victim| lost.contains(victim)),
-        "the lost and silent members {:?} are not stated: {record}",
+        "the record does not name the lost and silent members {:?}: {record}",
         before.victims
     );
     let message = record["message"].as_str().unwrap_or_default();
@@ -156,10 +158,10 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     let now = keys.verify("kept/", KEYS).await?;
     ensure!(
         now > revision,
-        "the revision went back: {now}, was {revision}"
+        "the revision decreased from {revision} to {now}"
     );
     before.writer.await_more(10).await?;
-    let tally = before.writer.finish_counting("a majority lost").await?;
+    let tally = before.writer.finish_counting("lost majority").await?;
     let kept: Vec<_> = tally
         .lost
         .iter()
@@ -167,7 +169,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
         .collect();
     ensure!(
         kept.is_empty(),
-        "lost, though the survivor had revision {revision}: {kept:?}"
+        "writes up to the survivor's revision {revision} are lost: {kept:?}"
     );
     let old: Vec<String> = ready_members(&before.object);
     let reused = ready_members(&after)
@@ -177,7 +179,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     Ok(())
 }
 
-/// Members without volumes: a majority whose pods are deleted is lost for good.
+/// Without volumes, members whose pods are deleted are lost permanently.
 #[tokio::test]
 async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {
@@ -187,12 +189,12 @@ async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
     .await;
 }
 
-/// Each step begins with the cluster that the one before recovered.
+/// Each step starts with the cluster that the previous step recovered.
 #[tokio::test]
 async fn majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
         step("cancel the recovery", canceled(sandbox)).await?;
-        step("give up a silent majority", given_up(sandbox)).await?;
+        step("give up a hanging majority", given_up(sandbox)).await?;
         step("recover from lost volumes", without_volumes(sandbox)).await
     })
     .await;
@@ -206,35 +208,35 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
 
-    // Another cluster's ID approves nothing, and says so.
+    // The ID of another cluster approves nothing, and the status reports this.
     approve(sandbox, "deadbeef").await?;
     await_loss(sandbox, &["deadbeef", "nothing is recovered"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
     let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
     ensure_no_recovery(&before, &object)?;
 
-    let mut victim = CrashingOperator {
+    let mut operator = CrashingOperator {
         sandbox,
         crashes: 0,
     };
-    victim
+    operator
         .crash_at_each(CRASHES, async |_| {
             approve(sandbox, &before.cluster_id).await
         })
         .await?;
     let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
     ensure_no_recovery(&before, &object)?;
-    ensure!(victim.run_without_failpoints().await? == CRASHES.len());
+    ensure!(operator.run_without_failpoints().await? == CRASHES.len());
     let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
     is_recovered(sandbox, before, "Annotation").await?;
 
-    // The annotation stays, and is of the old cluster: nothing is recovered twice.
+    // The annotation remains with the old cluster ID. No second recovery starts.
     let after = sandbox.await_members("c", 3).await?;
     let annotations = after.metadata.annotations.clone().unwrap_or_default();
     ensure!(annotations.get(APPROVE) == Some(&old));
     ensure!(
         !ready_members(&after).contains(&survivor),
-        "the survivor of the old cluster is still there"
+        "the survivor of the old cluster is still a member"
     );
     Ok(())
 }
@@ -252,23 +254,27 @@ fn durable(sandbox: &Sandbox) -> Result<String> {
     cluster_with(&sandbox.env, "c", 3, &spec)
 }
 
-/// Waits until the operator says how to approve a recovery, which has not begun.
+/// Waits until the operator reports how to approve a recovery that has not started.
 async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let how = format!("{APPROVE}={}", before.cluster_id);
-    let silent = await_object(&clusters, "c", "the way on is said", DEADLINE, |object| {
-        text(object, "/status/waitingFor").contains(&how)
-    })
+    let silent = await_object(
+        &clusters,
+        "c",
+        "the approval is explained",
+        DEADLINE,
+        |object| text(object, "/status/waitingFor").contains(&how),
+    )
     .await?;
     ensure_no_recovery(before, &silent)?;
     Ok(silent)
 }
 
-/// The volumes are there and the pods cannot come back: nothing is recovered without an approval, and an approved recovery
-/// ends when the quorum is back.
+/// The volumes exist, but the pods cannot be created. No recovery starts without an approval. An approved recovery is
+/// canceled when the quorum is back.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // No pod may be made any more, and no fourth volume.
+    // The quotas allow no new pod and no fourth volume.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
@@ -289,7 +295,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The approval was for a loss that is over.
+    // The approval was for an earlier loss.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {
@@ -299,7 +305,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["annotate", "etcdcluster", "c", &format!("{APPROVE}-")])
         .await?;
-    let what = "the approval is forgotten";
+    let what = "the approval is removed";
     await_object(&clusters, "c", what, DEADLINE, |object| {
         field(object, "/status/staleApproval").is_null()
     })
@@ -308,12 +314,12 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "resourcequota", "volumes"])
         .await?;
     before.writer.await_more(10).await?;
-    let tally = before.writer.finish("a quorum away and back").await;
+    let tally = before.writer.finish("lost and returned quorum").await;
     tally.map(drop)
 }
 
 async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
-    until("the quotas are in force", DEADLINE, async || {
+    until("the quotas are enforced", DEADLINE, async || {
         let path = "jsonpath={range .items[*]}{.status.used}{\"\\n\"}{end}";
         let used = sandbox
             .kubectl(&["get", "resourcequota", "-o", path])
@@ -328,8 +334,8 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// A majority hangs with its data, and a person knows that it will not come back: the cluster goes on from the
-/// member that answers, the others are named, and none of them is a member or an endpoint afterwards.
+/// A majority hangs with its data, and the user knows that it will not return. The cluster continues from the survivor.
+/// The status names the other members, which are neither members nor endpoints afterwards.
 async fn given_up(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
@@ -351,7 +357,7 @@ async fn given_up(sandbox: &Sandbox) -> Result<()> {
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // Together: an operator that saw volumes alone go would replace their members one by one.
+    // Deletes PVCs and pods together. The operator would replace members that lose only their volumes one by one.
     let both = |kind: &str| -> Vec<String> {
         let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
         named.collect()
@@ -364,7 +370,7 @@ async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     approve(sandbox, &before.cluster_id).await?;
     is_recovered(sandbox, before, "Annotation").await?;
     let members = ready_members(&sandbox.await_members("c", 3).await?);
-    // Of the old cluster none is left.
+    // No volume of the old cluster remains.
     await_one_volume_per_member(sandbox, &members).await
 }
 

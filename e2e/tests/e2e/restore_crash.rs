@@ -1,5 +1,5 @@
-//! The restore operator dies before writes of a restore, one process at each, and the last process completes the restore.
-//! A part of the test of interrupted restores.
+//! The restore operator crashes before writes of a restore, one process at each write. The last process completes the
+//! restore. A step of the test of interrupted restores.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +18,12 @@ use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
-/// Before this write the seed's pod fails for good.
+/// Before this write, the pod of the seed fails permanently.
 const CLEAR: &str = "restore-before-clear-pod";
 
-/// The crashes of every test run, in order, over a running cluster: with a part of the seed's objects, before the cutover,
-/// after it, and with a seed whose pod failed. The restore's model crashes between any two writes, and `full` at each.
+/// The crashes of every test run, in order, during an in-place restore: with some objects of the seed, before the
+/// cutover, after the cutover, and with a failed seed pod. The model of the restore crashes between any two writes, and
+/// `full` at each write.
 pub(crate) const CRASHES: &[&str] = &[
     "restore-before-create-pod",
     "restore-before-record-formed",
@@ -31,7 +32,7 @@ pub(crate) const CRASHES: &[&str] = &[
     "restore-before-join",
 ];
 
-/// Every write of a restore over a running cluster, in order.
+/// Every write of an in-place restore, in order.
 const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
     "restore-before-record-backup",
@@ -50,7 +51,7 @@ const IN_PLACE: &[&str] = &[
     "restore-before-status",
 ];
 
-/// Every write of a restore that fails for good.
+/// Every write of a restore that fails permanently.
 const ABANDONED: &[&str] = &[
     "restore-before-abandon",
     "restore-before-discard-seed",
@@ -58,7 +59,7 @@ const ABANDONED: &[&str] = &[
     "restore-before-let-go",
 ];
 
-/// The writes of a restore into a new cluster. Its seed is made as above.
+/// The writes of a restore into a new cluster, except those that create its seed.
 const NEW: &[&str] = &[
     "restore-before-record-backup",
     "restore-before-create-cluster",
@@ -69,7 +70,7 @@ const NEW: &[&str] = &[
     "restore-before-expire",
 ];
 
-/// The operator's pod anew, with another environment. The one before stands at its point and gets no further.
+/// Restarts the operator with another environment variable. The previous process is stopped at its failpoint.
 pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Result<()> {
     let deployment = format!("deployment/{OPERATOR}");
     sandbox
@@ -78,20 +79,20 @@ pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Resul
     free_lease(sandbox).await
 }
 
-/// A dead process does not release its lease, which expires after some time.
+/// A crashed process does not release its lease, which expires only after some time.
 async fn free_lease(sandbox: &Sandbox) -> Result<()> {
     let delete = ["delete", "lease", OPERATOR, "--ignore-not-found"];
     sandbox.kubectl(&delete).await.map(drop)
 }
 
-/// Waits until the operator has died at that point, and not of something else.
+/// Waits until the operator has crashed at that point, and for no other reason.
 pub(crate) async fn await_crash(sandbox: &Sandbox, point: &str) -> Result<()> {
     let selector = format!("app.kubernetes.io/component={OPERATOR}");
     let selector = ListParams::default().labels(&selector);
     let variable = format!("FAILPOINTS={point}=panic");
     let expected_log = format!("failpoint {point} panic");
     until(
-        &format!("the operator dies {point}"),
+        &format!("the operator crashes {point}"),
         DEADLINE,
         async || {
             let pods = sandbox.api::<Pod>().list(&selector).await?;
@@ -99,14 +100,14 @@ pub(crate) async fn await_crash(sandbox: &Sandbox, point: &str) -> Result<()> {
                 .iter()
                 .filter(|pod| has_variable(pod, &variable))
                 .collect();
-            let mut seen = format!("{} pods of it", started.len());
-            for pod in started.into_iter().filter(|pod| has_died(pod)) {
+            let mut seen = format!("{} pods with the failpoint", started.len());
+            for pod in started.into_iter().filter(|pod| has_crashed(pod)) {
                 let name = pod.name_any();
                 let log = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
                 if log.contains(&expected_log) {
                     return Ok(Poll::Done(()));
                 }
-                seen = format!("{name} died of something else: {log}");
+                seen = format!("{name} crashed for another reason: {log}");
             }
             Ok(Poll::NotYet(seen))
         },
@@ -123,7 +124,7 @@ fn has_variable(pod: &Pod, variable: &str) -> bool {
     })
 }
 
-fn has_died(pod: &Pod) -> bool {
+fn has_crashed(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());
     containers
@@ -132,7 +133,7 @@ fn has_died(pod: &Pod) -> bool {
         .any(|container| container.restart_count > 0)
 }
 
-/// The kubelet ends the pod of the restore's seed, as an evicted one: no container of it is started again.
+/// Makes the kubelet terminate the pod of the restore's seed, as in an eviction. No container of the pod restarts.
 pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restore = sandbox.objects(Kind::EtcdRestore).get(restore).await?;
     let seed = field(&restore, "/status/seed/member").as_str();
@@ -141,7 +142,7 @@ pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Res
     let patch = ["patch", "pod", seed, "--type=merge", "-p", deadline];
     sandbox.kubectl(&patch).await?;
     let pods = sandbox.api::<Pod>();
-    until("the seed's pod has failed for good", DEADLINE, async || {
+    until("the seed's pod has failed", DEADLINE, async || {
         let status = pods.get(seed).await?.status.unwrap_or_default();
         let phase = status.phase.unwrap_or_default();
         Ok(if phase == "Failed" {
@@ -153,13 +154,13 @@ pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Res
     .await
 }
 
-/// Ends the operator's process.
+/// Stops the operator.
 pub(crate) async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     scale_operator(sandbox, "--replicas=0").await?;
     sandbox.await_operator_pods(OPERATOR, 0).await
 }
 
-/// Starts the operator again.
+/// Starts the operator.
 pub(crate) async fn start_operator(sandbox: &Sandbox) -> Result<()> {
     scale_operator(sandbox, "--replicas=1").await
 }
@@ -170,25 +171,25 @@ async fn scale_operator(sandbox: &Sandbox, replicas: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Replaces the operator's process by another one with the same environment.
+/// Replaces the process of the operator, with the same environment.
 pub(crate) async fn restart_operator(sandbox: &Sandbox) -> Result<()> {
     stop_operator(sandbox).await?;
     free_lease(sandbox).await?;
     start_operator(sandbox).await
 }
 
-/// Replaces the operator by one that dies at this point, and waits until no other process is left.
+/// Replaces the operator by one with this failpoint, and waits until no other process is left.
 pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Result<()> {
     restart_with_env(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The process before, which lives, would take the lease again and make the first writes.
+    // The previous process has no failpoint. It would acquire the lease and make the first writes.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
-/// Applies the manifest of an EtcdRestore to an operator that dies at the first of the points, then at the next; the last
-/// process lives.
+/// Applies the manifest of an EtcdRestore to an operator that crashes at each point in order. The last process has no
+/// failpoint.
 async fn crash_at_each(
     sandbox: &Sandbox,
     points: &[&str],
@@ -201,7 +202,7 @@ async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // A process at the point before would be started again, find another step to do, and do it.
+            // A restarted process with the previous failpoint would find another step to do, and do it.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;
@@ -214,7 +215,7 @@ async fn crash_at_each(
     restart_with_env(sandbox, "FAILPOINTS-").await
 }
 
-/// A restore over the running cluster completes after these crashes.
+/// An in-place restore completes after these crashes.
 pub(crate) async fn completes_after_crashes(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -233,7 +234,8 @@ pub(crate) async fn completes_after_crashes(
     is_replaced(sandbox, running, &before, &after).await
 }
 
-/// It is the same object with another etcd cluster, in which the keys of the backup are and no newer ones.
+/// Ensures that the EtcdCluster is the same object with a new etcd cluster, which has the keys of the backup and no
+/// newer ones.
 pub(crate) async fn is_replaced(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -256,7 +258,7 @@ pub(crate) async fn has_the_backup(sandbox: &Sandbox, running: &RunningCluster) 
     running.state.ensure_same(&is)
 }
 
-/// The operator's writes are those before which the tests below crash it.
+/// The tests below crash the operator before each of its writes.
 #[test]
 fn restore_crashes_cover_every_write() {
     let mut points = BTreeSet::new();
@@ -277,7 +279,7 @@ fn restore_crashes_cover_every_write() {
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
 }
 
-/// A crash before every write. The restore's model has them in every run.
+/// A crash before every write. The model of the restore covers them in every run.
 mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;
@@ -287,7 +289,7 @@ mod full {
 
     use super::{ABANDONED, IN_PLACE, NEW, completes_after_crashes, crash_at_each};
     use crate::restore_in_place::{
-        RESTORE_LOCK, RunningCluster, await_gone, cluster_with_backup, in_place_restore,
+        RESTORE_LOCK, RunningCluster, await_restore_deleted, cluster_with_backup, in_place_restore,
     };
 
     #[tokio::test]
@@ -319,8 +321,7 @@ mod full {
         crash_at_each(sandbox, ABANDONED, "over", &manifest).await?;
         let restores = sandbox.objects(Kind::EtcdRestore);
         let failed = |object: &_| field(object, "/status/phase") == "Failed";
-        let failed =
-            await_object(&restores, "over", "a failure for good", DEADLINE, failed).await?;
+        let failed = await_object(&restores, "over", "phase Failed", DEADLINE, failed).await?;
         let text = conditions_line(&failed);
         ensure!(has_failed_for(&failed, "SnapshotUnreadable"), "{text}");
         let after = sandbox.await_members("c", 3).await?;
@@ -338,7 +339,7 @@ mod full {
         let more = "  ttlSecondsAfterFinished: 1\n";
         let manifest = restore_with(sandbox.env.s3()?, "new", "{name: d}", &path, more);
         crash_at_each(sandbox, NEW, "new", &manifest).await?;
-        await_gone(sandbox, "new").await?;
+        await_restore_deleted(sandbox, "new").await?;
         let made = sandbox.await_members("d", 3).await?;
         ensure!(has_condition(&made, "Available", "True"));
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "d").await?;

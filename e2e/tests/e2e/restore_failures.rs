@@ -1,4 +1,4 @@
-//! Restores that are rejected, fail or are canceled leave the running cluster as it was. Invariant 9.
+//! Restores that are rejected, fail or are canceled do not change the running cluster. Invariant 9.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use tokio::time::timeout;
 
 use crate::all_pods_lost::same_members;
 use crate::restore_in_place::{
-    RunningCluster, await_gone, cluster_with_backup, in_place_restore_from, restarts_of,
+    RunningCluster, await_restore_deleted, cluster_with_backup, in_place_restore_from, restarts_of,
     restore_lock,
 };
 use crate::restore_storage::{
     await_no_seed, new_cluster_without_class, restore_without_class, running_cluster_without_quota,
 };
 
-/// A member's pod: name, UID and restarts.
+/// The pod of a member: name, UID and restarts.
 type Seen = (String, Option<String>, i32);
 
 #[tokio::test]
@@ -34,25 +34,25 @@ async fn failed_restores_leave_running_cluster_unchanged() {
         let writer = Writer::start(sandbox, "c").await?;
         restore_without_class(sandbox, &running).await?;
 
-        let refused = without_overwrite(sandbox);
-        unharmed_by("restore without overwrite", refused, sandbox, before).await?;
+        let rejected = without_overwrite(sandbox);
+        ensure_unchanged_by("restore without overwrite", rejected, sandbox, before).await?;
         let damaged = of_a_damaged_backup(sandbox, &running);
-        unharmed_by("restore a damaged backup", damaged, sandbox, before).await?;
+        ensure_unchanged_by("restore a damaged backup", damaged, sandbox, before).await?;
         let missing = new_cluster_without_class(sandbox, &running);
-        unharmed_by("restore without StorageClass", missing, sandbox, before).await?;
+        ensure_unchanged_by("restore without StorageClass", missing, sandbox, before).await?;
         let exceeded = running_cluster_without_quota(sandbox, &running);
-        unharmed_by("restore without quota", exceeded, sandbox, before).await?;
+        ensure_unchanged_by("restore without quota", exceeded, sandbox, before).await?;
 
         writer.await_more(10).await?;
-        writer.finish("restores that failed").await?;
+        writer.finish("failed restores").await?;
         sandbox.scale("c", 1).await?;
         sandbox.await_members("c", 1).await.map(drop)
     })
     .await;
 }
 
-/// A step after which the cluster is compared with how it was.
-async fn unharmed_by(
+/// A step, followed by a comparison of the cluster with its state before.
+async fn ensure_unchanged_by(
     name: &str,
     work: impl Future<Output = Result<()>>,
     sandbox: &Sandbox,
@@ -60,14 +60,18 @@ async fn unharmed_by(
 ) -> Result<()> {
     let all = async {
         work.await?;
-        is_unharmed(sandbox, running, pods).await
+        ensure_unchanged(sandbox, running, pods).await
     };
     step(name, all).await
 }
 
-/// The cluster, its members, their pods and volumes and its keys are the same, and nothing is left of a seed. The cluster
-/// operator manages it again.
-async fn is_unharmed(sandbox: &Sandbox, running: &RunningCluster, pods: &[Seen]) -> Result<()> {
+/// Ensures that the cluster, its members, their pods, volumes and keys are unchanged, that no object of a seed is left,
+/// and that the cluster operator manages the cluster.
+async fn ensure_unchanged(
+    sandbox: &Sandbox,
+    running: &RunningCluster,
+    pods: &[Seen],
+) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", "no restore lock", DEADLINE, |cluster| {
         restore_lock(cluster).is_none()
@@ -76,7 +80,7 @@ async fn is_unharmed(sandbox: &Sandbox, running: &RunningCluster, pods: &[Seen])
     let after = sandbox.await_members("c", 3).await?;
     ensure!(
         after.metadata.uid == running.before.metadata.uid,
-        "the cluster was replaced"
+        "the EtcdCluster was recreated"
     );
     ensure!(field(&after, "/spec") == field(&running.before, "/spec"));
     same_members(&running.before, &after)?;
@@ -85,7 +89,7 @@ async fn is_unharmed(sandbox: &Sandbox, running: &RunningCluster, pods: &[Seen])
     running.state.ensure_same(&is)?;
     await_no_seed(sandbox, "c").await?;
     let now = restarts_of(sandbox).await?;
-    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    ensure!(now == pods, "pods {now:?}, before {pods:?}");
     let volumes = sandbox
         .kubectl(&["get", "pvc", "-l", "etcd_cluster=c", "-o", "name"])
         .await?;
@@ -93,7 +97,7 @@ async fn is_unharmed(sandbox: &Sandbox, running: &RunningCluster, pods: &[Seen])
     is_managed(sandbox).await
 }
 
-/// While a restore lock is set, the cluster operator creates nothing.
+/// Ensures that the cluster operator acts, which it does not while a restore lock is set.
 async fn is_managed(sandbox: &Sandbox) -> Result<()> {
     let budgets = sandbox.api::<PodDisruptionBudget>();
     let before = budgets.get("c").await?.metadata.uid;
@@ -120,7 +124,7 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     let manifest = restore_with(s3, "refused", "{name: c}", &path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
-    let refused = await_object(&restores, "refused", "a refusal", DEADLINE, |object| {
+    let refused = await_object(&restores, "refused", "a rejection", DEADLINE, |object| {
         has_condition(object, "Complete", "False") && has_failed_for(object, "ClusterExists")
     })
     .await?;
@@ -131,7 +135,7 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Over the running cluster, and into a new one: the damage is found before the data directory is in place.
+/// An in-place restore, and a restore into a new cluster. The damage is detected before the data directory is used.
 async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let bucket = &running.bucket;
     let mut content = bucket.read("etcd.backup").await?;
@@ -146,7 +150,7 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Res
     sandbox.apply(&[over, new].join("---\n")).await?;
 
     let restores = sandbox.objects(Kind::EtcdRestore);
-    let what = "a failure for good";
+    let what = "phase Failed";
     let failed = await_object(&restores, "damaged-over", what, DEADLINE, |object| {
         field(object, "/status/phase") == "Failed" && has_failed_for(object, "SnapshotUnreadable")
     })
@@ -162,13 +166,10 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Res
     ensure!(field(&found, "/status/succeeded") != true);
     let served = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "e");
     let served = timeout(Duration::from_secs(20), served).await;
-    ensure!(
-        !matches!(served, Ok(Ok(_))),
-        "a damaged backup is being served"
-    );
+    ensure!(!matches!(served, Ok(Ok(_))), "etcd serves a damaged backup");
     let delete = DeleteParams::default();
     restores.delete("damaged-new", &delete).await?;
-    await_gone(sandbox, "damaged-new").await?;
+    await_restore_deleted(sandbox, "damaged-new").await?;
     await_no_data(&sandbox.client, &sandbox.namespace, "e", DEADLINE)
         .await
         .context("the new cluster")

@@ -1,4 +1,4 @@
-//! Restores over a running cluster: with clients that write and read, and with a higher revision.
+//! In-place restores: while clients write and read, and with a higher revision.
 
 use std::time::Duration;
 
@@ -23,21 +23,21 @@ use crate::restore_sources::{await_equal_restore, seconds_between, time};
 
 const KEYS: usize = 500;
 pub(crate) const RESTORE_LOCK: &str = "etcd.database.coreos.com/restore";
-/// For how long old volumes are kept: longer than the new cluster needs to be complete.
+/// How long old volumes are kept: longer than the new cluster needs until it is complete.
 const KEEP_OLD_DATA: Duration = Duration::from_secs(40);
-/// Many times what an idle machine needs, so that a busy one passes.
+/// Many times the downtime on an idle machine, so that a busy machine passes.
 const MAX_DOWNTIME: Duration = Duration::from_mins(2);
 
-/// A cluster with a backup of it, and keys that came after the backup.
+/// A running cluster with a backup, and keys that are newer than the backup.
 pub(crate) struct RunningCluster {
     pub(crate) bucket: Bucket,
     pub(crate) before: DynamicObject,
     pub(crate) keys: Keyspace,
-    /// What is in the backup.
+    /// The content of the backup.
     pub(crate) state: StoreState,
 }
 
-/// Of three members, with volumes. The backup is `etcd.backup` in the bucket.
+/// A cluster `c` of three members on volumes. Its backup is `etcd.backup` in the bucket.
 pub(crate) async fn cluster_with_backup(sandbox: &Sandbox) -> Result<RunningCluster> {
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
@@ -62,7 +62,7 @@ pub(crate) async fn cluster_with_backup(sandbox: &Sandbox) -> Result<RunningClus
     })
 }
 
-/// The manifest of a restore of that backup over that cluster.
+/// The manifest of an in-place restore of that backup.
 pub(crate) fn in_place_restore(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
     in_place_restore_from(sandbox, "over", bucket, "etcd.backup", more)
 }
@@ -85,7 +85,7 @@ pub(crate) fn restore_lock(cluster: &DynamicObject) -> Option<&String> {
     cluster.metadata.annotations.as_ref()?.get(RESTORE_LOCK)
 }
 
-/// A cluster of before and the restored one have a token each, which keeps members of one out of the other.
+/// Ensures that the restored cluster has a new token, which separates its members from the old ones.
 pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let token = "/status/bootstrap/token";
     let (before, after) = (field(before, token), field(after, token));
@@ -93,23 +93,23 @@ pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) ->
     Ok(())
 }
 
-/// Waits until the cluster's status is of what was restored. It is the cluster operator's, which has the cluster back and
-/// tells of the one before until it has looked.
+/// Waits until the status describes the restored cluster and the restore lock is removed. The cluster operator reports
+/// the previous cluster until its next reconcile.
 pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let id = field(restored, "/status/clusterID");
     ensure!(id.is_string(), "no cluster ID is recorded");
-    await_object(&clusters, "c", "the restored one", DEADLINE, |object| {
+    await_object(&clusters, "c", "the restored cluster", DEADLINE, |object| {
         field(object, "/status/clusterID") == id && restore_lock(object).is_none()
     })
     .await
     .map(drop)
 }
 
-/// Waits until an EtcdRestore that was deleted, or has had its time, is gone.
-pub(crate) async fn await_gone(sandbox: &Sandbox, restore: &str) -> Result<()> {
+/// Waits until an EtcdRestore that was deleted or has expired no longer exists.
+pub(crate) async fn await_restore_deleted(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
-    until("the EtcdRestore is gone", DEADLINE, async || {
+    until("the EtcdRestore is deleted", DEADLINE, async || {
         Ok(match restores.get_opt(restore).await? {
             None => Poll::Done(()),
             Some(object) => Poll::NotYet(conditions_line(&object)),
@@ -118,12 +118,12 @@ pub(crate) async fn await_gone(sandbox: &Sandbox, restore: &str) -> Result<()> {
     .await
 }
 
-/// The pods of the members of `c`: the name, the UID and the restarts of each.
+/// The pods of the members of `c`: name, UID and restarts of each.
 pub(crate) async fn restarts_of(sandbox: &Sandbox) -> Result<Vec<(String, Option<String>, i32)>> {
     restarts_of_cluster(sandbox, "c").await
 }
 
-/// The same, of any cluster.
+/// The same for any cluster.
 pub(crate) async fn restarts_of_cluster(
     sandbox: &Sandbox,
     cluster: &str,
@@ -173,7 +173,7 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients go on at the same address, and never reach both clusters. Old volumes are kept for as long as was asked for.
+/// Clients keep their address and never reach both clusters. Old volumes are kept for the requested time.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;
@@ -189,34 +189,37 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     let after = sandbox.await_members("c", 3).await?;
     ensure!(
         after.metadata.uid == running.before.metadata.uid,
-        "the EtcdCluster was replaced"
+        "the EtcdCluster was recreated"
     );
     ensure!(
         field(&after, "/spec") == field(&running.before, "/spec"),
-        "its spec changed"
+        "the spec changed"
     );
-    ensure!(restore_lock(&after).is_none(), "the claim is still there");
+    ensure!(
+        restore_lock(&after).is_none(),
+        "the restore lock still exists"
+    );
     ensure!(field(&after, "/status/clusterID") == field(&restored, "/status/clusterID"));
     ensure!(field(&after, "/status/clusterID") != field(&running.before, "/status/clusterID"));
     ensure_new_token(&running.before, &after)?;
     ensure!(
         service_uids(sandbox).await? == services,
-        "a Service was replaced"
+        "a Service was recreated"
     );
-    // Clients go on by themselves, at the same address.
+    // Clients reconnect at the same address without a change.
     writer.await_more(10).await?;
     reader.await_more(10).await?;
-    let tally = writer.finish_counting("restored in place").await?;
+    let tally = writer.finish_counting("in-place restore").await?;
     ensure!(
         !tally.lost.is_empty(),
-        "what was written before the restore is still there"
+        "writes from before the restore still exist"
     );
     ensure!(tally.gap < MAX_DOWNTIME, "{tally}");
-    // Invariant 17: first the old cluster answered, then the new one, each with every key.
-    let readings = reader.finish(KEYS)?;
-    ensure!(readings.clusters.len() == 2, "{readings:?}");
-    ensure!(readings.gap < MAX_DOWNTIME, "{readings:?}");
-    let answered: Vec<String> = readings
+    // Invariant 17: the old cluster answered first, then the new one, each with every key.
+    let summary = reader.finish(KEYS)?;
+    ensure!(summary.clusters.len() == 2, "{summary:?}");
+    ensure!(summary.gap < MAX_DOWNTIME, "{summary:?}");
+    let answered: Vec<String> = summary
         .clusters
         .iter()
         .map(|id| format!("{id:x}"))
@@ -229,12 +232,12 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
-    // The new cluster is complete, and the old volumes have their time.
+    // The new cluster is complete, and the time of the old volumes is running.
     old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The volumes of what was replaced stay for as long as was asked for, and then go.
+/// The volumes of the replaced cluster are kept for the requested time, and then deleted.
 async fn old_volumes_expire(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
@@ -256,10 +259,10 @@ async fn old_volumes_expire(
     let stays = |name: &String| there.iter().any(|claim| claim.name_any() == *name);
     ensure!(
         old.len() == 3 && (old.iter().all(stays) || observed_at >= until),
-        "{old:?} were to be kept until {until}, and at {observed_at} there are {:?}",
+        "{old:?} must be kept until {until}; at {observed_at} the PVCs are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
-    // On a machine so slow that their time was over before the new cluster was complete they may be gone.
+    // On a slow machine, the time may be over before the new cluster is complete.
     old.retain(stays);
     if old.is_empty() {
         return Ok(());
@@ -279,12 +282,15 @@ async fn old_volumes_expire(
         old.is_empty().then_some(())
     })
     .await
-    .context("the old volumes go")?;
-    ensure!(early.is_empty(), "before {until}: {early:?}");
+    .context("the old volumes are deleted")?;
+    ensure!(
+        early.is_empty(),
+        "volumes were deleted before {until}: {early:?}"
+    );
     Ok(())
 }
 
-/// Each by itself.
+/// Reads from each member separately.
 async fn ensure_every_member_has(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
@@ -300,7 +306,7 @@ async fn ensure_every_member_has(
     Ok(())
 }
 
-/// A client that goes on watching from a revision of the old history learns that it has missed changes.
+/// A client that continues to watch from a revision of the old history is notified that it missed changes.
 async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("later/", 50, |_| ()).await?;
@@ -322,29 +328,29 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let compacted = keys.watch_from("kept/", seen).await?;
     ensure!(
         compacted > seen,
-        "compacted up to {compacted}, and the watcher had seen {seen}"
+        "compacted up to {compacted}, but the client had seen {seen}"
     );
-    // The volumes of what was replaced are kept as long as was asked for.
+    // The volumes of the replaced cluster are kept for the requested time.
     let kept = volumes(sandbox).await?;
     ensure!(kept.len() == 6, "{kept:?}");
-    // Values, revisions, versions and leases are those of the backup. The hash cannot be: by its definition it is of
-    // the history since the compaction, which is thrown away here, and of the record with which etcdutl raises the
-    // revision. What is compared instead is that every member has the same.
+    // Values, revisions, versions and leases match the backup. The hash does not: it covers the history since the last
+    // compaction, which is discarded here, and the record with which etcdutl raises the revision. Instead, the test
+    // ensures that all members have the same hash.
     let after = StoreState::now(&keys).await?;
     running.state.ensure_same_keys(&after)?;
     ensure_every_member_has(sandbox, &is, &after).await?;
     let before = StoreState::at(&keys, backed_up).await;
-    let refused = before.err().context("the history is still there")?;
-    ensure!(format!("{refused:#}").contains("compacted"), "{refused:#}");
+    let error = before.err().context("the old history still exists")?;
+    ensure!(format!("{error:#}").contains("compacted"), "{error:#}");
     drop(keys);
-    // Also when volumes of the new members go.
+    // The old volumes also remain when volumes of new members are deleted.
     sandbox.scale("c", 1).await?;
     sandbox.await_members("c", 1).await?;
     await_volumes(sandbox, old.len() + 1).await?;
     let kept = volumes(sandbox).await?;
     ensure!(
         old.iter().all(|volume| kept.contains(volume)),
-        "{kept:?} are left, and {old:?} were to be kept"
+        "{kept:?} remain, expected {old:?}"
     );
     Ok(())
 }

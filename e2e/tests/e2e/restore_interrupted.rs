@@ -1,4 +1,4 @@
-//! Restores that are interrupted: by the deletion of the EtcdRestore before and after the cutover, and by crashes of the
+//! Restores are interrupted: by the deletion of the EtcdRestore before and after the cutover, and by crashes of the
 //! restore operator.
 
 use anyhow::{Result, ensure};
@@ -18,7 +18,7 @@ use crate::restore_crash::{
     restart_with_env, restart_with_failpoint,
 };
 use crate::restore_in_place::{
-    RunningCluster, await_gone, await_replaced, cluster_with_backup, in_place_restore,
+    RunningCluster, await_replaced, await_restore_deleted, cluster_with_backup, in_place_restore,
     in_place_restore_from, restarts_of, restore_lock,
 };
 use crate::restore_sources::await_equal_restore;
@@ -49,7 +49,7 @@ async fn interrupted_restores_leave_one_complete_cluster() {
     .await;
 }
 
-/// Before the cutover of a new cluster: everything that was created is deleted with the EtcdRestore. Returns the unfinished
+/// Before the cutover into a new cluster: all created objects are deleted with the EtcdRestore. Returns the unfinished
 /// EtcdCluster.
 async fn new_cluster_is_deleted(
     sandbox: &Sandbox,
@@ -63,18 +63,18 @@ async fn new_cluster_is_deleted(
     let there = all_of(sandbox, "d").await?;
     ensure!(
         there.len() == 3,
-        "a seed, its volume and Service: {there:?}"
+        "expected a seed with volume and Service: {there:?}"
     );
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("new", &DeleteParams::default()).await?;
-    // Another process, which dies at the same point.
+    // Another process, which crashes at the same point.
     restart_operator(sandbox).await?;
-    await_gone(sandbox, "new").await?;
-    until("nothing is left of it", DEADLINE, async || {
+    await_restore_deleted(sandbox, "new").await?;
+    until("all objects are deleted", DEADLINE, async || {
         let cluster = clusters.get_opt("d").await?.is_some();
         let left = all_of(sandbox, "d").await?;
         Ok(if cluster || !left.is_empty() {
-            Poll::NotYet(format!("the EtcdCluster: {cluster}, {left:?}"))
+            Poll::NotYet(format!("EtcdCluster: {cluster}, {left:?}"))
         } else {
             Poll::Done(())
         })
@@ -84,7 +84,7 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// The same names can be used again. The cluster stays when its EtcdRestore has expired.
+/// The same names can be used again. The cluster remains after its EtcdRestore has expired.
 async fn new_cluster_is_made_again(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -96,18 +96,18 @@ async fn new_cluster_is_made_again(
     let made = sandbox.await_members("d", 1).await?;
     ensure!(
         made.metadata.uid != first.metadata.uid,
-        "it was not made anew"
+        "the EtcdCluster was not recreated"
     );
     let ttl = r#"{"spec":{"ttlSecondsAfterFinished":1}}"#;
     let patch = ["patch", "etcdrestore", "new", "--type=merge", "-p", ttl];
     sandbox.kubectl(&patch).await?;
-    await_gone(sandbox, "new").await?;
+    await_restore_deleted(sandbox, "new").await?;
     let stays = sandbox.await_members("d", 1).await?;
     ensure!(stays.metadata.uid == made.metadata.uid);
     has_the_backup(sandbox, running).await
 }
 
-/// Before the cutover over a running cluster, which the operator does not get past: the cluster stays as it was.
+/// Before the cutover of an in-place restore, where the operator stops at its failpoint: the cluster is unchanged.
 async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let pods = restarts_of(sandbox).await?;
     let writer = Writer::start(sandbox, "c").await?;
@@ -115,27 +115,30 @@ async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> R
         .apply(&in_place_restore(sandbox, &running.bucket, "")?)
         .await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the claim", DEADLINE, |object| {
+    await_object(&clusters, "c", "the restore lock", DEADLINE, |object| {
         restore_lock(object).is_some()
     })
     .await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("over", &DeleteParams::default()).await?;
-    await_gone(sandbox, "over").await?;
+    await_restore_deleted(sandbox, "over").await?;
     let after = sandbox.await_members("c", 3).await?;
-    ensure!(restore_lock(&after).is_none(), "the claim is still there");
+    ensure!(
+        restore_lock(&after).is_none(),
+        "the restore lock still exists"
+    );
     let kept = field(&after, "/status/clusterID") == field(&running.before, "/status/clusterID");
-    ensure!(kept, "it was deleted before the cutover");
-    writer.finish("a restore that was deleted").await?;
+    ensure!(kept, "the cluster changed before the cutover");
+    writer.finish("deleted restore").await?;
     running.keys.verify("later/", 50).await?;
     let is = StoreState::at(&running.keys, running.state.revision).await?;
     running.state.ensure_same(&is)?;
     let now = restarts_of(sandbox).await?;
-    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    ensure!(now == pods, "pods {now:?}, before {pods:?}");
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// After the cutover the restore runs to its end.
+/// After the cutover, the restore completes despite the deletion of the EtcdRestore.
 async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let point = "restore-before-stop-former";
     restart_with_failpoint(sandbox, point).await?;
@@ -146,7 +149,7 @@ async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> 
     let begun = restores.get("late").await?;
     restores.delete("late", &DeleteParams::default()).await?;
     restart_with_env(sandbox, "FAILPOINTS-").await?;
-    await_gone(sandbox, "late").await?;
+    await_restore_deleted(sandbox, "late").await?;
 
     await_replaced(sandbox, &begun).await?;
     let after = sandbox.await_members("c", 3).await?;
@@ -154,7 +157,7 @@ async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> 
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// Pods, volumes and Services with the name of a cluster, but for the two that are the cluster's own.
+/// Pods, volumes and Services of a cluster by name, without the two Services of the cluster itself.
 async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let all = ListParams::default();
     let pods = sandbox.api::<Pod>().list(&all).await?;

@@ -1,4 +1,4 @@
-//! A restore into another namespace, and a snapshot that no operator made. Parts of the test of all sources.
+//! A restore in another namespace, and a snapshot that no operator made. Steps of the test of all sources.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use crate::restore_sources::{Sources, await_equal_restore};
 
-/// A cluster of the same name in another namespace, which has operators of its own. The first cluster is not changed.
+/// A cluster of the same name in another namespace, with its own operators. The first cluster is not changed.
 pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let other = Sandbox::create("restore_other_namespace").await?;
     let outcome = async {
@@ -37,7 +37,8 @@ pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Res
     outcome
 }
 
-/// By `etcdctl snapshot save`. The testbed brings etcdctl along; a user who has none is given what it stores.
+/// Takes a snapshot with `etcdctl snapshot save`, which the testbed provides. On a user-provided cluster, the test
+/// creates the same file over the API.
 pub(crate) async fn save(sandbox: &Sandbox, keys: &Keyspace) -> Result<Vec<u8>> {
     if sandbox.env.xtask.is_none() {
         return keys.snapshot().await;

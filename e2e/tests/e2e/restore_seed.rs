@@ -1,4 +1,4 @@
-//! A restore's seed whose pod fails for good before the cutover, on no volume: its data is lost with it.
+//! The pod of a restore's seed fails permanently before the cutover. The seed has no volume, so its data is lost.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -17,7 +17,7 @@ use crate::restore_in_place::ensure_new_token;
 use crate::restore_sources::{await_equal_restore, filled_cluster};
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// When the seed was verified.
+/// The failpoint after the verification of the seed.
 const VERIFIED: &str = "restore-before-record-formed";
 
 #[tokio::test]
@@ -27,21 +27,21 @@ async fn failed_seed_is_restored_from_the_recorded_backup() {
         let (bucket, keys) = filled_cluster(sandbox, &plain, 1).await?;
         let newer = newer_backup_is_not_used(sandbox, &bucket, &keys);
         step("lose the seed of a new cluster", newer).await?;
-        let beside = in_place_restore_loses_seed(sandbox, keys);
-        step("lose the seed over a running cluster", beside).await
+        let in_place = in_place_restore_loses_seed(sandbox, keys);
+        step("lose the seed of an in-place restore", in_place).await
     })
     .await;
 }
 
-/// The seed fails for good while no operator runs.
+/// The seed fails permanently while no operator runs.
 async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
     await_crash(sandbox, VERIFIED).await?;
     stop_operator(sandbox).await?;
     seed_fails_for_good(sandbox, restore).await
 }
 
-/// The newest backup of an EtcdBackup is recorded when the restore begins. A newer one, complete when the seed is created
-/// again by another process, is not used.
+/// The restore records the newest backup of an EtcdBackup when it starts. When another process recreates the seed, a
+/// newer backup exists but is not used.
 async fn newer_backup_is_not_used(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -85,7 +85,7 @@ async fn newer_backup_is_not_used(
     Ok(())
 }
 
-/// The cluster that is restored over serves meanwhile.
+/// The running cluster serves clients in the meantime.
 async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let state = StoreState::now(&keys).await?;
@@ -104,7 +104,7 @@ async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Resul
     await_equal_restore(sandbox, "over", "c", &state).await?;
     let after = sandbox.await_members("c", 1).await?;
     ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
-    // What the seed was started with is recorded for the cluster it became.
+    // The token of the seed is recorded for the new cluster.
     let token = field(&after, "/status/bootstrap/token");
     ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
     ensure_new_token(&before, &after)?;

@@ -1,4 +1,4 @@
-//! From what a cluster comes back, and that all of it does: keys, versions, leases, revisions and etcd's own hash.
+//! Restores from every source. Each restored cluster has all keys, versions, leases, revisions and etcd's hash.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -17,7 +17,7 @@ use crate::restore_other_namespace::{other_namespace, save};
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 const KEYS: usize = 200;
 
-/// A cluster with something of everything in it, and a bucket.
+/// Creates a cluster with mixed data, and a bucket.
 pub(crate) async fn filled_cluster(
     sandbox: &Sandbox,
     manifest: &str,
@@ -32,7 +32,7 @@ pub(crate) async fn filled_cluster(
     Ok((bucket, keys))
 }
 
-/// Waits for the restore `name` of the cluster `cluster`, and compares.
+/// Waits until the restore `name` of `cluster` is complete, and compares the data.
 pub(crate) async fn await_equal_restore(
     sandbox: &Sandbox,
     name: &str,
@@ -44,18 +44,18 @@ pub(crate) async fn await_equal_restore(
     let after = StoreState::at(&keys, before.revision).await?;
     before
         .ensure_same(&after)
-        .with_context(|| format!("{cluster} restored by {name}"))?;
+        .with_context(|| format!("cluster {cluster}, restored by {name}"))?;
     ensure!(field(&done, "/status/restoredRevision").as_i64() == Some(before.revision));
     Ok(done)
 }
 
-/// From one time in an object to another.
+/// The seconds between two times of an object.
 pub(crate) fn seconds_between(object: &DynamicObject, from: &str, to: &str) -> Result<i64> {
     let (from, to) = (time(object, from)?, time(object, to)?);
     Ok(to.duration_since(from).as_secs())
 }
 
-/// A time in an object.
+/// A time of an object.
 pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
     let text = field(object, pointer)
         .as_str()
@@ -63,19 +63,19 @@ pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
     text.parse().with_context(|| format!("{pointer}: {text}"))
 }
 
-/// A cluster `c` with one member on a volume, and what can be restored from it.
+/// A cluster `c` with one member on a volume, and its backups.
 pub(crate) struct Sources {
     pub(crate) bucket: Bucket,
     pub(crate) keys: Keyspace,
     /// An earlier backup of the EtcdBackup `often`.
     pub(crate) early: Source,
-    /// A later one.
+    /// A later backup.
     pub(crate) late: Source,
-    /// A time at which only the earlier one was complete.
+    /// A time when only the earlier backup was complete.
     between: String,
 }
 
-/// A backup: its bucket and key, and what is in it.
+/// A backup: its path and its content.
 pub(crate) struct Source {
     pub(crate) path: String,
     pub(crate) state: StoreState,
@@ -91,7 +91,7 @@ fn path(backup: &DynamicObject) -> Result<String> {
 async fn restores_complete_clusters_from_every_source() {
     scenario("restore_sources", async |sandbox| {
         let sources = sources(sandbox).await?;
-        let at_once = several_at_once(sandbox, &sources);
+        let at_once = concurrent_sources(sandbox, &sources);
         step("restore several sources at once", at_once).await?;
         let other = other_namespace(sandbox, &sources);
         step("restore in another namespace", other).await?;
@@ -120,7 +120,7 @@ async fn sources(sandbox: &Sandbox) -> Result<Sources> {
     keys.delete("mixed/0001").await?;
     keys.fill_mixed("more/", 30).await?;
     let late = StoreState::now(&keys).await?;
-    let what = "a backup of what was written later";
+    let what = "a backup with the later keys";
     let second = await_object(&backups, "often", what, DEADLINE, |object| {
         has_condition(object, "Complete", "True")
             && field(object, "/status/etcdRevision").as_i64() == Some(late.revision)
@@ -143,9 +143,9 @@ async fn sources(sandbox: &Sandbox) -> Result<Sources> {
     })
 }
 
-/// By the path, by the name of the EtcdBackup, by the name and a time, and a snapshot made by hand with a template. Each
-/// makes a cluster of its own, and the cluster that the backups are of is not changed.
-async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
+/// By path, by the name of the EtcdBackup, by name and time, and from a manual snapshot with a template. Each restore
+/// creates a separate cluster and does not change the original one.
+async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let (bucket, keys) = (&sources.bucket, &sources.keys);
     let (early, late) = (&sources.early, &sources.late);
     bucket
@@ -162,7 +162,7 @@ async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
         )
     };
     let before = format!(", before: \"{}\"", sources.between);
-    // The EtcdRestore has the name of another cluster.
+    // The name of the EtcdRestore is the name of another cluster.
     let all = [
         restore_with(s3, "c", "{name: d}", &late.path, ""),
         by_name("newest", ""),
@@ -185,12 +185,12 @@ async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
         let id = id.context("no cluster ID")?;
         ensure!(field(&is, "/status/clusterID") == id, "{cluster}");
         ids.push(id.to_owned());
-        let told = |pointer| time(&done, pointer);
-        times.push((told("/status/startTime")?, told("/status/completionTime")?));
+        let at = |pointer| time(&done, pointer);
+        times.push((at("/status/startTime")?, at("/status/completionTime")?));
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         own.fill(&format!("{cluster}/"), 5, |_| ()).await?;
     }
-    // Each has its own keys and none of another one.
+    // Each cluster has its own keys, and none of the others.
     for (_, cluster, _) in made {
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         for (_, other, _) in made {
@@ -201,10 +201,13 @@ async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     ids.sort();
     ids.dedup();
     ensure!(ids.len() == 5, "{ids:?}");
-    // None waited for the end of another one.
+    // No restore waited for another one.
     let last = times.iter().map(|(start, _)| start).max();
     let first = times.iter().map(|(_, end)| end).min();
-    ensure!(last <= first, "one after the other: {times:?}");
+    ensure!(
+        last <= first,
+        "the restores did not run concurrently: {times:?}"
+    );
     late.state.ensure_same(&StoreState::now(keys).await?)?;
     let delete = ["delete", "etcdcluster", "d", "newest", "before", "e"];
     sandbox
@@ -213,8 +216,8 @@ async fn several_at_once(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
         .map(drop)
 }
 
-/// Of the etcd that the operator before ran: 3.2 and 3.3 have written what is restored here. Into the newest etcd, which
-/// grows to its size, and into the oldest that is supported.
+/// Backups of etcd 3.2 and 3.3, which coreos/etcd-operator ran. One is restored into the newest etcd, which then grows
+/// to three members, and one into the oldest supported etcd.
 async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
@@ -240,23 +243,26 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let done = await_complete(&restores, cluster, DEADLINE).await?;
         let is = sandbox.await_members(cluster, size).await?;
         ensure!(field(&is, "/status/currentVersion") == version.as_str());
-        let said = old_etcd_json(&format!("etcd-{old}.json"))?;
+        let output = old_etcd_json(&format!("etcd-{old}.json"))?;
         let hashes = old_etcd_json(&format!("etcd-{old}.hash.json"))?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
-        // What was there, and what was there before that.
+        // The current state, and an earlier revision.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
-            let before = StoreState::told(&said[answer], &said["leases"])?;
+            let before = StoreState::from_etcdctl(&output[answer], &output["leases"])?;
             let after = StoreState::at(&keys, revision).await?;
-            before
-                .ensure_same_keys(&after)
-                .with_context(|| format!("of {old} in etcd {version}, at {revision}"))?;
-            // Of all that has happened since the compaction: whatever a client can still ask for.
-            let told = &hashes[answer][0]["HashKV"];
-            let told = (told["hash"].as_u64(), told["compact_revision"].as_i64());
+            before.ensure_same_keys(&after).with_context(|| {
+                format!("backup of etcd {old} in etcd {version}, revision {revision}")
+            })?;
+            // The hash covers all changes since the compaction, which clients can still read.
+            let recorded = &hashes[answer][0]["HashKV"];
+            let expected = (
+                recorded["hash"].as_u64(),
+                recorded["compact_revision"].as_i64(),
+            );
             let found = (Some(after.hash.0.into()), Some(after.hash.1));
             ensure!(
-                found == told,
-                "hash {found:?} in etcd {version}, at {revision}, and of {old} it is {told:?}"
+                found == expected,
+                "hash {found:?} in etcd {version}, revision {revision}; etcd {old} has {expected:?}"
             );
         }
         ensure!(field(&done, "/status/restoredRevision") == 72);
@@ -269,7 +275,7 @@ fn old_etcd_json(file: &str) -> Result<serde_json::Value> {
     serde_json::from_slice(&old_etcd_file(file)?).with_context(|| file.to_owned())
 }
 
-/// A file that etcd 3.2 or 3.3 made, or told.
+/// A fixture that etcd 3.2 or 3.3 wrote.
 fn old_etcd_file(file: &str) -> Result<Vec<u8>> {
     let path = root().join("e2e/fixtures/coreos").join(file);
     std::fs::read(&path).with_context(|| format!("read {}", path.display()))

@@ -1,5 +1,5 @@
-//! No storage for a restore's seed: it is reported with the remedy. A new cluster goes on when there is some, and a running
-//! cluster stays as it was. Parts of the test of restores that fail.
+//! A restore's seed gets no storage. The restore reports this with the remedy. A new cluster continues when storage is
+//! available, and a running cluster is not changed. Steps of the test of failed restores.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
@@ -16,12 +16,12 @@ use serde_json::json;
 
 use crate::fixtures::newest_version;
 use crate::restore_in_place::{
-    RESTORE_LOCK, RunningCluster, await_gone, in_place_restore_from, restarts_of_cluster,
+    RESTORE_LOCK, RunningCluster, await_restore_deleted, in_place_restore_from, restarts_of_cluster,
 };
 use crate::restore_sources::await_equal_restore;
 use crate::storage_class_change::{claims_with, with_class};
 
-/// The EtcdRestore has failed for want of storage, with these words, and a Warning Event says so too.
+/// Waits until the EtcdRestore reports missing storage with these words, and a Warning Event exists.
 async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     let what = format!("StorageMissing with {words:?}");
@@ -32,7 +32,7 @@ async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str])
             && message.is_some_and(|message| words.iter().all(|word| message.contains(word)))
     })
     .await?;
-    until("a Warning Event says so", DEADLINE, async || {
+    until("a Warning Event exists", DEADLINE, async || {
         let events = sandbox.events(Kind::EtcdRestore, restore).await?;
         let says =
             |event: &String| event.starts_with("Warning") && event.contains("StorageMissing");
@@ -45,7 +45,7 @@ async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str])
     .await
 }
 
-/// Begins to restore the backup into a new cluster `d`, whose StorageClass does not exist. That is reported after a minute.
+/// Starts a restore into a new cluster `d` whose StorageClass does not exist. The operator reports this after a minute.
 pub(crate) async fn restore_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -66,8 +66,8 @@ fn class_of(sandbox: &Sandbox) -> String {
     format!("late-{}", sandbox.namespace)
 }
 
-/// The restore of [`restore_without_class`] waits for the StorageClass. Afterwards the class is missing for a restore over
-/// the cluster. In the end the cluster is deleted.
+/// The restore of [`restore_without_class`] waits for the StorageClass. Later, an in-place restore misses the class. At
+/// the end, the cluster is deleted.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -92,7 +92,7 @@ pub(crate) async fn new_cluster_without_class(
     sandbox.delete_cluster("d").await
 }
 
-/// A cluster that lives on the volume it has: its class is told to be missing, and nothing of it is touched.
+/// The class of an existing volume is deleted. The in-place restore reports this and changes nothing.
 async fn in_place_restore_without_class(
     sandbox: &Sandbox,
     backup: &str,
@@ -112,21 +112,21 @@ async fn in_place_restore_without_class(
     let given_up = "the restore is given up";
     await_storage_missing(sandbox, "late-over", &[class, "does not exist", given_up]).await?;
     let is = StoreState::now(&keys).await?;
-    state.ensure_same(&is).context("while it was told")?;
-    let seed = left(sandbox, "d").await?;
-    ensure!(!seed.is_empty(), "no seed waits for a volume");
+    state.ensure_same(&is).context("after the report")?;
+    let seed = seed_objects(sandbox, "d").await?;
+    ensure!(!seed.is_empty(), "no object of a seed exists");
 
-    // That it is given up in three minutes need not be waited for.
+    // The restore would fail after three minutes. The test deletes it instead of waiting.
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores
         .delete("late-over", &DeleteParams::default())
         .await?;
-    await_gone(sandbox, "late-over").await?;
+    await_restore_deleted(sandbox, "late-over").await?;
     await_no_seed(sandbox, "d").await?;
     let after = sandbox.await_members("d", 1).await?;
     ensure!(
         !after.annotations().contains_key(RESTORE_LOCK),
-        "it is claimed"
+        "the cluster has a restore lock"
     );
     for part in ["/spec", "/status/clusterID", "/status/memberDetails/0/id"] {
         ensure!(
@@ -135,12 +135,12 @@ async fn in_place_restore_without_class(
         );
     }
     let now = restarts_of_cluster(sandbox, "d").await?;
-    ensure!(now == pods, "pods {now:?}, and there were {pods:?}");
+    ensure!(now == pods, "pods {now:?}, before {pods:?}");
     state.ensure_same(&StoreState::now(&keys).await?)
 }
 
-/// What there is of a seed for a cluster, but for what is on its way out.
-pub(crate) async fn left(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
+/// The objects of a seed for a cluster, without the objects of its members.
+pub(crate) async fn seed_objects(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let of_seed = ListParams::default().labels(RESTORE_LOCK);
     let selector = format!("etcd_cluster={cluster}");
     let of_cluster = ListParams::default().labels(&selector);
@@ -160,17 +160,21 @@ pub(crate) async fn left(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>
 }
 
 pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()> {
-    until("nothing is left of the seed", DEADLINE, async || {
-        let left = left(sandbox, cluster).await?;
-        Ok(match left.as_slice() {
-            [] => Poll::Done(()),
-            _ => Poll::NotYet(left.join(", ")),
-        })
-    })
+    until(
+        "all objects of the seed are deleted",
+        DEADLINE,
+        async || {
+            let left = seed_objects(sandbox, cluster).await?;
+            Ok(match left.as_slice() {
+                [] => Poll::Done(()),
+                _ => Poll::NotYet(left.join(", ")),
+            })
+        },
+    )
     .await
 }
 
-/// A quota of the namespace rejects the volume of the seed. The restore is canceled after half a minute.
+/// A quota of the namespace rejects the volume of the seed. The restore fails after half a minute.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -179,7 +183,7 @@ pub(crate) async fn running_cluster_without_quota(
     let quotas = sandbox.api::<ResourceQuota>();
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     quotas.create(&PostParams::default(), &quota).await?;
-    // Until it is counted nobody is told what is exceeded.
+    // Before the quota is counted, the API server does not name it.
     until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("few")
@@ -199,7 +203,7 @@ pub(crate) async fn running_cluster_without_quota(
     let field_named = "spec.pod.persistentVolumeClaimSpec";
     await_storage_missing(sandbox, "quota", &["exceeded quota: few", field_named]).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
-    let failed = await_object(&restores, "quota", "given up", DEADLINE, |object| {
+    let failed = await_object(&restores, "quota", "failed", DEADLINE, |object| {
         field(object, "/status/phase") == "Failed" && has_failed_for(object, "StorageMissing")
     })
     .await?;

@@ -1,5 +1,5 @@
-//! A changed spec reaches the running members: in place where that is possible, else one member after the other, and
-//! clients do not notice.
+//! A changed spec reaches the running members: in place if possible, otherwise by a rolling update, while clients
+//! write.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::upgrade::WRITE_INTERVAL;
 
-/// Many times what clients wait when a leader hands over on an idle machine, and less than a member takes that is made
-/// anew while nobody serves.
+/// Many times the write gap of a leadership transfer on an idle machine, and less than the recreation of a member
+/// without a quorum takes.
 pub(crate) const MAX_WRITE_GAP: Duration = Duration::from_secs(30);
 
 /// UID and restarts of every pod, by name.
@@ -36,7 +36,7 @@ async fn patch(sandbox: &Sandbox, spec: &Value) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Waits until every pod of the cluster satisfies `holds`, and nothing is left to do.
+/// Waits until every pod of the cluster satisfies `holds`, and no work is pending.
 async fn await_pods(sandbox: &Sandbox, what: &str, holds: impl Fn(&Value) -> bool) -> Result<()> {
     until(what, DEADLINE, async || {
         let pods = sandbox.member_pods("c").await?;
@@ -47,7 +47,7 @@ async fn await_pods(sandbox: &Sandbox, what: &str, holds: impl Fn(&Value) -> boo
         Ok(if names.is_empty() && pods.len() == 3 {
             Poll::Done(())
         } else {
-            Poll::NotYet(format!("{} pods, not yet: {names:?}", pods.len()))
+            Poll::NotYet(format!("{} pods, not updated: {names:?}", pods.len()))
         })
     })
     .await?;
@@ -59,7 +59,7 @@ fn has_flag(pod: &Value, flag: &str) -> bool {
     args.is_some_and(|args| args.iter().any(|arg| arg == flag))
 }
 
-/// Nobody lacks more than one member at a time.
+/// At most one member is missing at any time.
 async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
@@ -75,7 +75,7 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
     })
     .await?;
     let ended = check.finish().await?;
-    ensure!(ended == 3, "{ended} pods were ended");
+    ensure!(ended == 3, "{ended} pods were terminated");
     let after = restarts_by_pod(sandbox).await?;
     let same: Vec<&String> = before
         .keys()
@@ -83,22 +83,22 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
         .collect();
     ensure!(
         same.len() == if keeps_names { 3 } else { 0 },
-        "members with a volume keep their names, others are followed by new ones: {same:?}"
+        "only members with volumes keep their names: {same:?}"
     );
     ensure!(
         before
             .values()
             .all(|(uid, _)| after.values().all(|(other, _)| other != uid)),
-        "every pod was made anew"
+        "a pod was not recreated"
     );
     let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
     ensure!(
         field(&object, "/status/clusterID") == id,
-        "it is the same cluster"
+        "the cluster ID changed"
     );
     writer.await_more(10).await?;
-    let tally = writer.finish("a changed etcd option").await?;
-    // What a client without retries notices is told; a machine that stands still for a while is no fault.
+    let tally = writer.finish("changed etcd option").await?;
+    // A client without retries may see failed writes, and a short freeze of the machine is not a failure.
     ensure!(tally.gap < MAX_WRITE_GAP, "{tally}");
     Ok(())
 }
@@ -141,7 +141,7 @@ async fn metadata_change_restarts_nothing() {
         patch(sandbox, &unset).await?;
         await_pods(
             sandbox,
-            "what the spec does not name any more is gone",
+            "removed labels and annotations are deleted",
             |pod| {
                 let metadata = &pod["metadata"];
                 metadata["labels"]["team"].is_null()
@@ -153,7 +153,7 @@ async fn metadata_change_restarts_nothing() {
         .await?;
         ensure!(
             restarts_by_pod(sandbox).await? == before,
-            "no pod and no container is another one"
+            "a pod was recreated or restarted"
         );
         writer.await_more(10).await?;
         let tally = writer.finish("labels and annotations").await?;
@@ -163,7 +163,7 @@ async fn metadata_change_restarts_nothing() {
     .await;
 }
 
-/// CPU and memory that the kubelet says the container has.
+/// True if the container has this memory, according to the spec and the kubelet.
 fn has_resources(pod: &Value, memory: &str) -> bool {
     let container = &pod["status"]["containerStatuses"][0];
     container["resources"]["requests"]["memory"] == memory
@@ -181,10 +181,10 @@ async fn in_place_resize_restarts_nothing() {
         let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         let resources = json!({ "requests": { "cpu": "20m", "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
-        await_pods(sandbox, "every member has its memory", |pod| has_resources(pod, "96Mi")).await?;
-        ensure!(restarts_by_pod(sandbox).await? == before, "no pod and no container is another one");
+        await_pods(sandbox, "every member has the new memory", |pod| has_resources(pod, "96Mi")).await?;
+        ensure!(restarts_by_pod(sandbox).await? == before, "a pod was recreated or restarted");
         writer.await_more(10).await?;
-        let tally = writer.finish("CPU and memory in place").await?;
+        let tally = writer.finish("in-place resize").await?;
         ensure!(tally.unknown == 0, "{tally}");
         sandbox
             .await_event(Kind::EtcdCluster, "c", &[" PodResized: "])
@@ -193,7 +193,7 @@ async fn in_place_resize_restarts_nothing() {
     .await;
 }
 
-/// What the API server does not change in a running pod (here its class of service) is changed by a new pod.
+/// The API server rejects a change of the QoS class in place, so the pods are recreated.
 #[tokio::test]
 async fn rejected_resize_triggers_rolling_update() {
     cluster_scenario("resize_refused", async |sandbox| {
@@ -205,19 +205,19 @@ async fn rejected_resize_triggers_rolling_update() {
         let check = RollingCheck::start(sandbox, "c", 3).await?;
         let resources = json!({ "requests": { "memory": "96Mi" } });
         patch(sandbox, &json!({ "pod": { "resources": resources } })).await?;
-        await_pods(sandbox, "every member has its memory", |pod| {
+        await_pods(sandbox, "every member has the new memory", |pod| {
             has_resources(pod, "96Mi")
         })
         .await?;
         let ended = check.finish().await?;
-        ensure!(ended == 3, "{ended} pods were ended");
+        ensure!(ended == 3, "{ended} pods were terminated");
         let after = restarts_by_pod(sandbox).await?;
-        ensure!(before.keys().eq(after.keys()), "the same members");
+        ensure!(before.keys().eq(after.keys()), "the members changed");
         ensure!(
             before.iter().all(|(name, life)| after[name].0 != life.0),
-            "in new pods"
+            "a pod was not recreated"
         );
-        writer.finish("CPU and memory by new pods").await.map(drop)
+        writer.finish("resize by rolling update").await.map(drop)
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! `size` changes, up and down, midway and again and again, and the data stays.
+//! Changes of `size` in both directions, also during another change. The data is kept.
 
 use anyhow::{Context, Result};
 use e2e::wait::Poll;
@@ -9,14 +9,14 @@ use kube::api::ListParams;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::await_desired_members;
 
-/// What removed members left is gone: a volume left by a removed member could be taken for a member's.
-async fn await_nothing_left(
+/// Waits until removed members have left nothing behind. A later member could otherwise start on a leftover volume.
+async fn await_no_leftovers(
     sandbox: &Sandbox,
     cluster: &str,
     volumes: usize,
     services: usize,
 ) -> Result<()> {
-    let what = format!("{volumes} volumes and {services} Services of {cluster} are left");
+    let what = format!("{cluster} has {volumes} volumes and {services} Services");
     until(&what, DEADLINE, async || {
         let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
         let claims = sandbox.api::<PersistentVolumeClaim>();
@@ -31,7 +31,7 @@ async fn await_nothing_left(
     .await
 }
 
-/// From one member to seven and back, with targets that change midway, on volumes.
+/// From one member to seven and back, with new targets during a change, on volumes.
 #[tokio::test]
 async fn cluster_scales_between_one_and_seven_members() {
     cluster_scenario("scale_edges", async |sandbox| {
@@ -46,7 +46,7 @@ async fn cluster_scales_between_one_and_seven_members() {
         step("scale 2-1-2-1-2-1", cycles).await?;
         writer.await_more(10).await?;
         writer.finish("between one and seven members").await?;
-        await_nothing_left(sandbox, "c", 1, 3).await
+        await_no_leftovers(sandbox, "c", 1, 3).await
     })
     .await;
 }
@@ -55,17 +55,17 @@ async fn scales_to(sandbox: &Sandbox, sizes: &[usize]) -> Result<()> {
     for size in sizes {
         sandbox.scale("c", *size).await?;
         let reached = sandbox.await_members("c", *size).await;
-        reached.with_context(|| format!("towards {size} of {sizes:?}"))?;
+        reached.with_context(|| format!("scale to {size} of {sizes:?}"))?;
     }
     Ok(())
 }
 
-/// Each change comes as soon as the one before is seen under way.
+/// Each new target is set as soon as the previous change is in progress.
 async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
     for (size, next) in [(7, 3), (1, 5), (3, 2)] {
         let before = sandbox.member_pods("c").await?.len();
         sandbox.scale("c", size).await?;
-        until("the first pod comes or goes", DEADLINE, async || {
+        until("the first pod is added or removed", DEADLINE, async || {
             let now = sandbox.member_pods("c").await?.len();
             Ok(if now == before && now != size {
                 Poll::NotYet(format!("{now} pods"))
@@ -76,9 +76,9 @@ async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
         .await?;
         sandbox.scale("c", next).await?;
         let reached = sandbox.await_members("c", next).await;
-        reached.with_context(|| format!("towards {size}, then {next}"))?;
+        reached.with_context(|| format!("scale to {size}, then to {next}"))?;
         await_desired_members(sandbox, "c", next).await?;
-        await_nothing_left(sandbox, "c", next, next + 2).await?;
+        await_no_leftovers(sandbox, "c", next, next + 2).await?;
     }
     Ok(())
 }
@@ -87,13 +87,13 @@ mod full {
     use super::*;
     use crate::fixtures::cluster;
 
-    /// Times a cluster grows by a member and shrinks again.
+    /// How often a cluster grows by a member and shrinks again.
     const CYCLES: usize = 20;
 
     #[tokio::test]
     async fn twenty_scaling_cycles_lose_nothing() {
         cluster_scenario("scale_cycles", async |sandbox| {
-            // Two clusters at a time: most of a cycle is waiting for etcd's check of its connections.
+            // Two clusters concurrently, because most of a cycle is spent waiting for etcd's check of its connections.
             let cycles = CYCLES / 2;
             let (one, other) = tokio::join!(
                 grow_and_shrink(sandbox, "c", cycles),
@@ -114,11 +114,11 @@ mod full {
                 sandbox
                     .await_members(name, size)
                     .await
-                    .with_context(|| format!("{name}, cycle {cycle}, towards {size}"))?;
+                    .with_context(|| format!("{name}, cycle {cycle}, scale to {size}"))?;
             }
         }
         writer.await_more(10).await?;
         writer.finish(&format!("{cycles} times 1-2-1")).await?;
-        await_nothing_left(sandbox, name, 0, 3).await
+        await_no_leftovers(sandbox, name, 0, 3).await
     }
 }

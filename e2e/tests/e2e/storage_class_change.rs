@@ -1,4 +1,4 @@
-//! Another storage class: members are replaced one by one, each on a volume of that class, and clients write on.
+//! A new StorageClass: the operator replaces members one by one, each on a volume of the class, while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, ready_members};
@@ -12,7 +12,8 @@ use serde_json::json;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_per_member;
 
-/// A storage class of the testbed's own kind for one test; its name carries the test's namespace.
+/// Creates a StorageClass like the default one of the testbed for one test. Its name contains the namespace of the
+/// test.
 pub(crate) async fn with_class(
     sandbox: &Sandbox,
     name: &str,
@@ -23,7 +24,7 @@ pub(crate) async fn with_class(
     let standard = classes
         .get("standard")
         .await
-        .context("the testbed's class")?;
+        .context("the default StorageClass of the testbed")?;
     let name = format!("{name}-{}", sandbox.namespace);
     let class: StorageClass = serde_json::from_value(json!({
         "metadata": {"name": name},
@@ -62,7 +63,7 @@ async fn storage_class_change_replaces_members_one_by_one() {
 
             let claims = sandbox.api::<PersistentVolumeClaim>();
             let of_cluster = ListParams::default().labels("etcd_cluster=c");
-            until("every volume is of the other class", DEADLINE, async || {
+            until("every volume has the new class", DEADLINE, async || {
                 let found: Vec<String> = claims
                     .list(&of_cluster)
                     .await?
@@ -78,13 +79,13 @@ async fn storage_class_change_replaces_members_one_by_one() {
             .await?;
             let after = sandbox.await_members("c", 3).await?;
             let ended = check.finish().await?;
-            ensure!(ended == 3, "{ended} pods were ended");
+            ensure!(ended == 3, "{ended} pods were terminated");
             ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
             let (old, new) = (ready_members(&before), ready_members(&after));
             ensure!(!new.iter().any(|member| old.contains(member)), "{old:?} {new:?}");
             await_one_volume_per_member(sandbox, &new).await?;
             writer.await_more(10).await?;
-            writer.finish("another storage class").await.map(drop)
+            writer.finish("changed StorageClass").await.map(drop)
         })
         .await
     })

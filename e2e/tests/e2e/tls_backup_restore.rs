@@ -1,4 +1,4 @@
-//! Backups of clusters with TLS by reference and by endpoints, and restores with TLS. The Secrets have the keys of
+//! Backups of clusters with TLS by name and by endpoints, and restores with TLS. The Secrets have the keys of
 //! cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
 
 use anyhow::{Result, ensure};
@@ -20,7 +20,7 @@ use crate::restore_in_place::await_replaced;
 
 const KEYS: usize = 500;
 
-/// Backs the cluster up: by its name, and by an https endpoint with a client certificate.
+/// Backs up the cluster by its name, and by an https endpoint with a client certificate.
 async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> Result<()> {
     let (s3, namespace) = (sandbox.env.s3()?, &sandbox.namespace);
     let backups = sandbox.objects(Kind::EtcdBackup);
@@ -45,7 +45,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     sandbox.apply(&by_endpoint).await?;
     await_complete(&backups, "by-endpoint", DEADLINE).await?;
 
-    // With a stranger's certificate there is no backup, and it is said.
+    // A certificate of another authority is rejected, and the EtcdBackup reports this.
     let stranger = Authority::new("a stranger")?;
     let foreign = tls::secret("foreign", tls::CLIENT, &stranger.client()?, &authority.pem);
     sandbox.apply(&foreign).await?;
@@ -57,7 +57,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     await_object(
         &backups,
         "refused",
-        "it is said that etcd refuses",
+        "the rejection is reported",
         DEADLINE,
         |object| conditions_line(object).contains("EtcdUnreachable"),
     )
@@ -68,7 +68,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     Ok(())
 }
 
-/// The key of a client with all rights is in no member's pod.
+/// Ensures that no member has the private key of the operator, which has all rights.
 async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();
@@ -81,7 +81,7 @@ async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// UIDs and versions of the Secrets the cluster is run with: nobody replaces them, and nobody writes to them.
+/// UIDs and versions of the cluster's Secrets, to detect replacements and changes.
 async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String>)>> {
     let mut found = Vec::new();
     for name in ["peer", "server", "operator"] {
@@ -91,7 +91,7 @@ async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String
     Ok(found)
 }
 
-/// All that was backed up is there, and it is what the restore says.
+/// Ensures that all data of the backup exists, at the revision in the status.
 async fn is_back(keys: &Keyspace, before: &StoreState, restored: &DynamicObject) -> Result<()> {
     let revision = field(restored, "/status/restoredRevision").as_i64();
     ensure!(revision == Some(before.revision), "{revision:?}");
@@ -138,7 +138,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         drop(keys);
         let secrets_before = secrets(sandbox).await?;
 
-        // And over the living one, from the spec recorded beside the backup by name.
+        // An in-place restore, with the spec from the backup by name.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);
@@ -146,7 +146,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         let restored = await_complete(&them, "over", DEADLINE).await?;
         await_replaced(sandbox, &restored).await?;
         let after = sandbox.await_members("c", 3).await?;
-        ensure!(after.metadata.uid == there.metadata.uid, "the EtcdCluster was replaced");
+        ensure!(after.metadata.uid == there.metadata.uid, "the EtcdCluster was recreated");
         ensure!(secrets(sandbox).await? == secrets_before, "a Secret was replaced or changed");
         let keys = Keyspace::of_tls_cluster(env, namespace, "c", &identity).await?;
         is_back(&keys, &before, &restored).await?;

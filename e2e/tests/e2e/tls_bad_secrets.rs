@@ -1,5 +1,5 @@
-//! Invalid Secrets: the operator reports the Secret and the fault, starts no member with the Secret, and leaves running
-//! members alone.
+//! Invalid Secrets. The operator reports the Secret and the fault, starts no member with the Secret, and does not touch
+//! running members.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, conditions_line};
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::certificates::await_tls_ready;
 
-/// Puts another certificate into the Secret of the members towards clients.
+/// Replaces the certificate in the server Secret of the members.
 async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> {
     let secret = tls::secret("server", tls::SERVER, signed, ca);
     sandbox.apply(&secret).await.map(drop)
@@ -20,7 +20,7 @@ async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> 
 /// Waits until `TLSReady` is false for this reason with these fragments in its message, and an Event has the reason.
 pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let what = format!("TLSReady is False because of {reason}, saying {fragments:?}");
+    let what = format!("TLSReady=False ({reason}) with {fragments:?}");
     await_object(&clusters, "c", &what, DEADLINE, |object| {
         condition(object, "TLSReady").is_some_and(|found| {
             let message = found["message"].as_str().unwrap_or_default();
@@ -30,7 +30,7 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
         })
     })
     .await?;
-    until(&format!("an Event says {reason}"), DEADLINE, async || {
+    until(&format!("an Event {reason}"), DEADLINE, async || {
         let events = sandbox.events(Kind::EtcdCluster, "c").await?;
         let said = format!(" {reason}: ");
         Ok(if events.iter().any(|event| event.contains(&said)) {
@@ -42,7 +42,7 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
     .await
 }
 
-/// The cluster `c` has three members in its spec and none yet. In the end all Secrets are valid, and the members run.
+/// The spec of cluster `c` has three members, but none exists. At the end, all Secrets are valid, and the members run.
 pub(crate) async fn invalid_secrets_start_no_member(
     sandbox: &Sandbox,
     names: &[String],
@@ -54,7 +54,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
     )
     .await?;
 
-    // At no moment are all of them valid.
+    // The Secrets are never all valid at the same time.
     let authority = Authority::new("the test's authority")?;
     let good = authority.sign(names)?;
     let without_key = json!({
@@ -104,13 +104,13 @@ pub(crate) async fn invalid_secrets_start_no_member(
         "a member was started"
     );
 
-    // No request to the operator: a corrected Secret takes effect without one.
+    // No trigger: a corrected Secret takes effect without one.
     serve_with(sandbox, &good, &authority.pem).await?;
     await_tls_ready(sandbox, "c", "").await?;
     Ok(authority)
 }
 
-/// A running cluster of three members loses a Secret and is to grow to five: it grows when the Secret is back.
+/// A running cluster of three members loses a Secret and is scaled to five. It grows when the Secret exists again.
 pub(crate) async fn lost_secret_stops_changes(
     sandbox: &Sandbox,
     authority: &Authority,
@@ -126,7 +126,7 @@ pub(crate) async fn lost_secret_stops_changes(
         conditions_line(object).contains("until the certificates hold")
     })
     .await?;
-    ensure!(uids(sandbox).await? == before, "the cluster was touched");
+    ensure!(uids(sandbox).await? == before, "a pod was changed");
     let peer = tls::secret("peer", tls::PEER, &authority.sign(names)?, &authority.pem);
     sandbox.apply(&peer).await?;
     sandbox.await_members("c", 5).await.map(drop)

@@ -1,5 +1,5 @@
-//! Certificates that the operator generates: a cluster runs on them, they are renewed without a restart, expired ones are
-//! replaced when the operator is back, and their authorities are rotated while clients write.
+//! Certificates that the operator generates. A cluster uses them, and the operator renews them without a restart.
+//! Expired certificates are replaced when the operator is back. The authorities are rotated while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -17,7 +17,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_refused::{authority, rejects_other_authorities};
 use crate::tls_rotation_generated::rotate_authorities;
 
-/// Lines under `spec` for certificates the operator makes.
+/// Lines under `spec` for generated certificates.
 pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
 
 /// A key of a Secret as text.
@@ -28,7 +28,7 @@ pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<
     Ok(String::from_utf8(value.0.clone())?)
 }
 
-/// What a user's client takes from the Secret that is made for it.
+/// The identity of a user's client, from the generated Secret.
 pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let secret = format!("{cluster}-client-tls");
     Ok(Identity {
@@ -41,7 +41,7 @@ pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity>
     })
 }
 
-/// The pods, and how often their containers were started again.
+/// The UIDs of the pods, with their restarts.
 pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
@@ -61,7 +61,7 @@ pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i3
     Ok(all)
 }
 
-/// Whether every member serves with a certificate for this name, to whoever has this identity.
+/// True if every member serves this identity with a certificate for this name.
 pub(crate) async fn all_serve_as(
     sandbox: &Sandbox,
     identity: &Identity,
@@ -83,7 +83,7 @@ pub(crate) async fn all_serve_as(
     Ok(true)
 }
 
-/// Invariant 20. One client writes until the authorities are rotated, with its first certificate.
+/// Invariant 20. One client writes with its first certificate until the authorities are rotated.
 #[tokio::test]
 async fn generated_certificates_are_issued_renewed_and_rotated() {
     cluster_scenario_without_leaks("tls_generated", async |sandbox| {
@@ -110,7 +110,8 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
     .await;
 }
 
-/// A pod has only the certificates of its member: no authority's key, and no certificate of the operators or clients.
+/// A pod has only the certificates of its member: no private key of an authority, and no certificate of operators or
+/// clients.
 async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     urls_have_tls(sandbox, "c").await?;
     for pod in sandbox.member_pods("c").await? {
@@ -123,12 +124,15 @@ async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
         {
             let secret = secret.secret_name.unwrap_or_default();
             let own = [format!("{name}-peer-tls"), format!("{name}-server-tls")];
-            ensure!(own.contains(&secret), "{name} sees Secret {secret}");
+            ensure!(own.contains(&secret), "{name} mounts the Secret {secret}");
         }
     }
     let of_peers = value(sandbox, "c-peer-ca", "ca.crt").await?;
     let of_clients = value(sandbox, "c-client-ca", "ca.crt").await?;
-    ensure!(of_peers != of_clients, "one authority signs for both");
+    ensure!(
+        of_peers != of_clients,
+        "peers and clients have the same authority"
+    );
     Ok(())
 }
 
@@ -146,11 +150,13 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
             if all_serve_as(sandbox, identity, "etcd.example.net").await? {
                 return Ok(Poll::Done(()));
             }
-            Ok(Poll::NotYet("some serve with the one before".into()))
+            Ok(Poll::NotYet(
+                "a member serves with its old certificate".into(),
+            ))
         },
     )
     .await?;
-    // The operators' own certificate is issued again at the next reconcile.
+    // The next reconcile issues the operator certificate again.
     let own = value(sandbox, "c-operator-tls", "tls.crt").await?;
     sandbox
         .kubectl(&["delete", "secret", "c-operator-tls"])
@@ -178,9 +184,9 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 async fn members_come_and_leave(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    // Two authorities, a certificate of the operators, one of clients, two of each member.
+    // Two authorities, one certificate for operators, one for clients, and two for each member.
     let secrets = until(
-        "no member's certificates outlive it",
+        "certificates of removed members are deleted",
         DEADLINE,
         async || {
             let secrets = sandbox.api::<Secret>().list(&of_cluster).await?.items;
@@ -235,7 +241,7 @@ async fn expire(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Whether a new connection to this port of a member fails because the member's certificate has expired.
+/// True if a new connection to this port of a member fails because the certificate of the member has expired.
 async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result<bool> {
     let identity = Identity {
         ca: ca.to_owned(),
@@ -244,8 +250,8 @@ async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result
     };
     let target = format!("pod/{pod}");
     let forward = PortForward::open(&sandbox.env, &sandbox.namespace, &target, port).await?;
-    let refused = identity.ask(forward.port, "/version").await.err();
-    Ok(refused.is_some_and(|why| format!("{why:#}").contains("expired")))
+    let error = identity.ask(forward.port, "/version").await.err();
+    Ok(error.is_some_and(|error| format!("{error:#}").contains("expired")))
 }
 
 /// Waits until new connections to every member fail, on both ports.
@@ -273,7 +279,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
     sandbox.kubectl(&start).await?;
     sandbox.await_operators().await?;
     until(
-        "there are new certificates, and members serve with them",
+        "members serve with new certificates",
         DEADLINE,
         async || {
             let identity = client(sandbox, "c").await?;
@@ -295,7 +301,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
 async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
-    // A process that is ending may renew a certificate.
+    // A terminating process may still renew a certificate.
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 
@@ -328,7 +334,7 @@ mod full {
             let identity = client(sandbox, "c").await?;
             let writer = Writer::start_tls(sandbox, "c", &identity).await?;
             writer.await_more(20).await?;
-            writer.finish("before").await?;
+            writer.finish("before the expiry").await?;
             stop_operator(sandbox).await?;
             let identity = client(sandbox, "c").await?;
             ensure!(all_serve_as(sandbox, &identity, &identity.name).await?);
@@ -338,7 +344,7 @@ mod full {
             let identity = client(sandbox, "c").await?;
             let writer = Writer::start_tls(sandbox, "c", &identity).await?;
             writer.await_more(20).await?;
-            writer.finish("after").await.map(drop)
+            writer.finish("after the expiry").await.map(drop)
         })
         .await;
     }

@@ -1,5 +1,6 @@
-//! Secrets of generated authorities that are deleted, emptied or replaced under a healthy cluster, alone, with a pod
-//! beside, and with all other Secrets: the authority is replaced in steps, and no member and no client is locked out.
+//! The Secrets of generated authorities are deleted, emptied or replaced in a healthy cluster: alone, together with a
+//! pod, and together with all other Secrets. The operator replaces the authority in steps, which lock out no member and
+//! no client.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use crate::certificates::until_with_reads;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_generated::{GENERATED, client, restarts_by_uid, value};
 
-/// What happens to a Secret.
+/// The change of a Secret.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
     Deleted,
@@ -52,7 +53,7 @@ impl Loss {
     }
 }
 
-/// The members' certificates of one kind, `peer` or `server`, by member.
+/// The certificates of the members of one kind, `peer` or `server`, by member.
 async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pod in sandbox.member_pods("c").await? {
@@ -63,8 +64,7 @@ async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, 
     Ok(all)
 }
 
-/// Waits until every member has been started again since, all are ready, and each has a certificate by the next
-/// authority.
+/// Waits until every member has restarted, all are ready, and each has a certificate of the next authority.
 async fn await_replaced(
     sandbox: &Sandbox,
     kinds: &[&str],
@@ -81,7 +81,7 @@ async fn await_replaced(
             };
             if now.len() != 3 || !now.iter().all(new) {
                 return Ok(Poll::NotYet(format!(
-                    "{kind} certificates are the ones before"
+                    "the {kind} certificates are unchanged"
                 )));
             }
         }
@@ -105,28 +105,26 @@ async fn await_replaced(
     .await
 }
 
-/// What clients take from their Secret, when it holds more authorities than before.
+/// Waits until the Secret of the clients contains more authorities than before. Returns the new identity.
 async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     let count = |identity: &Identity| identity.ca.matches("BEGIN CERTIFICATE").count();
-    until(
-        "clients are told of the next authority",
-        DEADLINE,
-        async || {
-            sandbox.trigger_reconcile("c").await?;
-            let Ok(now) = client(sandbox, "c").await else {
-                return Ok(Poll::NotYet("their Secret is incomplete".into()));
-            };
-            Ok(if count(&now) > count(before) {
-                Poll::Done(now)
-            } else {
-                Poll::NotYet(format!("{} authorities", count(&now)))
-            })
-        },
-    )
+    until("clients trust the next authority", DEADLINE, async || {
+        sandbox.trigger_reconcile("c").await?;
+        let Ok(now) = client(sandbox, "c").await else {
+            return Ok(Poll::NotYet(
+                "the Secret of the clients is incomplete".into(),
+            ));
+        };
+        Ok(if count(&now) > count(before) {
+            Poll::Done(now)
+        } else {
+            Poll::NotYet(format!("{} authorities", count(&now)))
+        })
+    })
     .await
 }
 
-/// Members are ended one by one, each only when all are ready again: no request waits for more than one restart.
+/// Members restart one by one, each after all are ready again. A request waits for at most one restart.
 async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss) -> Result<()> {
     let what = format!("{secret} is {loss:?}");
     let identity = client(sandbox, "c").await?;
@@ -143,16 +141,16 @@ async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss)
     await_replaced(sandbox, &[kind], &before, &restarts).await?;
     ensure!(
         check.finish().await? == 3,
-        "{what}: every member is restarted once"
+        "{what}: not every member restarted once"
     );
     let tally = writer.finish(&what).await?;
     ensure!(tally.acknowledged > 50, "{what}: {tally}");
     Ok(())
 }
 
-/// The pod of a member is lost in the same moment.
+/// The pod of a member is deleted at the same time.
 async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
-    let what = format!("{secret} is deleted, and a pod");
+    let what = format!("{secret} and a pod are deleted");
     let identity = client(sandbox, "c").await?;
     let mut writer = Writer::start_tls(sandbox, "c", &identity).await?;
     let before = [certificates(sandbox, kind).await?];
@@ -173,8 +171,8 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     writer.finish(&what).await.map(drop)
 }
 
-/// What a restore of the namespace without its Secrets leaves: members have no authority in common with any certificate
-/// that can be made, so they are restarted one by one without being asked.
+/// As after a restore of the namespace without its Secrets: no new certificate has an authority in common with the
+/// members. The operator restarts them one by one without an approval.
 async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
     let identity = client(sandbox, "c").await?;
     let kinds = ["peer", "server"];
@@ -188,7 +186,8 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
     await_replaced(sandbox, &kinds, &before, &restarts).await?;
-    // Its certificate is by an authority that is gone; what was acknowledged is read back with the new one.
+    // The certificate of the writer belongs to a deleted authority. The acknowledged writes are read back with the new
+    // certificate.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);
     writer.finish("all Secrets are deleted").await?;
@@ -200,7 +199,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// A cluster of three members on volumes.
+/// Creates a cluster of three members on volumes.
 async fn form(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{GENERATED}{DURABLE}");
     sandbox
@@ -209,7 +208,7 @@ async fn form(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Invariant 20. The unit tests and the model lose each Secret in each way, `full` each authority.
+/// Invariant 20. The unit tests and the model lose each Secret in each way, `full` loses each authority.
 #[tokio::test]
 async fn lost_authorities_are_replaced_while_clients_write() {
     cluster_scenario_without_leaks("tls_lost_authority", async |sandbox| {
@@ -228,7 +227,7 @@ async fn lost_authorities_are_replaced_while_clients_write() {
 mod full {
     use super::*;
 
-    /// One authority is lost in every way.
+    /// Loses one authority in every way.
     async fn lose_in_every_way(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
         form(sandbox).await?;
         for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {

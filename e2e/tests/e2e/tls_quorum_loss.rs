@@ -1,5 +1,5 @@
-//! Clusters with TLS lose a majority: the seed takes the survivor's snapshot with the operator's certificate, also while
-//! etcd's authentication is on.
+//! Clusters with TLS lose a majority. The seed fetches the survivor's snapshot with the operator's certificate, also
+//! with authentication.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
@@ -19,7 +19,7 @@ const KEYS: usize = 200;
 const FOR_CLIENTS: &str =
     "  TLS: {static: {member: {serverSecret: server}, operatorSecret: operator}}\n";
 
-/// Every member but one follower is deleted.
+/// Deletes every member except one follower.
 async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let survivor = follower(before)?;
     let mut victims = ready_members(before);
@@ -35,14 +35,14 @@ async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> 
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// The operator reports that the quorum is lost. After the approval, a new cluster continues with the survivor's data.
+/// The operator reports the lost quorum. After the approval, a new cluster continues with the survivor's data.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // An approval counts for a loss that is certain: a process that is ending may answer once more.
+    // Approves only after the loss is final, because a terminating process may still answer once.
     await_object(
         &clusters,
         "c",
-        "approval is asked for",
+        "the approval is requested",
         DEADLINE,
         |object| {
             condition(object, "Degraded").is_some_and(|found| {
@@ -66,7 +66,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Members talk to each other without TLS.
+/// Ensures that peers communicate without TLS.
 async fn clients_have_tls_and_peers_have_none(sandbox: &Sandbox) -> Result<()> {
     let arguments = arguments(sandbox, "c").await?;
     let count = |text: &str| {
@@ -123,22 +123,25 @@ impl SecuredCluster<'_> {
             .apply(&cluster_with(&sandbox.env, "c", 3, spec)?)
             .await?;
         sandbox.await_members("c", 3).await?;
-        until("etcd takes the password", DEADLINE, async || {
+        until("etcd accepts the password", DEADLINE, async || {
             Ok(Poll::Done(self.root().await.map(drop)?))
         })
         .await
     }
 
-    /// A certificate of a client alone opens nothing.
+    /// Ensures that a client certificate alone grants no access.
     async fn rejects_certificate_alone(&self, member: &str) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let identity = tls_generated::client(self.sandbox, "c").await?;
         let anonymous = Keyspace::of_tls_member(env, namespace, member, &identity).await;
-        ensure!(anonymous.is_err(), "a client's certificate is enough");
+        ensure!(
+            anonymous.is_err(),
+            "a client certificate alone grants access"
+        );
         Ok(())
     }
 
-    /// The members are lost in what `lose` does.
+    /// Loses members with `lose`, and recovers the cluster.
     async fn recovers(&self, lose: impl AsyncFnOnce(&DynamicObject) -> Result<()>) -> Result<()> {
         let before = self.sandbox.await_members("c", 3).await?;
         self.rejects_certificate_alone(&ready_members(&before).remove(0))
@@ -174,8 +177,8 @@ impl SecuredCluster<'_> {
     }
 }
 
-/// A running operator has a login of the cluster before, which the seed would not answer. Without a quorum etcd accepts
-/// no login, and an operator that has just started has none: its certificate names a user.
+/// A running operator has a token of the old cluster, which the seed would reject. A new operator has no token, and
+/// without a quorum etcd accepts no login. Therefore, the certificate of the operator names a user.
 #[tokio::test]
 async fn lost_majority_is_recovered_with_authentication() {
     cluster_scenario_without_leaks("auth_quorum_loss", async |sandbox| {

@@ -1,5 +1,5 @@
-//! Clients without a certificate of the right authority are rejected on every port, also with a certificate of the
-//! cluster's other authority. The port for health and metrics serves no data.
+//! Every port rejects clients without a certificate of the right authority, and with a certificate of the cluster's
+//! other authority. The port for health and metrics serves no data.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -20,7 +20,7 @@ use crate::tls_generated::{client, value};
 /// The length of the random part in the name of an authority.
 const RANDOM_NAME_LENGTH: usize = 12;
 
-/// Certificates of Secrets that others maintain. One authority has signed them for both ports.
+/// Static certificates: one authority signs for both ports.
 pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let pod = format!("pod/{}", pods.first().context("no pod")?.name_any());
@@ -45,12 +45,12 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
     ] {
         ensure!(
             put(sandbox, &pod, identity).await.is_err(),
-            "{what}: a write was taken"
+            "{what}: a write was accepted"
         );
         for port in [2379, 2380] {
             ensure!(
                 !is_accepted(sandbox, &pod, port, identity).await?,
-                "{what}: let in on port {port}"
+                "{what}: accepted on port {port}"
             );
         }
     }
@@ -58,13 +58,13 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
         await_accepted(sandbox, &pod, port, &good).await?;
         rejects_plain_http(sandbox, &pod, port).await?;
     }
-    // And a client does not talk to a server of another authority.
+    // Clients reject a server of another authority.
     let suspicious = stranger.identity(good.own.as_ref(), &name);
     ensure!(put(sandbox, &pod, &suspicious).await.is_err());
     serves_no_data(sandbox, &pod).await
 }
 
-/// Generated certificates: each port has an authority of its own.
+/// Generated certificates: each port has its own authority.
 pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let member = pods.first().context("no pod")?.name_any();
@@ -90,7 +90,7 @@ pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     serves_no_data(sandbox, &format!("pod/{member}")).await
 }
 
-/// The authority of a Secret: the test signs with its key.
+/// The authority from a Secret, so that the test can sign certificates.
 pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Result<Authority> {
     let certificate = value(sandbox, secret, "tls.crt").await?;
     let der = CertificateDer::from_pem_slice(certificate.as_bytes())?;
@@ -102,7 +102,7 @@ pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Re
     Authority::of(name, &certificate, &key)
 }
 
-/// This port accepts the good client, and no other.
+/// Ensures that this port accepts only the good client.
 async fn accepts_only(
     sandbox: &Sandbox,
     (pod, port): (&str, u16),
@@ -113,7 +113,8 @@ async fn accepts_only(
     await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
-    // A certificate that the test signs with the authority's key is accepted: so the expired one is rejected for its time.
+    // A valid certificate, which the test signs with the authority's key, is accepted. Therefore, the expired one is
+    // rejected because of its time.
     let valid = authority.client()?;
     let with = |own: Option<&Signed>| Identity {
         own: own.cloned(),
@@ -132,7 +133,7 @@ async fn accepts_only(
     ] {
         ensure!(
             !is_accepted(sandbox, &pod, port, &with(own)).await?,
-            "{what}: let in on port {port}"
+            "{what}: accepted on port {port}"
         );
     }
     rejects_plain_http(sandbox, &pod, port).await
@@ -147,7 +148,7 @@ async fn rejects_plain_http(sandbox: &Sandbox, pod: &str, port: u16) -> Result<(
     Ok(())
 }
 
-/// The port that requests no certificate reports the member's health, and none of its data.
+/// Ensures that the port without client certificates reports the health of the member, but none of its data.
 async fn serves_no_data(sandbox: &Sandbox, pod: &str) -> Result<()> {
     until("the member reports its health", DEADLINE, async || {
         let health = get(sandbox, pod, 2381, "/readyz").await?;
@@ -198,7 +199,7 @@ async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
     Ok(())
 }
 
-/// Whether the handshake succeeds: then the server answers, whatever the answer is.
+/// True if the TLS handshake succeeds. The status of the response does not matter.
 pub(crate) async fn is_accepted(
     sandbox: &Sandbox,
     pod: &str,
@@ -209,14 +210,14 @@ pub(crate) async fn is_accepted(
     Ok(identity.ask(forward.port, "/version").await.is_ok())
 }
 
-/// Waits until the handshake succeeds: on a busy machine it may take longer than a client waits.
+/// Waits until the handshake succeeds. On a busy machine, a handshake may time out.
 async fn await_accepted(
     sandbox: &Sandbox,
     pod: &str,
     port: u16,
     identity: &Identity,
 ) -> Result<()> {
-    let what = format!("the good client is let in on port {port}");
+    let what = format!("port {port} accepts the good client");
     until(&what, DEADLINE, async || {
         let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
         identity
@@ -227,9 +228,9 @@ async fn await_accepted(
     .await
 }
 
-/// As [`get`], until there is an answer.
+/// Like [`get`], but waits for a response.
 async fn answer(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
-    until(&format!("an answer to {path}"), DEADLINE, async || {
+    until(&format!("a response for {path}"), DEADLINE, async || {
         let answer = get(sandbox, pod, port, path).await?;
         Ok(if answer.starts_with("HTTP/1.") {
             Poll::Done(answer)
@@ -240,7 +241,7 @@ async fn answer(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<S
     .await
 }
 
-/// The answer to a plain HTTP request.
+/// Sends a plain HTTP request and returns the response.
 async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
     let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
     let mut stream = TcpStream::connect(("127.0.0.1", forward.port)).await?;

@@ -9,12 +9,12 @@ use kube::ResourceExt;
 use crate::operator_crash::CrashingOperator;
 use crate::tls_generated::{client, value};
 
-/// Every member trusts the next authority, and the one before signs.
+/// At this point, every member trusts the next authority, and the old one still signs.
 const CRASH: &[&str] = &["before-switch-authority"];
-/// The shortest validity that the API accepts: clients have a minute to read the next certificates.
+/// The shortest validity that the API accepts. Clients have a minute to read the next certificates.
 const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
 
-/// How many authorities clients are to trust, and whether the next one is waiting.
+/// The number of authorities that clients trust, and whether a next one is pending.
 async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     let mut most = 0;
     let mut waits = false;
@@ -26,30 +26,30 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     Ok((most, waits))
 }
 
-/// Waits until clients trust so many authorities, and no further one is waiting.
+/// Waits until clients trust this many authorities, and no next one is pending.
 async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Result<()> {
     until(what, DEADLINE * 2, async || {
         let (count, waits) = authorities(sandbox).await?;
         Ok(if count == expected && !waits {
             Poll::Done(())
         } else {
-            Poll::NotYet(format!("{count} {waits}"))
+            Poll::NotYet(format!("{count} authorities, next one pending: {waits}"))
         })
     })
     .await
 }
 
-/// Waits until clients have another certificate than this one.
+/// Waits until clients have a certificate other than this one.
 async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     until(
-        "clients have a certificate by the next authority",
+        "clients have a certificate of the next authority",
         DEADLINE,
         async || {
             let now = client(sandbox, "c").await?;
             let own =
                 |identity: &Identity| identity.own.as_ref().map(|own| own.certificate.clone());
             Ok(if own(&now) == own(before) {
-                Poll::NotYet("the one before".into())
+                Poll::NotYet("the old certificate".into())
             } else {
                 Poll::Done(now)
             })
@@ -58,14 +58,15 @@ async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<
     .await
 }
 
-/// Waits until every member rejects this one for its certificate alone.
+/// Waits until every member rejects the old certificate. The client trusts the new authority, so only its certificate
+/// can cause this.
 async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<()> {
     let old = Identity {
         ca: ca.to_owned(),
         ..old.clone()
     };
     until(
-        "members reject a certificate by the authority before",
+        "members reject a certificate of the old authority",
         DEADLINE,
         async || {
             for pod in sandbox.member_pods("c").await? {
@@ -82,20 +83,19 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
     .await
 }
 
-/// Invariant 20: the certificates of before are valid for months, so clients that have them are rejected for their
-/// authority.
+/// Invariant 20: the old certificates are valid for months, so members reject them only because of their authority.
 pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     let old = client(sandbox, "c").await?;
     let writer = Writer::start_tls(sandbox, "c", &old).await?;
     sandbox
         .kubectl(&["patch", "etcdcluster", "c", "--type=merge", "-p", SHORT])
         .await?;
-    let mut victim = CrashingOperator {
+    let mut operator = CrashingOperator {
         sandbox,
         crashes: 0,
     };
     let annotation = "etcd.database.coreos.com/rotate-authority=once";
-    victim
+    operator
         .crash_at_each(CRASH, async |_| {
             sandbox
                 .kubectl(&["annotate", "etcdcluster", "c", annotation, "--overwrite"])
@@ -104,23 +104,20 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
         })
         .await?;
 
-    // Clients are told of both authorities while the one before signs, and read their Secret now.
+    // While the old authority signs, the Secret of the clients contains both authorities.
     let both = client(sandbox, "c").await?;
     ensure!(both.ca.matches("BEGIN CERTIFICATE").count() == 2);
     writer.finish("the next authority is trusted").await?;
     let writer = Writer::start_tls(sandbox, "c", &both).await?;
-    ensure!(victim.run_without_failpoints().await? == CRASH.len());
+    ensure!(operator.run_without_failpoints().await? == CRASH.len());
     await_authorities(sandbox, "the next authority signs", 2).await?;
     let new = await_next_certificate(sandbox, &both).await?;
-    writer.finish("certificates by the next authority").await?;
+    writer.finish("certificates of the next authority").await?;
     let mut writer = Writer::start_tls(sandbox, "c", &new).await?;
-    await_authorities(sandbox, "the authority before is not trusted", 1).await?;
+    await_authorities(sandbox, "the old authority is not trusted", 1).await?;
     await_rejected(sandbox, &old, &new.ca).await?;
     sandbox.await_members("c", 3).await?;
     // Certificates are valid for three minutes from now on.
     writer.read_as(&client(sandbox, "c").await?);
-    writer
-        .finish("without the authority before")
-        .await
-        .map(drop)
+    writer.finish("without the old authority").await.map(drop)
 }

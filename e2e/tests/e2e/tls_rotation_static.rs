@@ -1,5 +1,5 @@
-//! Secrets that others maintain are changed under a running cluster: members and all three operators use new
-//! certificates without a restart, and the authority is replaced in steps.
+//! The static Secrets of a running cluster are changed. Members and all three operators use new certificates without a
+//! restart, and the authority is replaced in steps.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -19,10 +19,11 @@ use crate::tls_generated::{all_serve_as, restarts_by_uid};
 use crate::tls_refused::is_accepted;
 
 const KEYS: usize = 200;
-/// A name that only the new certificates have.
+/// A DNS name that only the new certificates have.
 const MORE: &str = "rotated.example";
 
-/// Puts certificates by this authority into the Secrets of the members and of the operators; all trust `ca`.
+/// Replaces the certificates in the Secrets of members and operators with certificates of this authority. All trust
+/// `ca`.
 async fn put(sandbox: &Sandbox, by: &Authority, names: &[String], ca: &str) -> Result<()> {
     for (name, keys, signed) in [
         ("peer", tls::PEER, by.sign(names)?),
@@ -35,7 +36,7 @@ async fn put(sandbox: &Sandbox, by: &Authority, names: &[String], ca: &str) -> R
     Ok(())
 }
 
-/// The operators' pods, and how often they were started again.
+/// The UIDs of the operator pods, with their restarts.
 pub(crate) async fn operators(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let selector = ListParams::default().labels("app.kubernetes.io/name=etcd-operator");
     let pods = sandbox.api::<Pod>().list(&selector).await?;
@@ -53,18 +54,18 @@ pub(crate) async fn operators(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     Ok(all)
 }
 
-/// Waits until every member shows a certificate with this name, on this port.
+/// Waits until every member presents a certificate with this name on this port.
 async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &str) -> Result<()> {
     let identity = Identity {
         name: name.to_owned(),
         ..identity.clone()
     };
-    let what = format!("every member shows a certificate for {name} on port {port}");
+    let what = format!("every member presents a certificate for {name} on port {port}");
     until_with_reads(sandbox, &what, async || {
         for pod in sandbox.member_pods("c").await? {
             let pod = format!("pod/{}", pod.name_any());
             if !is_accepted(sandbox, &pod, port, &identity).await? {
-                return Ok(Poll::NotYet(format!("{pod} shows the one before")));
+                return Ok(Poll::NotYet(format!("{pod} presents the old certificate")));
             }
         }
         Ok(Poll::Done(()))
@@ -72,7 +73,7 @@ async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &st
     .await
 }
 
-/// Waits until every member was started with as many authorities for its peers, and nothing is left to do.
+/// Waits until every member was started with this many peer authorities, and no work is pending.
 async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     let what = format!("every member was started with {count} authorities");
     until(&what, DEADLINE * 2, async || {
@@ -92,7 +93,7 @@ async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The same authority signs new certificates: members use them without a restart.
+/// The same authority signs new certificates. Members use them without a restart.
 pub(crate) async fn renews(
     sandbox: &Sandbox,
     authority: &Authority,
@@ -111,7 +112,7 @@ pub(crate) async fn renews(
     Ok(())
 }
 
-/// An authority in the peer Secret that shares nothing with the running members restarts no member.
+/// A peer Secret with an authority that no running member trusts restarts no member.
 async fn replaced_at_once_is_reported(
     sandbox: &Sandbox,
     (old, new): (&Authority, &Authority),
@@ -133,16 +134,20 @@ async fn replaced_at_once_is_reported(
     sandbox.apply(&of_peers(old)?).await?;
     sandbox.trigger_reconcile("c").await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    await_object(&clusters, "c", "the Secrets hold", DEADLINE, |object| {
-        has_condition(object, "TLSReady", "True")
-    })
+    await_object(
+        &clusters,
+        "c",
+        "the Secrets are valid",
+        DEADLINE,
+        |object| has_condition(object, "TLSReady", "True"),
+    )
     .await?;
     ensure!(uids(sandbox).await? == before, "a member was restarted");
     Ok(())
 }
 
-/// Invariant 20: the authority is replaced in steps while clients write. Afterwards members reject the operators' first
-/// certificate, so each operator connects with the next one: for the cluster, a backup, and a restore.
+/// Invariant 20: the authority is replaced in steps while clients write. Afterwards, members reject the first
+/// certificate of the operators. Each operator connects with the new one: for the cluster, a backup, and a restore.
 pub(crate) async fn replaces_authority(
     sandbox: &Sandbox,
     old: &Authority,
@@ -178,13 +183,17 @@ pub(crate) async fn replaces_authority(
         ca: new.pem.clone(),
         ..after.clone()
     };
-    until_with_reads(sandbox, "members show the new certificates", async || {
-        Ok(if all_serve_as(sandbox, &of_new, &of_new.name).await? {
-            Poll::Done(())
-        } else {
-            Poll::NotYet("some show the ones before".to_owned())
-        })
-    })
+    until_with_reads(
+        sandbox,
+        "members present the new certificates",
+        async || {
+            Ok(if all_serve_as(sandbox, &of_new, &of_new.name).await? {
+                Poll::Done(())
+            } else {
+                Poll::NotYet("a member presents its old certificate".to_owned())
+            })
+        },
+    )
     .await?;
     writer.finish("both authorities").await?;
     let writer = Writer::start_tls(sandbox, "c", &after).await?;
@@ -194,7 +203,7 @@ pub(crate) async fn replaces_authority(
     writer.finish("the new authority alone").await?;
     ensure!(
         !all_serve_as(sandbox, &before, &before.name).await?,
-        "a certificate by the one before is taken"
+        "a certificate of the old authority is accepted"
     );
 
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);

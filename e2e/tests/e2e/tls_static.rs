@@ -1,5 +1,5 @@
-//! Clusters with TLS from Secrets that others maintain: the certificates are verified, members change, and certificates
-//! and their authority are rotated without a restart of an operator.
+//! Clusters with static TLS Secrets. The certificates are verified, members change, and certificates and authority are
+//! rotated without a restart of an operator.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::{cluster_scenario_without_leaks, scenario_without_leaks};
@@ -58,15 +58,15 @@ async fn shrinks(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The TLS example of v0.9.4 is applied unchanged, with Secrets as its documentation requires: their names cover only the
-/// `Pod` form of addresses. Its members have no volumes.
+/// The TLS example of v0.9.4 is applied unchanged, with Secrets as its documentation requires. Their names cover only
+/// the `Pod` form of addresses. Its members have no volumes.
 #[tokio::test]
 async fn old_tls_example_runs_and_changes_members() {
     cluster_scenario_without_leaks("tls_old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-tls-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
         let names = pod_dns_names(sandbox, "example");
-        let authority = Authority::new("the old way")?;
+        let authority = Authority::new("old authority")?;
         for (name, keys, signed) in [
             ("etcd-peer-tls", tls::PEER, authority.sign(&names)?),
             ("etcd-server-tls", tls::SERVER, authority.sign(&names)?),
@@ -83,7 +83,7 @@ async fn old_tls_example_runs_and_changes_members() {
         let identity = client(&authority, sandbox, "example")?;
         let writer = Writer::start_tls(sandbox, "example", &identity).await?;
         change_members(sandbox, "example").await?;
-        let tally = writer.finish("the old example with TLS").await?;
+        let tally = writer.finish("TLS example of v0.9.4").await?;
         ensure!(tally.acknowledged > 50, "{tally}");
         Ok(())
     })

@@ -1,5 +1,5 @@
-//! TLS is switched on and off while members run and clients write: members accept both kinds of client, all clients are
-//! changed, and members accept one kind. Clients that follow this order are served at any time.
+//! TLS is switched on and off while members run and clients write. First, members accept both kinds of clients. Then
+//! all clients are changed. Then members accept one kind. Clients that follow this order are always served.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::restore_in_place::{RESTORE_LOCK, in_place_restore};
 use crate::rollout::MAX_WRITE_GAP;
 use crate::tls_generated::client as generated_client;
 
-/// Three times around three members, and where they have no volumes each is followed by another.
+/// Enough for three rolling updates of three members, and for replacements of members without volumes.
 const SWITCH_TIMEOUT: Duration = Duration::from_mins(10);
 const KEYS: usize = 50;
 
@@ -32,7 +32,7 @@ pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-u
 
 const GENERATED: &str = r#"{"static":null,"generated":{},"#;
 
-/// Both kinds of client are let in.
+/// Members accept clients with and without TLS.
 const BOTH: &str = r#"{"acceptPlaintext":true}"#;
 
 async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
@@ -41,17 +41,17 @@ async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// Three members, every one of which talks as `spec.TLS` says.
+/// Waits until three members use TLS as in `spec.TLS`.
 async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     await_tls_mode(sandbox, peers, accepts).await?;
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Waits until every member talks as `spec.TLS` says, as a user does: `TLSReady` of this generation is true, or there is
-/// no TLS.
+/// Waits until the status reports the TLS of `spec.TLS`, as a user does: `TLSReady` of this generation is true, or
+/// there is no TLS.
 async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    let what = format!("members are at {peers}, plain text taken: {accepts}");
+    let what = format!("peers use {peers}, plaintext accepted: {accepts}");
     await_object(&clusters, "c", &what, SWITCH_TIMEOUT, |object| {
         let seen =
             field(object, "/status/observedGeneration").as_i64() == object.metadata.generation;
@@ -72,22 +72,22 @@ async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result
 
 async fn finish_with_short_gap(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
-    // A client's connection to a member ends with it, and a leader hands over.
+    // A client reconnects when its member stops, and a leader transfers its leadership.
     ensure!(tally.gap < MAX_WRITE_GAP, "{what}: {tally}");
     Ok(())
 }
 
-/// Sets `spec.TLS` to this and waits until members are there; they are ended one by one.
+/// Sets `spec.TLS` and waits for the switch. Members are terminated one by one.
 async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
     let check = RollingCheck::start(sandbox, "c", 3).await?;
     set(sandbox, tls).await?;
     switched(sandbox, peers, accepts).await?;
     let ended = check.finish().await.context("TLS was switched")?;
-    ensure!(ended >= 3, "{ended} pods were ended");
+    ensure!(ended >= 3, "{ended} pods were terminated");
     Ok(())
 }
 
-/// A client writes while `spec.TLS` is set to this, until members are there; then it is changed, and another follows.
+/// Runs a client during the switch of `spec.TLS`. Afterwards, this kind of client is replaced by the other.
 async fn switch_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
@@ -102,7 +102,7 @@ async fn switch_under_load(
     finish_with_short_gap(writer, what).await
 }
 
-/// Every member lets this one in.
+/// Waits until every member accepts this identity.
 async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let pod = pod.name_any();
@@ -110,7 +110,7 @@ async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()
             name: format!("{pod}.{}.svc", sandbox.namespace),
             ..identity.clone()
         };
-        until("every member takes TLS", DEADLINE, async || {
+        until("every member accepts TLS", DEADLINE, async || {
             let answer =
                 Keyspace::of_tls_member(&sandbox.env, &sandbox.namespace, &pod, &identity).await;
             Ok(match answer {
@@ -123,7 +123,7 @@ async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()
     Ok(())
 }
 
-/// From plain text to TLS and nothing else: who writes without TLS is changed between the two steps.
+/// From plaintext to TLS only. Clients without TLS are replaced between the two steps.
 async fn switch_on(
     sandbox: &Sandbox,
     tls: &str,
@@ -136,7 +136,7 @@ async fn switch_on(
     let identity = identity().await?;
     await_tls_accepted(sandbox, &identity).await?;
     finish_with_short_gap(plain, "without TLS, while it is switched on").await?;
-    let encrypted = (Some(&identity), "with TLS, when plain text is over");
+    let encrypted = (Some(&identity), "with TLS, after plaintext is disabled");
     let alone = format!(r#"{tls}"acceptPlaintext":null}}"#);
     switch_under_load(sandbox, encrypted, &alone, ("Tls", false)).await?;
     for argument in arguments(sandbox, "c").await? {
@@ -149,9 +149,9 @@ async fn switch_on(
     Ok(())
 }
 
-/// From TLS to plain text and nothing else.
+/// From TLS to plaintext only.
 async fn switch_off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
-    let encrypted = (Some(identity), "with TLS, when both are taken");
+    let encrypted = (Some(identity), "with TLS, while both are accepted");
     switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
     let plain = (None, "without TLS, while it is switched off");
     switch_under_load(sandbox, plain, "null", ("Plain", false)).await?;
@@ -167,8 +167,8 @@ async fn names(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Without `acceptPlaintext`, a running cluster is not switched, because its clients would be locked out. Members are still
-/// replaced.
+/// Without `acceptPlaintext`, the operator does not switch a running cluster, because that would lock out its clients.
+/// It still replaces lost members.
 async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     set(sandbox, r#"{"generated":{}}"#).await?;
@@ -176,7 +176,7 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     await_object(
         &clusters,
         "c",
-        "the switch is refused",
+        "the switch is rejected",
         DEADLINE,
         |object| {
             condition(object, "Degraded").is_some_and(|found| found["reason"] == "TLSSwitchRefused")
@@ -190,14 +190,14 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
         ensure!(!argument.contains("https://"), "{argument}");
     }
     set(sandbox, "null").await?;
-    await_object(&clusters, "c", "nothing is wrong", DEADLINE, |object| {
+    await_object(&clusters, "c", "Degraded=False", DEADLINE, |object| {
         has_condition(object, "Degraded", "False")
     })
     .await?;
-    writer.finish("a switch that is refused").await.map(drop)
+    writer.finish("rejected switch").await.map(drop)
 }
 
-/// Members keep their volumes, and so their identities.
+/// Members keep their volumes and their identities.
 #[tokio::test]
 async fn tls_is_switched_on_and_off_under_load() {
     cluster_scenario("tls_switch", async |sandbox| {
@@ -212,7 +212,7 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // Without TLS, there may be no Secret.
+        // Called here, because a cluster without TLS may have no Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;
@@ -225,9 +225,13 @@ async fn tls_is_switched_on_and_off_under_load() {
 async fn hibernates(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     merge(sandbox, r#"{"spec":{"hibernate":true}}"#).await?;
-    await_object(&clusters, "c", "it hibernates", SWITCH_TIMEOUT, |object| {
-        field(object, "/status/phase") == "Hibernated"
-    })
+    await_object(
+        &clusters,
+        "c",
+        "the cluster is hibernated",
+        SWITCH_TIMEOUT,
+        |object| field(object, "/status/phase") == "Hibernated",
+    )
     .await
     .map(drop)
 }
@@ -237,10 +241,10 @@ async fn merge(sandbox: &Sandbox, patch: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// The members start without TLS, as they were recorded, and are switched then. The operator crashes before each kind of
+/// The members start without TLS, as recorded, and are switched afterwards. The operator crashes before each kind of
 /// write of the switch.
 async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
-    let mut victim = CrashingOperator {
+    let mut operator = CrashingOperator {
         sandbox,
         crashes: 0,
     };
@@ -250,12 +254,12 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
         merge(sandbox, &patch).await
     };
     let (record, change) = CRASHES.split_at(1);
-    victim.crash_at_each(record, wake).await?;
+    operator.crash_at_each(record, wake).await?;
     let started = arguments(sandbox, "c").await?;
     let has_tls = started.iter().any(|argument| argument.contains("https://"));
     ensure!(!started.is_empty() && !has_tls, "{started:?}");
-    victim.crash_at_each(change, wake).await?;
-    ensure!(victim.run_without_failpoints().await? == CRASHES.len());
+    operator.crash_at_each(change, wake).await?;
+    ensure!(operator.run_without_failpoints().await? == CRASHES.len());
     switched(sandbox, "Tls", false).await?;
     await_desired_members(sandbox, "c", 3).await?;
     let arguments = arguments(sandbox, "c").await?;
@@ -265,7 +269,7 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// TLS between members alone, from Secrets that others maintain. One client writes from before the hibernation to the end.
+/// TLS between members alone, from static Secrets. One client writes from before the hibernation to the end.
 #[tokio::test]
 async fn hibernated_cluster_switches_tls_after_resume() {
     cluster_scenario_without_leaks("tls_switch_hibernated", async |sandbox| {
@@ -286,8 +290,8 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// A switch that is asked for while a restore in place is under way: the seed was made without it, is asked as it was
-/// made, and is switched when it is handed over. A backup does not wait for the switch.
+/// A switch is requested during an in-place restore. The operators contact the seed with the TLS that it was created
+/// with, and the switch starts after the cutover. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
@@ -315,10 +319,10 @@ async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
             .await?;
         let pods = sandbox.api::<Pod>();
         let seeds = ListParams::default().labels(RESTORE_LOCK);
-        until("the seed's pod", DEADLINE, async || {
+        until("the seed pod exists", DEADLINE, async || {
             Ok(match pods.list(&seeds).await?.items.first() {
                 Some(_) => Poll::Done(()),
-                None => Poll::NotYet("there is none".to_owned()),
+                None => Poll::NotYet("no seed pod".to_owned()),
             })
         })
         .await?;
@@ -340,7 +344,7 @@ mod full {
     use super::*;
     use crate::certificates::{STATIC, client};
 
-    /// Members without volumes are replaced, stage by stage.
+    /// Members without volumes are replaced in each stage.
     #[tokio::test]
     async fn tls_is_switched_off_without_volumes() {
         cluster_scenario_without_leaks("tls_switch_off", async |sandbox| {
@@ -354,7 +358,7 @@ mod full {
         .await;
     }
 
-    /// Static and generated certificates do not trust each other: clients use plaintext in between, and so do members.
+    /// Static and generated certificates have different authorities, so clients and members use plaintext in between.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {
@@ -367,7 +371,7 @@ mod full {
             let identity = client(&authority, sandbox, "c")?;
             let encrypted = (
                 Some(&identity),
-                "with static certificates, when both are taken",
+                "with static certificates, while both are accepted",
             );
             switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
             switch_on(sandbox, GENERATED, async || {

@@ -1,5 +1,4 @@
-//! One cluster operator after another: two that hold a lease at the same time, a standby that takes over, and a newer
-//! one.
+//! Several cluster operators: two that hold leases at the same time, a standby that takes over, and a newer one.
 
 use std::time::Instant;
 
@@ -30,21 +29,22 @@ async fn leader(sandbox: &Sandbox) -> Result<Option<String>> {
     Ok(holder(&sandbox.api::<Lease>().get(OPERATOR).await?))
 }
 
-/// Waits until another pod leads; returns its name. How long that took is told: it is the machine's business, too.
+/// Waits until another pod is the leader. Returns its name. The duration is printed but not checked, because it depends
+/// on the machine.
 async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<String> {
     let begun = Instant::now();
-    let name = until("another pod leads", DEADLINE, async || {
+    let name = until("another pod is the leader", DEADLINE, async || {
         Ok(match leader(sandbox).await? {
             Some(name) if name != than => Poll::Done(name),
             other => Poll::NotYet(format!("{other:?}")),
         })
     })
     .await?;
-    eprintln!("    taken over {:?} after {after}", begun.elapsed());
+    eprintln!("    takeover {:?} after {after}", begun.elapsed());
     Ok(name)
 }
 
-/// When a lease runs out.
+/// The expiry of a lease.
 fn end(lease: &Lease) -> Result<Timestamp> {
     let spec = lease.spec.as_ref().context("an empty lease")?;
     let renewed = spec.renew_time.as_ref().context("never renewed")?.0;
@@ -52,7 +52,7 @@ fn end(lease: &Lease) -> Result<Timestamp> {
     Ok(renewed + SignedDuration::from_secs(seconds.into()))
 }
 
-/// Reads every version of the lease from one on, until this pod does not hold it any more; returns who does then.
+/// Reads every version of the lease until this pod does not hold it. Returns the next holder.
 async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Option<String>> {
     let only = WatchParams::default().fields(&format!("metadata.name={OPERATOR}"));
     let version = since.resource_version().unwrap_or_default();
@@ -63,7 +63,7 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // By the API server's clock: a busy machine may show the change to this test much later.
+            // Uses the clock of the API server, because a busy machine may deliver the change much later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -74,9 +74,9 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         ends = end(&lease).unwrap_or(ends);
         None
     });
-    let (next, in_time) = next.await.context("the lease stays as it is")?;
-    // Whoever finds one that ran out empties it, too, before taking it.
-    ensure!(in_time, "the lease ran out and was not given back");
+    let (next, in_time) = next.await.context("the lease did not change")?;
+    // A process that finds an expired lease also clears it before it acquires it.
+    ensure!(in_time, "the lease expired and was not released");
     Ok(next)
 }
 
@@ -98,9 +98,9 @@ async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Po
     .await
 }
 
-/// Nothing of anybody else is left: as many pods and volumes as members, and their Services.
+/// Waits until no leftovers exist: as many pods and PVCs as members, and their Services.
 async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
-    until("nothing is left over", DEADLINE, async || {
+    until("no leftovers exist", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
         let claims = sandbox.api::<PersistentVolumeClaim>();
@@ -122,8 +122,8 @@ async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
 async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
-    let victim = victim.with_context(|| format!("{pod} is gone"))?;
-    // Killed, and not started again under its name, which holds the lease.
+    let victim = victim.with_context(|| format!("{pod} does not exist"))?;
+    // Killed, and deleted, so that no container restarts under the name that holds the lease.
     let words = [
         "delete",
         "pod",
@@ -147,13 +147,13 @@ async fn concurrent_operators_and_failover_keep_cluster_safe() {
         let writer = step("act at the same time", both_act(sandbox)).await?;
         step("take over from each other", standby_takes_over(sandbox)).await?;
         writer.await_more(10).await?;
-        writer.finish("operators that take over").await?;
+        writer.finish("operator takeovers").await?;
         step("replace the operator", restarts_no_member(sandbox)).await
     })
     .await;
 }
 
-/// A crash in the middle of a change, and an orderly end.
+/// A crash in the middle of a change, and a graceful shutdown.
 async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
         "--set",
@@ -175,7 +175,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_ready_operators(sandbox, 2).await?;
     let before = sandbox.await_members("c", 3).await?;
 
-    // A crash in the middle of a change: the lease runs out, then the other one goes on.
+    // A crash in the middle of a change: the lease expires, then the standby continues.
     sandbox.scale("c", 5).await?;
     until("a member is being added", DEADLINE, async || {
         Ok(match sandbox.member_pods("c").await?.len() {
@@ -184,13 +184,13 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
         })
     })
     .await?;
-    let first = leader(sandbox).await?.context("nobody leads")?;
+    let first = leader(sandbox).await?.context("no leader")?;
     crash(sandbox, &first).await?;
     let second = await_another(sandbox, &first, "a crash").await?;
     let grown = sandbox.await_members("c", 5).await?;
     ensure!(field(&grown, "/status/clusterID") == field(&before, "/status/clusterID"));
 
-    // An orderly end gives the lease back.
+    // A graceful shutdown releases the lease.
     await_ready_operators(sandbox, 2).await?;
     let lease = sandbox.api::<Lease>().get(OPERATOR).await?;
     ensure!(holder(&lease).as_ref() == Some(&second), "{lease:?}");
@@ -200,16 +200,16 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let next = next_holder(sandbox, &lease, &second).await?;
     ensure!(
         next.is_none(),
-        "it is taken and was not given back: {next:?}"
+        "the lease was acquired before it was released: {next:?}"
     );
-    await_another(sandbox, &second, "an orderly end").await?;
+    await_another(sandbox, &second, "a graceful shutdown").await?;
     sandbox.scale("c", 3).await?;
     sandbox.await_members("c", 3).await?;
     await_no_leftovers(sandbox, 3).await
 }
 
-/// The operator's Deployment once more, with a lease of its own: both lead, as two do for a moment when a process
-/// slept through its lease.
+/// Adds a second Deployment of the operator with a separate lease, so that both are leaders. This also happens for a
+/// moment when a process sleeps longer than its lease.
 async fn add_another(sandbox: &Sandbox) -> Result<()> {
     let rights = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -243,19 +243,19 @@ subjects:
     let arguments = pod.containers[0].args.get_or_insert_default();
     arguments.push("--lease-name=another".to_owned());
     deployments.create(&PostParams::default(), &another).await?;
-    until("another operator leads, too", DEADLINE, async || {
+    until("a second operator is a leader", DEADLINE, async || {
         let lease = sandbox.api::<Lease>().get_opt("another").await?;
         let holder = lease.and_then(|lease| lease.spec?.holder_identity);
         Ok(match holder {
             Some(_) => Poll::Done(()),
-            None => Poll::NotYet("it does not".to_owned()),
+            None => Poll::NotYet("no holder".to_owned()),
         })
     })
     .await
 }
 
-/// Invariant 11: two operators with a lease each form a cluster, replace members and change its size. Returns a client that
-/// writes.
+/// Invariant 11: two operators with separate leases form a cluster, replace members and change its size. Returns a
+/// client that writes.
 async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
     add_another(sandbox).await?;
     sandbox
@@ -274,7 +274,7 @@ async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
     sandbox
         .kubectl(&["delete", "deployment", "another"])
         .await?;
-    until("the other operator has ended", DEADLINE, async || {
+    until("the second operator has stopped", DEADLINE, async || {
         let selector = ListParams::default().labels("is=another");
         let pods = sandbox.api::<Pod>().list(&selector).await?.items.len();
         Ok(if pods == 0 {

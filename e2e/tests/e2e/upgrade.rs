@@ -1,5 +1,5 @@
-//! The version of a cluster changes while clients write: one member after the other, in both directions, and not at all
-//! where etcd has no way.
+//! The version of a cluster changes while clients write: one member at a time, in both directions. Changes that etcd
+//! does not support are rejected.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::fixtures::DURABLE;
 use crate::old_etcd::one_learner_at_a_time;
 
-/// From one write of the client to the next.
+/// The time between two writes of the client.
 pub(crate) const WRITE_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) fn manifest(name: &str, size: usize, version: &str, more: &str) -> String {
@@ -32,7 +32,7 @@ pub(crate) async fn change(sandbox: &Sandbox, name: &str, spec: serde_json::Valu
     Ok(())
 }
 
-/// All members run the version, and nothing is in progress.
+/// Waits until all members run the version, and no work is pending.
 pub(crate) async fn await_version(
     sandbox: &Sandbox,
     name: &str,
@@ -62,7 +62,7 @@ fn is_condition(object: &DynamicObject, kind: &str, status: &str, reason: &str) 
         .is_some_and(|found| found["status"] == status && found["reason"] == reason)
 }
 
-/// By pod: its UID, its address, and how often its etcd was started again.
+/// UID, address and etcd restarts of every pod, by name.
 async fn pods(sandbox: &Sandbox, name: &str) -> Result<BTreeMap<String, (String, String, i32)>> {
     let pods = sandbox.member_pods(name).await?.into_iter();
     let seen = pods.filter_map(|pod| {
@@ -74,20 +74,20 @@ async fn pods(sandbox: &Sandbox, name: &str) -> Result<BTreeMap<String, (String,
     Ok(seen.collect())
 }
 
-/// Waits until the pods are the same, and each was started again: a member may answer before its kubelet has told that it
-/// runs again.
+/// Waits until all pods are the same, and each was restarted once. A member may answer before its kubelet reports the
+/// restart.
 async fn await_in_place(
     sandbox: &Sandbox,
     name: &str,
     before: &BTreeMap<String, (String, String, i32)>,
 ) -> Result<()> {
-    until("the same pods, each started again", DEADLINE, async || {
+    until("the same pods, each restarted once", DEADLINE, async || {
         in_place(before, &pods(sandbox, name).await?, 1).map(Poll::Done)
     })
     .await
 }
 
-/// The pods are the same, and each was started again so many times.
+/// Ensures that the pods are the same, and each was restarted this often.
 fn in_place(
     before: &BTreeMap<String, (String, String, i32)>,
     after: &BTreeMap<String, (String, String, i32)>,
@@ -105,10 +105,10 @@ fn in_place(
     Ok(())
 }
 
-/// The restarts of the members' containers do not overlap: when each ended and when it ran again. A kubelet may have
-/// counted a restart and told of a container that is made, but not yet that it runs.
+/// Ensures that the restarts of the members' containers do not overlap. A kubelet may report a restart and a created
+/// container before the container runs.
 async fn ensure_one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
-    let what = "each member was started again and runs";
+    let what = "each member was restarted and runs";
     let mut restarts = until(what, DEADLINE, async || {
         let pods = sandbox.member_pods(name).await?.into_iter();
         let restarts = pods.map(|pod| {
@@ -117,13 +117,16 @@ async fn ensure_one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
             Some((ended, status.state?.running?.started_at?))
         });
         let restarts: Option<Vec<_>> = restarts.collect();
-        let not_yet = || Poll::NotYet("one was not, or is not told to run".to_owned());
+        let not_yet = || Poll::NotYet("a member was not restarted or is not running".to_owned());
         Ok(restarts.map_or_else(not_yet, Poll::Done))
     })
     .await?;
     restarts.sort();
     let apart = restarts.windows(2).all(|two| two[0].1 <= two[1].0);
-    ensure!(apart, "two members at once: {restarts:?}");
+    ensure!(
+        apart,
+        "two members restarted at the same time: {restarts:?}"
+    );
     Ok(())
 }
 
@@ -142,13 +145,13 @@ async fn await_reason(
     .await
 }
 
-/// From 3.4 to 3.7, one minor release after the other, in members without volumes. No write fails for a client that
-/// retries, and no pod is replaced.
+/// From 3.4 to 3.7, one minor release at a time, in members without volumes. No write fails for a client that retries,
+/// and no pod is replaced.
 #[tokio::test]
 async fn every_minor_is_upgraded_in_place_under_load() {
     cluster_scenario("upgrade_under_load", async |sandbox| {
         let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
-        ensure!(oldest.starts_with("3.4."), "the oldest here is {oldest}");
+        ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
         sandbox.apply(&manifest("c", 3, oldest, "")).await?;
@@ -168,22 +171,23 @@ async fn every_minor_is_upgraded_in_place_under_load() {
             (last.as_str(), "3.6.11 or a later 3.6"),
             (oldest.as_str(), "cannot be downgraded"),
         ];
-        let refused = are_refused(sandbox, "c", &second, &versions);
-        step("reject 3.7 and 3.4", refused).await?;
+        let rejected = are_rejected(sandbox, "c", &second, &versions);
+        step("reject 3.7 and 3.4", rejected).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
         let stopped = missing_image(sandbox, &writer, &third);
-        step("set back a missing image", stopped).await?;
+        step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;
-        ensure!(members(&after) == members(&before), "other members");
+        ensure!(members(&after) == members(&before), "the members changed");
         finish(writer, "three upgrades").await
     })
     .await;
 }
 
-/// A kubelet delays the restart of a container that ran the same image before: few steps return to a version.
+/// A kubelet delays the restart of a container that ran the same image before, so few steps return to an earlier
+/// version.
 #[tokio::test]
 async fn version_changes_are_reversed_and_redirected_under_load() {
     cluster_scenario("versions", async |sandbox| {
@@ -197,31 +201,31 @@ async fn version_changes_are_reversed_and_redirected_under_load() {
         await_version(sandbox, "c", 3, &old).await?;
         let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
-        // For the downgrade.
+        // This cluster is used for the downgrade.
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
         step("redirect an upgrade", is_redirected(sandbox, &new)).await?;
         await_version(sandbox, "plain", 3, &new).await?;
         step("downgrade", are_downgraded(sandbox, &old)).await?;
-        finish(writer, "versions back and forth").await
+        finish(writer, "reversed version changes").await
     })
     .await;
 }
 
-/// From one patch release to another and back: in place, one member after the other. The older one is below the floor of
-/// the next minor release, which is rejected.
+/// From one patch release to another and back, in place, one member at a time. The older release is too old for the
+/// next minor release, which is rejected.
 async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> Result<()> {
     sandbox.await_members("patch", 3).await?;
     let writer = Writer::start_retrying(sandbox, "patch", WRITE_INTERVAL).await?;
-    let refused = [(next, "3.5.26 or a later 3.5")];
-    are_refused(sandbox, "patch", older, &refused).await?;
+    let rejected = [(next, "3.5.26 or a later 3.5")];
+    are_rejected(sandbox, "patch", older, &rejected).await?;
     for version in [newer, older] {
         is_changed_in_place(sandbox, "patch", version).await?;
     }
-    finish(writer, "a patch release and back").await?;
+    finish(writer, "patch release and back").await?;
     sandbox.delete_cluster("patch").await
 }
 
-/// No write failed, and none is lost.
+/// Ensures that no write failed or is lost.
 async fn finish(writer: Writer, what: &str) -> Result<()> {
     writer.await_more(10).await?;
     let tally = writer.finish(what).await?;
@@ -229,7 +233,7 @@ async fn finish(writer: Writer, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// One member after the other restarts with the version, in its pod.
+/// Restarts one member at a time with the version, in its pod.
 async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     let before = sandbox.await_members(name, 3).await?;
     let pods_before = pods(sandbox, name).await?;
@@ -238,12 +242,12 @@ async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Re
     await_in_place(sandbox, name, &pods_before).await?;
     ensure_one_by_one(sandbox, name).await?;
     let after = sandbox.await_members(name, 3).await?;
-    ensure!(members(&after) == members(&before), "other members");
+    ensure!(members(&after) == members(&before), "the members changed");
     Ok(())
 }
 
-/// Versions to which etcd has no way: no member restarts, and the status gives the reason.
-async fn are_refused(
+/// Versions that etcd does not support as a next step. No member restarts, and the status reports the reason.
+async fn are_rejected(
     sandbox: &Sandbox,
     name: &str,
     runs: &str,
@@ -252,18 +256,18 @@ async fn are_refused(
     let before = pods(sandbox, name).await?;
     for (version, says) in versions {
         change(sandbox, name, json!({ "version": version })).await?;
-        await_refused(sandbox, name, runs, says).await?;
+        await_rejected(sandbox, name, runs, says).await?;
     }
     sandbox
         .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
         .await?;
-    // Back to what runs, and all is well.
+    // The spec returns to the running version.
     change(sandbox, name, json!({ "version": runs })).await?;
     await_version(sandbox, name, 3, runs).await?;
     in_place(&before, &pods(sandbox, name).await?, 0)
 }
 
-/// An upgrade to an image that does not exist stops after one member; set back, the cluster is as it was.
+/// An upgrade to a missing image stops after one member. After the version is set back, the cluster is as before.
 async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let missing = "3.6.999";
@@ -287,11 +291,11 @@ async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<
     );
     change(sandbox, "c", json!({ "version": old })).await?;
     let after = await_version(sandbox, "c", 3, old).await?;
-    ensure!(members(&after) == members(&before), "other members");
+    ensure!(members(&after) == members(&before), "the members changed");
     Ok(())
 }
 
-/// An upgrade that stopped goes on to another version, and to another size.
+/// A stopped upgrade is redirected to another version and another size.
 async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
     await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
@@ -301,7 +305,7 @@ async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// By etcd's own downgrade, with volumes and without.
+/// With etcd's own downgrade, with volumes and without.
 async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let plain = sandbox.await_members("plain", 3).await?;
@@ -311,51 +315,59 @@ async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     }
     for (name, before) in [("c", before), ("plain", plain)] {
         let after = await_version(sandbox, name, 3, version).await?;
-        ensure!(members(&after) == members(&before), "{name}: other members");
+        ensure!(
+            members(&after) == members(&before),
+            "{name}: the members changed"
+        );
         sandbox
             .await_event(Kind::EtcdCluster, name, &["DowngradeAllowed"])
             .await?;
     }
-    finish(writer, "a downgrade without volumes").await
+    finish(writer, "downgrade without volumes").await
 }
 
-/// The version is set back when one member runs the new one: changed members roll back in their pods, and the others are
-/// not restarted.
+/// The version is set back when one member runs the new one. Changed members roll back in their pods, and the others do
+/// not restart.
 async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let pods_before = pods(sandbox, "c").await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
-    // How far it has got by now is the machine's business.
+    // The progress at this time depends on the machine.
     let mut begun = changed_pods(sandbox, new).await?;
     change(sandbox, "c", json!({ "version": old })).await?;
     begun = begun.max(changed_pods(sandbox, new).await?);
     let after = await_version(sandbox, "c", 3, old).await?;
-    ensure!(members(&after) == members(&before), "other members");
-    until("those that were changed are back", DEADLINE, async || {
-        let pods_after = pods(sandbox, "c").await?;
-        let restarts = |(name, (uid, _, count)): (&String, &(String, String, i32))| {
-            let now = pods_after.get(name).filter(|(now, ..)| now == uid);
-            now.map(|(_, _, now)| now - count)
-        };
-        let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
-        // Forth and back, on the way when it was stopped, or untouched, as the leader is, which would be the last.
-        let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
-        let back = restarts.contains(&Some(2));
-        let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-        // One step may have been under way when the version was set back.
-        let stopped = touched <= begun + 1;
-        Ok(if known && back && stopped {
-            Poll::Done(())
-        } else {
-            Poll::NotYet(format!("restarts: {restarts:?}, {begun} had begun"))
-        })
-    })
+    ensure!(members(&after) == members(&before), "the members changed");
+    until(
+        "the changed members are rolled back",
+        DEADLINE,
+        async || {
+            let pods_after = pods(sandbox, "c").await?;
+            let restarts = |(name, (uid, _, count)): (&String, &(String, String, i32))| {
+                let now = pods_after.get(name).filter(|(now, ..)| now == uid);
+                now.map(|(_, _, now)| now - count)
+            };
+            let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
+            // Two restarts for a change and its rollback, one if the change was interrupted, none for an untouched member
+            // such as the leader, which is changed last.
+            let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
+            let back = restarts.contains(&Some(2));
+            let touched = restarts.iter().filter(|times| **times != Some(0)).count();
+            // One step may have been in progress when the version was set back.
+            let stopped = touched <= begun + 1;
+            Ok(if known && back && stopped {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(format!("restarts: {restarts:?}, {begun} pods were changed"))
+            })
+        },
+    )
     .await
 }
 
-/// The version is refused with these words, and the cluster goes nowhere.
-async fn await_refused(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -> Result<()> {
+/// Waits until the version is rejected with this message. The cluster keeps its version.
+async fn await_rejected(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let object = await_object(&clusters, name, says, DEADLINE, |object| {
         let found = condition(object, "Upgrading");
@@ -369,7 +381,7 @@ async fn await_refused(sandbox: &Sandbox, name: &str, runs: &str, says: &str) ->
     Ok(())
 }
 
-/// At least one member answers with the version.
+/// Waits until at least one member reports the version.
 async fn await_one_of_version(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("one member runs etcd {version}");

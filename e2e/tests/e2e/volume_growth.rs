@@ -1,8 +1,8 @@
-//! A larger request grows every member's volume, and restarts nobody.
+//! A larger request grows the volume of every member and restarts no member.
 //!
-//! Proven as far as the API goes: the testbed's volumes are folders of the machine, which no provisioner can
-//! enlarge. So the test does the provisioner's part, which is to write what the volume has by now. That Kubernetes
-//! refuses where the storage class does not allow it is the API server's own answer.
+//! The test covers the API only. The volumes of the testbed are directories that no provisioner can enlarge, so the
+//! test sets the new capacity in the status itself. The rejection of a growth by a StorageClass is the API server's own
+//! response.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field};
@@ -29,7 +29,7 @@ pub(crate) fn requested(claim: &PersistentVolumeClaim) -> String {
     asked.map(|asked| asked.0.clone()).unwrap_or_default()
 }
 
-pub(crate) async fn ask_for(sandbox: &Sandbox, size: &str) -> Result<()> {
+pub(crate) async fn request_size(sandbox: &Sandbox, size: &str) -> Result<()> {
     let patch = json!({"spec": {"pod": {"persistentVolumeClaimSpec": {"resources": {"requests": {"storage": size}}}}}});
     let words = [
         "patch",
@@ -52,15 +52,21 @@ async fn larger_request_grows_volumes_without_restart() {
             let (pods, before) = (all::<Pod>(sandbox).await?, claims(sandbox).await?);
             let writer = Writer::start(sandbox, "c").await?;
 
-            ask_for(sandbox, "128Mi").await?;
+            request_size(sandbox, "128Mi").await?;
             let clusters = sandbox.objects(Kind::EtcdCluster);
-            await_object(&clusters, "c", "its volumes grow", DEADLINE, |object| {
-                let waits = field(object, "/status/waitingFor").as_str().unwrap_or("");
-                waits.matches("grows from 64Mi to 128Mi").count() == 3
-            })
+            await_object(
+                &clusters,
+                "c",
+                "the growth is reported",
+                DEADLINE,
+                |object| {
+                    let waits = field(object, "/status/waitingFor").as_str().unwrap_or("");
+                    waits.matches("grows from 64Mi to 128Mi").count() == 3
+                },
+            )
             .await?;
             let api = sandbox.api::<PersistentVolumeClaim>();
-            until("every volume is asked to grow", DEADLINE, async || {
+            until("every PVC requests the new size", DEADLINE, async || {
                 let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
                 Ok(if asked == ["128Mi"; 3] {
                     Poll::Done(())
@@ -78,7 +84,7 @@ async fn larger_request_grows_volumes_without_restart() {
             await_object(
                 &clusters,
                 "c",
-                "its volumes have grown",
+                "the growth is complete",
                 DEADLINE,
                 |object| {
                     !field(object, "/status/waitingFor")
@@ -88,13 +94,13 @@ async fn larger_request_grows_volumes_without_restart() {
                 },
             )
             .await?;
-            ensure!(all::<Pod>(sandbox).await? == pods, "a pod was made anew");
+            ensure!(all::<Pod>(sandbox).await? == pods, "a pod was recreated");
             let uids = |list: &[PersistentVolumeClaim]| -> Vec<_> {
                 list.iter().map(ResourceExt::uid).collect()
             };
             ensure!(uids(&claims(sandbox).await?) == uids(&before));
             writer.await_more(10).await?;
-            writer.finish("volumes grown").await.map(drop)
+            writer.finish("volume growth").await.map(drop)
         })
         .await
     })
@@ -109,19 +115,25 @@ async fn rejected_volume_growth_reports_remedy() {
             sandbox.apply(&manifest).await?;
             sandbox.await_members("c", 1).await?;
             let pods = all::<Pod>(sandbox).await?;
-            ask_for(sandbox, "128Mi").await?;
+            request_size(sandbox, "128Mi").await?;
             let clusters = sandbox.objects(Kind::EtcdCluster);
-            await_object(&clusters, "c", "the remedy is named", DEADLINE, |object| {
-                condition(object, "Degraded").is_some_and(|found| {
-                    let text = found["message"].as_str().unwrap_or("");
-                    found["status"] == "True" && text.contains("allowVolumeExpansion: true")
-                })
-            })
+            await_object(
+                &clusters,
+                "c",
+                "the remedy is reported",
+                DEADLINE,
+                |object| {
+                    condition(object, "Degraded").is_some_and(|found| {
+                        let text = found["message"].as_str().unwrap_or("");
+                        found["status"] == "True" && text.contains("allowVolumeExpansion: true")
+                    })
+                },
+            )
             .await?;
-            ensure!(all::<Pod>(sandbox).await? == pods, "a pod was made anew");
-            // Asked for as it was, all is well.
-            ask_for(sandbox, "64Mi").await?;
-            until("nothing is wrong any more", DEADLINE, async || {
+            ensure!(all::<Pod>(sandbox).await? == pods, "a pod was recreated");
+            // The original size ends the degradation.
+            request_size(sandbox, "64Mi").await?;
+            until("Degraded=False", DEADLINE, async || {
                 let object = clusters.get("c").await?;
                 let found = condition(&object, "Degraded").cloned().unwrap_or_default();
                 Ok(if found["status"] == "False" {

@@ -13,9 +13,9 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::nospace::await_writable;
 use crate::storage_class_change::{claims_with, with_class};
 use crate::upgrade::{await_version, change, manifest};
-use crate::volume_growth::{ask_for, claims, requested};
+use crate::volume_growth::{claims, request_size, requested};
 
-/// From nothing to a cluster of three on volumes, in this order.
+/// A new cluster of three on volumes, in this order.
 const BOOTSTRAP: &[&str] = &[
     "before-record-intent",
     "before-apply-headless",
@@ -29,15 +29,15 @@ const BOOTSTRAP: &[&str] = &[
     "before-label-pod",
     "before-apply-client",
 ];
-/// One member more.
+/// A member is added.
 const GROW: &[&str] = &[
     "before-add-member",
     "before-mark-service",
     "before-promote-member",
 ];
-/// The leader's volume is to be another.
+/// The leader's volume is replaced.
 const HANDOVER: &[&str] = &["before-move-leader"];
-/// One member less.
+/// A member is removed.
 const SHRINK: &[&str] = &[
     "before-note-removal",
     "before-remove-member",
@@ -45,12 +45,12 @@ const SHRINK: &[&str] = &[
     "before-delete-disk",
     "before-delete-service",
 ];
-/// What is changed by hand, or asked for by the spec.
+/// A Service that was changed by a user.
 const REPAIR: &[&str] = &["before-repair-service"];
-/// The spec of pods is changed, in what running ones take.
+/// Changes of the pod spec that running pods accept.
 const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// Members go to the next minor release, and back.
+/// Members change to the next minor release, and back.
 const VERSIONS: &[&str] = &[
     "before-note-version",
     "before-patch-image",
@@ -64,10 +64,10 @@ const NO_SPACE: &[&str] = &[
     "before-defragment",
     "before-disarm",
 ];
-/// A larger volume is asked for.
+/// A larger volume is requested.
 const LARGER_VOLUME: &[&str] = &["before-grow-disk"];
 
-/// All of them.
+/// The failpoints of these tests.
 pub(super) const POINTS: [&[&str]; 10] = [
     BOOTSTRAP,
     GROW,
@@ -84,12 +84,12 @@ pub(super) const POINTS: [&[&str]; 10] = [
 #[tokio::test]
 async fn one_cluster_forms_after_crash_before_every_write() {
     cluster_scenario("crash_bootstrap", async |sandbox| {
-        let mut victim = CrashingOperator {
+        let mut operator = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         let made = RefCell::new(Vec::new());
-        victim
+        operator
             .crash_at_each(BOOTSTRAP, async |number| {
                 let name = format!("c{number}");
                 let manifest = cluster_with(&sandbox.env, &name, 3, DURABLE)?;
@@ -97,11 +97,11 @@ async fn one_cluster_forms_after_crash_before_every_write() {
                 sandbox.apply(&manifest).await.map(drop)
             })
             .await?;
-        ensure!(victim.run_without_failpoints().await? == BOOTSTRAP.len());
+        ensure!(operator.run_without_failpoints().await? == BOOTSTRAP.len());
         for name in made.into_inner() {
             await_desired_members(sandbox, &name, 3).await?;
             let writer = Writer::start(sandbox, &name).await?;
-            writer.finish("a bootstrap with crashes").await?;
+            writer.finish("crashes during the bootstrap").await?;
         }
         Ok(())
     })
@@ -116,38 +116,38 @@ async fn members_change_after_crash_before_every_write() {
             .await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        let mut victim = CrashingOperator {
+        let mut operator = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         let size = Cell::new(3);
-        victim
+        operator
             .crash_at_each(GROW, async |_| {
                 size.set(size.get() + 1);
                 sandbox.scale("c", size.get()).await
             })
             .await?;
-        victim
+        operator
             .crash_at_each(HANDOVER, async |_| {
                 let leader = leader(&sandbox.await_members("c", size.get()).await?)?;
                 let delete = ["delete", "pvc", &leader, "--wait=false"];
                 sandbox.kubectl(&delete).await.map(drop)
             })
             .await?;
-        victim
+        operator
             .crash_at_each(SHRINK, async |_| {
                 size.set(size.get() - 1);
                 sandbox.scale("c", size.get()).await
             })
             .await?;
         let points = GROW.len() + HANDOVER.len() + SHRINK.len();
-        ensure!(victim.run_without_failpoints().await? == points);
+        ensure!(operator.run_without_failpoints().await? == points);
         await_desired_members(sandbox, "c", size.get()).await?;
         let after = sandbox.await_members("c", size.get()).await?;
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         writer.await_more(10).await?;
         writer
-            .finish("crashes while members come and go")
+            .finish("crashes while members change")
             .await
             .map(drop)
     })
@@ -157,17 +157,17 @@ async fn members_change_after_crash_before_every_write() {
 #[tokio::test]
 async fn repairs_resume_after_crash_before_every_write() {
     cluster_scenario("crash_repair", async |sandbox| {
-        // Kubernetes changes no class of service in place, so there is a request from the beginning.
+        // Kubernetes rejects a change of the QoS class in place, so the pods have a request from the start.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;
         let before = sandbox.await_members("d", 3).await?;
         let writer = Writer::start(sandbox, "d").await?;
-        let mut victim = CrashingOperator {
+        let mut operator = CrashingOperator {
             sandbox,
             crashes: 0,
         };
-        victim
+        operator
             .crash_at_each(REPAIR, async |_| {
                 let patch = r#"{"spec":{"publishNotReadyAddresses":false}}"#;
                 let member = ready_members(&before).remove(0);
@@ -177,7 +177,7 @@ async fn repairs_resume_after_crash_before_every_write() {
                     .map(drop)
             })
             .await?;
-        victim
+        operator
             .crash_at_each(SETTINGS, async |times| {
                 let (round, cpu) = (times.to_string(), format!("{}m", 20 + times));
                 let pod = serde_json::json!({ "labels": { "round": round }, "resources": { "requests": { "cpu": cpu } } });
@@ -186,7 +186,7 @@ async fn repairs_resume_after_crash_before_every_write() {
                 sandbox.kubectl(&args).await.map(drop)
             })
             .await?;
-        victim
+        operator
             .crash_at_each(NO_BUDGET, async |_| {
                 let patch = r#"{"spec":{"podDisruptionBudget":{"enabled":false}}}"#;
                 let args = ["patch", "etcdcluster", "d", "--type=merge", "-p", patch];
@@ -194,7 +194,7 @@ async fn repairs_resume_after_crash_before_every_write() {
             })
             .await?;
         let points = REPAIR.len() + SETTINGS.len() + NO_BUDGET.len();
-        ensure!(victim.run_without_failpoints().await? == points);
+        ensure!(operator.run_without_failpoints().await? == points);
         await_desired_members(sandbox, "d", 3).await?;
         let after = sandbox.await_members("d", 3).await?;
         same_members(&before, &after)?;
@@ -211,19 +211,19 @@ async fn version_changes_resume_after_crash_before_every_write() {
         sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        let mut victim = CrashingOperator {
+        let mut operator = CrashingOperator {
             sandbox,
             crashes: 0,
         };
         let desired = Cell::new(&old);
-        victim
+        operator
             .crash_at_each(VERSIONS, async |times| {
                 desired.set(if times % 2 == 0 { &new } else { &old });
                 let spec = serde_json::json!({ "version": desired.get() });
                 change(sandbox, "c", spec).await
             })
             .await?;
-        ensure!(victim.run_without_failpoints().await? == VERSIONS.len());
+        ensure!(operator.run_without_failpoints().await? == VERSIONS.len());
         let after = await_version(sandbox, "c", 3, desired.get()).await?;
         same_members(&before, &after)?;
         await_desired_members(sandbox, "c", 3).await?;
@@ -247,11 +247,11 @@ async fn full_database_recovers_after_crash_before_every_write() {
         let before = sandbox.await_members("c", 3).await?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
-        let mut victim = CrashingOperator {
+        let mut operator = CrashingOperator {
             sandbox,
             crashes: 0,
         };
-        victim
+        operator
             .crash_at_each(NO_SPACE, async |times| {
                 let mut number = 0;
                 while let Ok(()) = keys
@@ -263,7 +263,7 @@ async fn full_database_recovers_after_crash_before_every_write() {
                 keys.delete("big/").await.map(drop)
             })
             .await?;
-        ensure!(victim.run_without_failpoints().await? == NO_SPACE.len());
+        ensure!(operator.run_without_failpoints().await? == NO_SPACE.len());
         await_writable(&keys).await?;
         keys.verify("kept/", 100).await?;
         same_members(&before, &sandbox.await_members("c", 3).await?)
@@ -278,15 +278,17 @@ async fn volume_growth_resumes_after_crash() {
             let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;
             sandbox.apply(&manifest).await?;
             sandbox.await_members("c", 1).await?;
-            let mut victim = CrashingOperator {
+            let mut operator = CrashingOperator {
                 sandbox,
                 crashes: 0,
             };
-            victim
-                .crash_at_each(LARGER_VOLUME, async |_| ask_for(sandbox, "128Mi").await)
+            operator
+                .crash_at_each(LARGER_VOLUME, async |_| {
+                    request_size(sandbox, "128Mi").await
+                })
                 .await?;
-            ensure!(victim.run_without_failpoints().await? == LARGER_VOLUME.len());
-            until("a larger volume is asked for", DEADLINE, async || {
+            ensure!(operator.run_without_failpoints().await? == LARGER_VOLUME.len());
+            until("the PVC requests the new size", DEADLINE, async || {
                 let asked: Vec<String> = claims(sandbox).await?.iter().map(requested).collect();
                 Ok(if asked == ["128Mi"] {
                     Poll::Done(())
