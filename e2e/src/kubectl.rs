@@ -182,9 +182,10 @@ mod tests {
 
     #[test]
     fn repeated_delete_accepts_not_found() {
-        let gone = "kubectl -n a delete pod b: Error from server (NotFound): pods \"b\" not found";
-        assert!(succeeded_before(Some("delete"), gone));
-        assert!(!succeeded_before(Some("get"), gone));
+        let not_found =
+            "kubectl -n a delete pod b: Error from server (NotFound): pods \"b\" not found";
+        assert!(succeeded_before(Some("delete"), not_found));
+        assert!(!succeeded_before(Some("get"), not_found));
         assert!(!succeeded_before(
             Some("delete"),
             "Error from server (Forbidden): pods is forbidden"

@@ -174,9 +174,9 @@ pub(crate) async fn only_granted_identity_is_used(
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
     // Another place, another namespace, and a place that only shares a prefix.
     let adjacent = format!("{}-b/etcd", grant.place);
-    is_refused(allowed, Kind::EtcdBackup, "beside", &adjacent).await?;
-    is_refused(other, Kind::EtcdBackup, "strange", &path).await?;
-    is_refused(other, Kind::EtcdRestore, "strange", &path).await?;
+    is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
+    is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;
+    is_refused(other, Kind::EtcdRestore, "foreign", &path).await?;
     let found = grant.bucket.keys().await?;
     ensure!(
         found.len() == 2 && found.iter().all(|key| key.starts_with("team-a/")),
@@ -184,9 +184,9 @@ pub(crate) async fn only_granted_identity_is_used(
     );
 
     allowed.delete_cluster(cluster).await?;
-    is_refused(allowed, Kind::EtcdRestore, "beside", &adjacent).await?;
+    is_refused(allowed, Kind::EtcdRestore, "adjacent", &adjacent).await?;
     allowed
-        .kubectl(&["delete", "etcdrestore", "beside"])
+        .kubectl(&["delete", "etcdrestore", "adjacent"])
         .await?;
     let restore = without_secret(Kind::EtcdRestore, "back", cluster, &path);
     allowed.apply(&restore).await?;

@@ -259,14 +259,14 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let ttl = "  ttlSecondsAfterFinished: 1\n";
     let delete = format!("{ttl}  deletionPolicy: Delete\n");
-    let manifests = [("stays", ttl), ("goes", delete.as_str())].map(|(name, more)| {
+    let manifests = [("kept", ttl), ("expired", delete.as_str())].map(|(name, more)| {
         let path = format!("{}/{name}", bucket.name);
         backup_with(s3, name, "c", &path, more)
     });
     sandbox.apply(&manifests.join("---\n")).await?;
-    await_deleted(sandbox, &["stays", "goes"]).await?;
+    await_deleted(sandbox, &["kept", "expired"]).await?;
     let keys = bucket.keys().await?;
-    ensure!(keys == ["stays", "stays.manifest.json"], "{keys:?}");
+    ensure!(keys == ["kept", "kept.manifest.json"], "{keys:?}");
     Ok(())
 }
 

@@ -149,8 +149,8 @@ mod serial {
                 empty.print_state().await;
             }
             // Also deletes the cluster-scoped objects: ClusterRoles and admission policies.
-            let gone = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
-            let uninstalled = chart::helm(&wide.env, &gone).await;
+            let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
+            let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;
             empty.delete().await;
             wide.delete().await;

@@ -27,10 +27,10 @@ async fn lost_member_without_volume_is_replaced() {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        for (who, choose) in VICTIMS {
+        for (role, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             sandbox.lose_pod("c", &victim).await?;
-            let after = sandbox.await_members("c", 3).await.context(who)?;
+            let after = sandbox.await_members("c", 3).await.context(role)?;
             ensure!(
                 !ready_members(&after).contains(&victim),
                 "{victim} is a member again: its name was reused"
@@ -58,14 +58,14 @@ async fn lost_member_with_volume_keeps_its_identity() {
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        for (who, choose) in VICTIMS {
+        for (role, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             sandbox.lose_pod("c", &victim).await?;
-            let after = sandbox.await_members("c", 3).await.context(who)?;
+            let after = sandbox.await_members("c", 3).await.context(role)?;
             let (expected, found) = (sorted(&before), sorted(&after));
             ensure!(
                 found == expected,
-                "{who}: members before: {expected:?}, after: {found:?}"
+                "{role}: members before: {expected:?}, after: {found:?}"
             );
         }
         writer.await_more(10).await?;
@@ -82,14 +82,14 @@ async fn member_with_lost_volume_is_replaced() {
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
-        for (who, choose) in VICTIMS {
+        for (role, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             // Kubernetes keeps the PVC while the pod runs.
             sandbox
                 .kubectl(&["delete", "pvc", &victim, "--wait=false"])
                 .await?;
             sandbox.lose_pod("c", &victim).await?;
-            let after = sandbox.await_members("c", 3).await.context(who)?;
+            let after = sandbox.await_members("c", 3).await.context(role)?;
             ensure!(
                 !ready_members(&after).contains(&victim),
                 "{victim} is a member again without its volume"

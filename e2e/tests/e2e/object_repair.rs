@@ -245,8 +245,8 @@ fn is_represented((_, name): &Name, others: &[String]) -> bool {
         .any(|member| name.starts_with(member.as_str()))
 }
 
-/// The changes that are repeated with a deleted pod: all changes of records and marks that a new pod depends on, and
-/// the last change of every other object, which is its deletion if possible.
+/// The changes that are repeated with a deleted pod. For records and marks that a new pod depends on, these are all
+/// changes. For every other object, this is the last change, which deletes the object if possible.
 fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     let matters = |case: &&Case| match case.object.0 {
         "EtcdCluster" => [

@@ -362,9 +362,9 @@ async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
         let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
         named.collect()
     };
-    let gone = [both("pvc"), both("pod")].concat();
+    let lost = [both("pvc"), both("pod")].concat();
     let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
-    words.extend(gone.iter().map(String::as_str));
+    words.extend(lost.iter().map(String::as_str));
     sandbox.kubectl(&words).await?;
     await_loss(sandbox, &[&before.cluster_id, &before.survivor]).await?;
     approve(sandbox, &before.cluster_id).await?;

@@ -65,8 +65,8 @@ async fn ensure_unchanged_by(
     step(name, all).await
 }
 
-/// Ensures that the cluster, its members, their pods, volumes and keys are unchanged, that no object of a seed is left,
-/// and that the cluster operator manages the cluster.
+/// Ensures that the cluster, its members, pods, volumes and keys are unchanged. No object of a seed may be left, and
+/// the cluster operator must manage the cluster.
 async fn ensure_unchanged(
     sandbox: &Sandbox,
     running: &RunningCluster,

@@ -349,8 +349,8 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
                 now.map(|(_, _, now)| now - count)
             };
             let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
-            // Two restarts for a change and its rollback, one if the change was interrupted, none for an untouched member
-            // such as the leader, which is changed last.
+            // Two restarts for a change and its rollback. One restart if the change was interrupted. None for an
+            // untouched member such as the leader, which is changed last.
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();

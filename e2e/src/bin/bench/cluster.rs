@@ -262,7 +262,7 @@ impl Life<'_> {
         let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
         let (victims, survivors) = pods.split_at(count.min(pods.len()));
         let survivors: Vec<String> = survivors.iter().map(name).collect();
-        let gone: Vec<String> = victims
+        let deleted: Vec<String> = victims
             .iter()
             .filter_map(|pod| pod.metadata.uid.clone())
             .collect();
@@ -275,7 +275,7 @@ impl Life<'_> {
             }
             api.delete(&victim, &DeleteParams::default()).await?;
         }
-        self.await_complete(SIZE, &survivors, &gone).await?;
+        self.await_complete(SIZE, &survivors, &deleted).await?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
@@ -290,8 +290,8 @@ impl Life<'_> {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Waits until `size` pods are ready, none of them has a UID in `gone`, and etcd lists exactly `size` voters.
-    async fn await_complete(&self, size: usize, via: &[String], gone: &[String]) -> Result<()> {
+    /// Waits until `size` pods are ready, none of them has a UID in `deleted`, and etcd lists exactly `size` voters.
+    async fn await_complete(&self, size: usize, via: &[String], deleted: &[String]) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let mut connection: Option<Keyspace> = match via.first() {
             Some(pod) => Some(Keyspace::of_pod(env, namespace, pod).await?),
@@ -299,15 +299,15 @@ impl Life<'_> {
         };
         until(&format!("{} is complete", self.name), TIMEOUT, async || {
             let pods = self.sandbox.member_pods(&self.name).await?;
-            let is_gone = |pod: &Pod| {
+            let is_deleted = |pod: &Pod| {
                 pod.metadata
                     .uid
                     .as_ref()
-                    .is_some_and(|uid| gone.contains(uid))
+                    .is_some_and(|uid| deleted.contains(uid))
             };
             let ready: Vec<&Pod> = pods
                 .iter()
-                .filter(|pod| is_ready(pod) && !is_gone(pod))
+                .filter(|pod| is_ready(pod) && !is_deleted(pod))
                 .collect();
             if ready.len() != size || pods.len() != size {
                 let text = format!("{} of {} pods ready", ready.len(), pods.len());
