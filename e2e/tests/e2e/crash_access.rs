@@ -171,7 +171,8 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // A process that did not crash in time would leave a second cluster here.
+            // All created clusters. A later call creates another one, because an existing cluster may have passed the
+            // point.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             operator

@@ -291,7 +291,7 @@ async fn hibernated_cluster_switches_tls_after_resume() {
 }
 
 /// A switch is requested during an in-place restore. The operators contact the seed with the TLS that it was created
-/// with, and the switch starts after the cutover. A backup does not wait for the switch.
+/// with, and the switch starts after the handover to the cluster operator. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
