@@ -293,8 +293,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // A new password has no effect in etcd before authentication is enabled. In later calls, the
-                    // operator crashes before.
+                    // A new password has no effect in etcd before authentication is enabled. Later calls do not wait,
+                    // because the operator crashes before etcd has the new password.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
