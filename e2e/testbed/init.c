@@ -1,6 +1,6 @@
-/* The first process of a pod's sandbox, and of the testbed itself: it waits,
- * takes the exit codes of orphans, and ends when asked to. When it ends, the
- * kernel ends everything else in its process namespace. */
+/* The first process of a pod sandbox and of the testbed. It reaps orphans and
+ * exits on SIGTERM and SIGINT. When it exits, the kernel kills all other
+ * processes of its PID namespace. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

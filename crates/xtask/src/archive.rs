@@ -1,6 +1,5 @@
-//! Writes a container image as a docker-archive: a tar with one layer, its
-//! configuration and a manifest. The same content gives the same bytes. It may
-//! not know what is in the image.
+//! Writes a container image as a docker-archive: a tar file with one layer, its configuration and a manifest. The same
+//! content always results in the same bytes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,15 +12,15 @@ use sha2::{Digest, Sha256};
 /// A file of an image.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    /// The file on this machine.
+    /// Path on this machine.
     pub(crate) source: PathBuf,
-    /// The path in the image, without a leading slash.
+    /// Path in the image, without a leading slash.
     pub(crate) path: String,
     pub(crate) mode: u32,
 }
 
 impl Entry {
-    /// A file that can be run.
+    /// An executable file.
     pub(crate) fn program(source: &Path, path: &str) -> Self {
         Self {
             source: source.to_path_buf(),
@@ -30,7 +29,7 @@ impl Entry {
         }
     }
 
-    /// A file that can be read.
+    /// A file that is not executable.
     pub(crate) fn data(source: &Path, path: &str) -> Self {
         Self {
             source: source.to_path_buf(),
@@ -40,13 +39,12 @@ impl Entry {
     }
 }
 
-/// An image.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Image {
     /// References with tags, like `quay.io/coreos/etcd:v3.6.16`.
     pub(crate) names: Vec<String>,
     pub(crate) entries: Vec<Entry>,
-    /// Empty folders; those above files need not be named.
+    /// Empty folders. The parent folders of files are added automatically.
     pub(crate) folders: Vec<String>,
     pub(crate) entrypoint: Vec<String>,
     /// `UID:GID`; root when empty.
@@ -55,7 +53,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Writes the archive; returns the digest of the layer.
+    /// Writes the archive and returns the digest of the layer.
     pub(crate) fn write(&self, file: &Path) -> Result<String> {
         let layer_file = file.with_extension("layer");
         let digest = self
@@ -91,7 +89,7 @@ impl Image {
         Ok(digest)
     }
 
-    /// What the image is apart from its files' content.
+    /// All properties of the image except the content of its files.
     pub(crate) fn settings(&self) -> String {
         let paths: Vec<_> = self
             .entries
@@ -130,7 +128,7 @@ impl Image {
         Ok(hex::encode(hashing.hash.finalize()))
     }
 
-    /// All folders of the image, parents first, each once.
+    /// All folders of the image without duplicates, parents first.
     fn all_folders(&self) -> Vec<(String, u32)> {
         let parents = self
             .entries
@@ -180,7 +178,7 @@ impl Image {
     }
 }
 
-/// The machine's architecture in the words of container images.
+/// The architecture of this machine, by its name in container images.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -265,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifest_names_the_config_and_the_layer_by_their_digests() {
+    fn manifest_names_config_and_layer_by_digest() {
         let dir = tempfile::tempdir().unwrap();
         let tar = dir.path().join("image.tar");
         let digest = image(dir.path()).write(&tar).unwrap();
@@ -289,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_come_before_what_is_in_them() {
+    fn folders_precede_their_content() {
         let dir = tempfile::tempdir().unwrap();
         let layer = dir.path().join("layer");
         image(dir.path()).write_layer(&layer).unwrap();
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_content_gives_the_same_archive() {
+    fn archives_are_reproducible() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a.tar"), dir.path().join("b.tar"));
         image(dir.path()).write(&a).unwrap();

@@ -1,5 +1,4 @@
-//! Where things lie: the checkout, its target directory, the user's cache, the
-//! testbed's run folder. It may not create anything.
+//! Paths: the checkout, its target directory, the user's cache, the run folder of the testbed. Nothing is created here.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,16 +8,16 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// Below it lie the run folders of all checkouts, and the claims on slots.
+/// Parent of the run folders of all checkouts and of the folder with claimed slots.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
-/// The root of the checkout this program was built from.
+/// The root of the checkout that this program was built from.
 pub(crate) fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
-/// The sources of the testbed's programs.
+/// The sources of the testbed programs.
 pub(crate) fn testbed_sources() -> PathBuf {
     root().join("e2e/testbed")
 }
@@ -47,19 +46,19 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(base.join("etcd-operator-testbed"))
 }
 
-/// The folder that holds everything a running testbed of this checkout keeps.
+/// The folder with all files of this checkout's running testbed.
 pub(crate) fn run_folder() -> PathBuf {
     let base = std::env::var_os("ETCD_OPERATOR_TESTBED_DIR")
         .map_or_else(|| RUN_BASE.into(), PathBuf::from);
     base.join(identity())
 }
 
-/// The folder with the claims on slots: one place for the machine.
+/// The folder with claimed slots. All checkouts on the machine share it.
 pub(crate) fn slots_folder() -> PathBuf {
     Path::new(RUN_BASE).join("slots")
 }
 
-/// Eight hex digits that differ between checkouts.
+/// Eight hexadecimal digits that identify the checkout.
 pub(crate) fn identity() -> String {
     hex::encode(&Sha256::digest(root().as_os_str().as_encoded_bytes())[..4])
 }
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_holds_the_workspace() {
+    fn root_contains_workspace() {
         assert!(root().join("Cargo.toml").is_file());
         assert!(testbed_sources().join("init.c").is_file());
     }

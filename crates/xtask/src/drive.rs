@@ -1,6 +1,5 @@
-//! The commands `demo` and `bench`: they prepare a cluster and the image and
-//! hand both to the programs of the e2e crate through the environment, as
-//! `test` does.
+//! The commands `demo` and `bench`. Like `test`, they prepare a cluster and the image, and pass both to the programs of
+//! the crate `e2e` in environment variables.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -13,49 +12,50 @@ use crate::packages::{Purpose, ensure_packages};
 use crate::testbed::{Dns, Options};
 use crate::{checkout, image, progress, shell, testbed};
 
-/// Where to run.
+/// The cluster to use.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Where {
-    /// Use a cluster you have: a context of your kubeconfig, or `current`. No testbed is brought up, only the image is
-    /// built; kubectl and helm have to be on the PATH. Name an image the cluster can pull in E2E_IMAGE, and an S3
-    /// server in E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY, E2E_S3_SECRET_KEY.
+    /// Use an existing cluster instead of the testbed: a context of your kubeconfig, or `current`. kubectl and helm
+    /// must be on the PATH. Set E2E_IMAGE to an image that the cluster can pull, and E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY
+    /// and E2E_S3_SECRET_KEY to an S3 server.
     #[arg(long, value_name = "NAME")]
     pub(crate) context: Option<String>,
-    /// Leave the testbed up at the end.
+    /// Keep the testbed up at the end.
     #[arg(long)]
     keep: bool,
 }
 
-/// A program of the e2e crate and what it is given.
+/// A program of the crate `e2e` and its options.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Program {
     #[command(flatten)]
     place: Where,
-    /// How the testbed's DNS caches meanwhile [default: nocache on a new testbed, as it is on a running one]
+    /// DNS cache of the testbed [default: nocache on a new testbed, unchanged on a running one]
     #[arg(long, value_enum)]
     dns: Option<Dns>,
-    /// Given to the program as they are; `-- --help` shows what it knows.
+    /// Arguments of the program; `-- --help` lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
 
-/// A cluster with the image in it.
+/// A cluster with the loaded image.
 pub(crate) struct Prepared {
     pub(crate) vars: Vec<(String, String)>,
     steps: Vec<(&'static str, Duration)>,
 }
 
-/// One backup of a large database beside doing it by hand: etcd and an S3 server as processes, no Kubernetes
+/// Compare the backup of a large database with the manual way, `etcdctl snapshot save` and an upload. Needs no
+/// Kubernetes
 #[derive(Debug, clap::Parser)]
 #[command(name = "bench backup", bin_name = "cargo xtask bench backup")]
 struct BackupBench {
-    /// Sizes of the databases, in MiB; four times the largest has to be free on the disk
+    /// Sizes of the databases in MiB; needs free disk space of four times the largest size
     #[arg(long, value_name = "MIB,...", default_value = "100,1024")]
     sizes: String,
     /// Rounds of each size; the median is reported
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Write the figures to this file as JSON
+    /// Write the results to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -65,10 +65,10 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     let options =
         match <BackupBench as clap::Parser>::try_parse_from(std::iter::once(&name).chain(args)) {
             Ok(options) => options,
-            // The help, or what is wrong with the options.
-            Err(said) => {
-                said.print().context("cannot write")?;
-                return Ok(if said.use_stderr() {
+            // The help text, or an error in the options.
+            Err(message) => {
+                message.print().context("cannot write")?;
+                return Ok(if message.use_stderr() {
                     ExitCode::FAILURE
                 } else {
                     ExitCode::SUCCESS
@@ -95,7 +95,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     })
 }
 
-/// `cargo xtask demo` and `cargo xtask bench`: runs a program of the e2e crate on a prepared cluster.
+/// `cargo xtask demo` and `cargo xtask bench`: runs a program of the crate `e2e` on a prepared cluster.
 pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     if let ("bench", Some((first, rest))) = (name, options.args.split_first())
         && first == "backup"
@@ -103,7 +103,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         return bench_backup(rest);
     }
     ensure_packages(&[Purpose::Build])?;
-    // What the program knows needs no cluster.
+    // The help text of the program needs no cluster.
     if options
         .args
         .iter()
@@ -124,7 +124,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         let built = progress::timed("compiling", image::compile);
         (early.join(), built)
     });
-    let mut early = early.map_err(|_| anyhow::anyhow!("the testbed's thread panicked"))??;
+    let mut early = early.map_err(|_| anyhow::anyhow!("the thread of the testbed panicked"))??;
     let result = built.and_then(|(built, took)| {
         early.steps.push(("compiling", took));
         let prepared = finish(early.clone(), &options.place, &built)?;
@@ -155,11 +155,11 @@ fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
         .with_context(|| format!("cargo built no program {name}"))
 }
 
-/// A cluster, still without the image.
+/// A cluster without the image.
 #[derive(Clone)]
 pub(crate) struct Early {
     vars: Vec<(String, String)>,
-    /// Taken down when the work is done.
+    /// True if the testbed is taken down at the end.
     end: bool,
     steps: Vec<(&'static str, Duration)>,
 }
@@ -169,7 +169,7 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
         for program in ["kubectl", "helm"] {
             if shell::which(program).is_none() {
                 bail!(
-                    "--context needs {program} on the PATH; without --context the testbed brings its own"
+                    "--context needs {program} on the PATH; without --context, the testbed provides it"
                 );
             }
         }
@@ -212,7 +212,7 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     })
 }
 
-/// Adds the image and the chart.
+/// Builds and loads the image, and adds the variables of image and chart.
 pub(crate) fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<Prepared> {
     let Early {
         mut vars,
@@ -228,7 +228,7 @@ pub(crate) fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<P
         let (built, took) = progress::timed("image", || image::build(built))?;
         steps.push(("image", took));
         if place.context.is_some() {
-            tell_how_to_load(&built);
+            print_load_commands(&built);
         } else {
             let ((), took) = progress::timed("image into the nodes", || image::load(&built))?;
             steps.push(("image into the nodes", took));
@@ -246,8 +246,8 @@ pub(crate) fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<P
     Ok(Prepared { vars, steps })
 }
 
-/// Says how an image gets into a cluster that is not the testbed.
-pub(crate) fn tell_how_to_load(image: &image::ImageRef) {
+/// Prints the commands that load an image into other clusters.
+pub(crate) fn print_load_commands(image: &image::ImageRef) {
     let (archive, reference) = (image.archive.display(), &image.reference);
     let (name, tag) = reference.rsplit_once(':').unwrap_or((reference, ""));
     progress::say(&format!(
@@ -267,10 +267,10 @@ pub(crate) fn end_cluster(early: &Early, place: &Where) {
     }
     if place.keep {
         progress::say(
-            "the testbed stays up: `eval \"$(cargo xtask testbed env)\"` to use it, `cargo xtask testbed down` to end it",
+            "the testbed stays up; use it with `eval \"$(cargo xtask testbed env)\"`, stop it with `cargo xtask testbed down`",
         );
     } else if let Err(error) = testbed::down() {
-        // What came out of the work matters more than that the testbed stays.
-        progress::say(&format!("the testbed could not be taken down: {error:#}"));
+        // The result of the work is more important than this failure.
+        progress::say(&format!("cannot take down the testbed: {error:#}"));
     }
 }

@@ -1,6 +1,5 @@
-//! Builds the operators' image: three static programs, certificates of public
-//! authorities, a user that is not root, no shell. Its tag follows from its
-//! content. It may not push it anywhere.
+//! Builds the image of the operators: three static programs, certificates of public authorities, a non-root user, no
+//! shell. The tag is a hash of the content. The image is never pushed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,10 +12,9 @@ use sha2::{Digest, Sha256};
 use crate::archive::{Entry, Image};
 use crate::{checkout, progress, testbed};
 
-/// The image's name without tag.
+/// Name of the image, without the tag.
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
-/// The operators.
 pub(crate) const PROGRAMS: &[&str] = &[
     "etcd-operator",
     "etcd-backup-operator",
@@ -24,66 +22,67 @@ pub(crate) const PROGRAMS: &[&str] = &[
 ];
 
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
-const KEPT: usize = 6;
+/// Number of archives to keep.
+const KEPT_ARCHIVES: usize = 6;
 
 /// A built image.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageRef {
     /// `localhost/etcd-operator:TAG`.
     pub(crate) reference: String,
-    /// The docker-archive.
+    /// Path of the docker-archive.
     pub(crate) archive: PathBuf,
 }
 
-/// Selects the operators' crates and the e2e crate in all calls of cargo: with one selection there is one set of
-/// features, and the large dependencies are compiled once for image, tests and demo.
+/// The crates of the operators and the crate `e2e`, selected in every call of cargo. With equal selections, cargo uses
+/// equal features and compiles the large dependencies only once for image, tests and demo.
 pub(crate) const SELECTION: &[&str] = &[
     "-p", "cluster", "-p", "backup", "-p", "restore", "-p", "e2e",
 ];
 
-/// What is added to the operators for the tests: they die where an end-to-end test asks for it.
+/// Failpoints for the tests: an operator aborts at the point that an end-to-end test selects.
 pub(crate) const FAIL_POINTS: &[&str] = &[
     "--features",
     "cluster/failpoints,backup/failpoints,restore/failpoints",
 ];
 
-/// Compiles the operators and the programs of the e2e crate.
+/// Compiles the operators and the programs of the crate `e2e`.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     cargo_executables(&[&["build", "--bins"], SELECTION].concat())
 }
 
-/// As [`compile`], with the operators' fail points.
+/// Like [`compile`], with the failpoints of the operators.
 pub(crate) fn compile_with_fail_points() -> Result<Vec<PathBuf>> {
     let messages = cargo_messages(&[&["build", "--bins"], SELECTION, FAIL_POINTS].concat())?;
     operators_with_fail_points(&messages)
 }
 
-/// The operators in the messages of a cargo that compiled them with fail points. They are put aside at once: another
-/// build without fail points leaves its programs where cargo left these.
+/// The operators in the messages of a cargo run that compiled them with failpoints. They are copied at once, because a
+/// build without failpoints overwrites them.
 pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
     executables(messages)
         .into_iter()
         .filter(|file| PROGRAMS.iter().any(|program| file.ends_with(program)))
-        .map(|file| put_aside(&file))
+        .map(|file| copy_program(&file))
         .collect()
 }
 
-fn put_aside(file: &Path) -> Result<PathBuf> {
+fn copy_program(file: &Path) -> Result<PathBuf> {
     let (Some(folder), Some(name)) = (file.parent(), file.file_name()) else {
-        bail!("{} is no program of cargo's", file.display());
+        bail!("{} is not a program built by cargo", file.display());
     };
-    let aside = folder.join("with-fail-points");
-    fs::create_dir_all(&aside).with_context(|| aside.display().to_string())?;
+    let copies = folder.join("with-fail-points");
+    fs::create_dir_all(&copies).with_context(|| copies.display().to_string())?;
     let (kept, new) = (
-        aside.join(name),
-        aside.join(format!("{}.new", std::process::id())),
+        copies.join(name),
+        copies.join(format!("{}.new", std::process::id())),
     );
     fs::copy(file, &new).with_context(|| new.display().to_string())?;
     fs::rename(&new, &kept).with_context(|| kept.display().to_string())?;
     Ok(kept)
 }
 
-/// Makes the image of the compiled operators, unless the same image is there already.
+/// Writes the image of the compiled operators, unless the same image exists.
 pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
     let mut entries = Vec::new();
     for program in PROGRAMS {
@@ -100,7 +99,7 @@ pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
         ));
     } else {
         progress::say(&format!(
-            "{CERTIFICATES} is missing: the image will not trust public S3 servers (Debian: `apt-get install ca-certificates`)"
+            "{CERTIFICATES} is missing: the image will not trust public S3 servers (on Debian: `apt-get install ca-certificates`)"
         ));
     }
     let tag = tag(&entries)?;
@@ -111,7 +110,7 @@ pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
         archive: folder.join(format!("etcd-operator-{tag}.tar")),
     };
     if !image.archive.is_file() {
-        // Two commands at a time may write the same image: each has a temporary of its own.
+        // Concurrent commands may write the same image, so each uses its own temporary file.
         let temporary = folder.join(format!("etcd-operator.{}.new", std::process::id()));
         progress::step("writing the image", || {
             archive_of(&image.reference, entries).write(&temporary)
@@ -119,28 +118,27 @@ pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
         fs::rename(&temporary, &image.archive)
             .with_context(|| image.archive.display().to_string())?;
     }
-    forget_old(&folder)?;
+    remove_old_archives(&folder)?;
     Ok(image)
 }
 
-/// Puts the image into all nodes of the running testbed.
+/// Loads the image into all nodes of the running testbed.
 pub(crate) fn load(image: &ImageRef) -> Result<()> {
     progress::step(&format!("loading {}", image.reference), || {
         testbed::load_image(&image.archive, &image.reference)
     })
 }
 
-/// Runs cargo with its progress on the terminal; returns the programs it built.
+/// Runs cargo with its progress on the terminal, and returns the programs that cargo built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(executables(&cargo_messages(args)?))
 }
 
-/// How cargo is called.
 pub(crate) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Runs cargo with its progress on the terminal; returns its JSON messages, one a line.
+/// Runs cargo with its progress on the terminal, and returns its JSON messages, one per line.
 pub(crate) fn cargo_messages(args: &[&str]) -> Result<String> {
     progress::say(&format!("cargo {}", args.join(" ")));
     let output = Command::new(cargo())
@@ -152,7 +150,7 @@ pub(crate) fn cargo_messages(args: &[&str]) -> Result<String> {
         .output()
         .context("cannot start cargo")?;
     if !output.status.success() {
-        bail!("cargo {} failed; its messages are above", args.join(" "));
+        bail!("cargo {} failed: see its messages above", args.join(" "));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -189,7 +187,7 @@ fn archive_of(reference: &str, entries: Vec<Entry>) -> Image {
     }
 }
 
-/// Twelve hex digits that follow from names and content of the files.
+/// Twelve hexadecimal digits of a hash over the names and the content of the files.
 fn tag(entries: &[Entry]) -> Result<String> {
     let mut hash = Sha256::new();
     for entry in entries {
@@ -201,8 +199,8 @@ fn tag(entries: &[Entry]) -> Result<String> {
     Ok(hex::encode(hash.finalize())[..12].to_owned())
 }
 
-/// Keeps the newest archives only: each is as large as the three programs.
-fn forget_old(folder: &Path) -> Result<()> {
+/// Keeps only the newest archives, because each is as large as the three programs.
+fn remove_old_archives(folder: &Path) -> Result<()> {
     let mut archives: Vec<_> = fs::read_dir(folder)
         .with_context(|| folder.display().to_string())?
         .flatten()
@@ -215,9 +213,9 @@ fn forget_old(folder: &Path) -> Result<()> {
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
         .collect();
     archives.sort();
-    let old = archives.len().saturating_sub(KEPT);
+    let old = archives.len().saturating_sub(KEPT_ARCHIVES);
     for (_, archive) in &archives[..old] {
-        // Another run may have removed it.
+        // A concurrent run may have removed the archive.
         let _ = fs::remove_file(archive);
     }
     Ok(())
@@ -228,13 +226,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_programs_are_found_in_cargos_messages() {
+    fn finds_programs_in_messages_of_cargo() {
         let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\nnot json\n{\"executable\":\"/t/etcd-operator\"}\n";
         assert_eq!(executables(messages), [PathBuf::from("/t/etcd-operator")]);
     }
 
     #[test]
-    fn the_tag_follows_the_content() {
+    fn tag_depends_on_content() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f");
         fs::write(&file, "a").unwrap();
@@ -247,13 +245,13 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_archives_are_kept() {
+    fn keeps_only_newest_archives() {
         let dir = tempfile::tempdir().unwrap();
-        for number in 0..KEPT + 2 {
+        for number in 0..KEPT_ARCHIVES + 2 {
             fs::write(dir.path().join(format!("{number}.tar")), "").unwrap();
         }
         fs::write(dir.path().join("other"), "").unwrap();
-        forget_old(dir.path()).unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), KEPT + 1);
+        remove_old_archives(dir.path()).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), KEPT_ARCHIVES + 1);
     }
 }

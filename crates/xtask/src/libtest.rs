@@ -1,6 +1,6 @@
-//! Reads what Rust's test programs print with `--format=json`, one line at a time. It may not run them.
+//! Parses the output of Rust test programs with `--format=json`, line by line. It does not run them.
 //!
-//! The format and the durations in it are unstable: [`ARGS`] need [`UNLOCK`] in the program's environment.
+//! The format and the durations in it are unstable: [`ARGS`] require [`UNLOCK`] in the environment of the program.
 
 use std::time::Duration;
 
@@ -8,13 +8,12 @@ use serde::Deserialize;
 
 /// Arguments that make a test program print JSON with the duration of each test.
 pub(crate) const ARGS: &[&str] = &["-Zunstable-options", "--format=json", "--report-time"];
-/// Lets a stable toolchain's test program accept `-Z` options.
+/// Makes the test program of a stable toolchain accept `-Z` options.
 pub(crate) const UNLOCK: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// Lines of a failed test's output that are shown as its reason.
-const REASON: usize = 12;
+/// Maximum number of lines of a failed test's output that are shown as its reason.
+const REASON_LINES: usize = 12;
 
-/// How a test ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
@@ -28,18 +27,18 @@ pub(crate) struct Ended {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
-    /// What the test printed if it failed, or why it was skipped.
+    /// Output of a failed test, or the reason why the test was skipped.
     pub(crate) output: String,
 }
 
-/// One line of a test program's output.
+/// A parsed line of a test program's output.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Line {
     Started(String),
     Ended(Ended),
-    /// The program's own summary.
+    /// The summary of the program.
     Suite,
-    /// Output of a test or of a program the test started.
+    /// Output of a test or of a program that the test started.
     Other,
 }
 
@@ -57,9 +56,8 @@ struct Printed {
     message: String,
 }
 
-/// Reads one line.
 pub(crate) fn read(line: &str) -> Line {
-    // A program that a test started may have printed without a line break.
+    // A program that a test started may have printed text without a line break.
     let json = line.find("{ \"type\": ").map_or(line, |at| &line[at..]);
     let Ok(printed) = serde_json::from_str::<Printed>(json) else {
         return Line::Other;
@@ -80,7 +78,7 @@ pub(crate) fn read(line: &str) -> Line {
     })
 }
 
-/// The lines of a failed test's output that say why it failed: its first panic, or the error it returned, or its last
+/// The lines of a failed test's output with the reason: its first panic, or the error that it returned, or its last
 /// lines.
 pub(crate) fn reason(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
@@ -90,17 +88,17 @@ pub(crate) fn reason(output: &str) -> Vec<String> {
         |at| Some(at + 1),
     );
     let ends = |line: &str| line.starts_with("note: ") || line == "Stack backtrace:";
-    let said: Vec<String> = lines[begin.unwrap_or(lines.len().saturating_sub(REASON))..]
+    let reason: Vec<String> = lines[begin.unwrap_or(lines.len().saturating_sub(REASON_LINES))..]
         .iter()
         .take_while(|line| begin.is_none() || !ends(line))
         .filter(|line| !line.is_empty())
-        .take(REASON)
+        .take(REASON_LINES)
         .map(|line| (*line).to_owned())
         .collect();
-    said
+    reason
 }
 
-/// The names in the answer to `--list --format terse`.
+/// The test names in the output of `--list --format terse`.
 pub(crate) fn listed(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.strip_suffix(": test"))

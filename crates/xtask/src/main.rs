@@ -1,7 +1,6 @@
-//! The commands of the README: `cargo xtask demo`, `test`, `bench`, `testbed`,
-//! `image`. It drives other programs and knows nothing of etcd or Kubernetes
-//! objects; it must compile in seconds, because it installs what the rest
-//! needs to compile.
+//! The commands `cargo xtask demo`, `test`, `bench`, `image`, `packages`, `prose` and `testbed`. This crate runs other
+//! programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds, because it installs the
+//! packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
@@ -29,7 +28,7 @@ use clap::{Parser, Subcommand};
 
 use crate::testbed::Dns;
 
-/// Builds, tests and shows the etcd operators.
+/// Builds, tests and demonstrates the etcd operators.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -39,77 +38,80 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the main job: install the operators, run a cluster, back it up, lose it, restore it, compare.
+    /// Run a demo: install the operators, create a cluster, back it up, destroy it, restore it, compare the data.
     ///
-    /// Brings up the testbed first, unless --context names a cluster. Arguments after `--` go to the demo.
+    /// Brings up the testbed first, unless --context names a cluster. Arguments after `--` are passed to the demo.
     Demo(drive::Program),
-    /// Run all tests, unit and end-to-end, and print how many passed and failed.
+    /// Run all tests, unit and end-to-end, and print the numbers of passed and failed tests.
     ///
-    /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. A testbed that was up before
-    /// stays up.
+    /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. If the testbed was up before,
+    /// it stays up.
     Test(suite::Tests),
     /// Measure on the testbed: `bench cluster`, `backup`, `restore`, `upgrade`, `defrag`; see docs/benchmarks.md.
     ///
-    /// Options come first, then what to measure and its own options: `bench --dns cache30 cluster --rounds 10 --json FILE`.
+    /// The options of `bench` come before the name of the benchmark, and those of the benchmark after it:
+    /// `bench --dns cache30 cluster --rounds 10 --json FILE`.
     /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
-    /// Build the operators' image as a docker-archive, and print where it is.
+    /// Build the image of the operators as a docker-archive, and print its path and its reference.
     Image {
-        /// Put it into all nodes of the running testbed, too. It is never pushed to a registry.
+        /// Also load the image into all nodes of the running testbed. The image is never pushed to a registry.
         #[arg(long)]
         load: bool,
     },
-    /// Install the Debian packages that compiling and the testbed need, or name them.
+    /// Install the Debian packages that compiling and the testbed need, or print their names.
     Packages,
     /// Print prose for a review: a random sample, long sentences, long commit subjects, and replaced words.
     ///
-    /// The rules are in docs/contributing/language.md. The command changes nothing and never fails because of a finding.
+    /// The rules are in docs/contributing/language.md. The command changes nothing and never fails because of a
+    /// finding.
     Prose(prose::Options),
-    /// A real Kubernetes on this machine, without Docker: bring it up, take it down, look at it.
+    /// Manage a real Kubernetes on this machine, without Docker.
     #[command(subcommand)]
     Testbed(TestbedCommand),
 }
 
 #[derive(Debug, Subcommand)]
 enum TestbedCommand {
-    /// Build the programs it runs, and the servers of the tests, into the cache; start nothing.
+    /// Build the programs of the testbed and the servers of the tests into the cache, without starting them.
     Build,
-    /// Bring the testbed of this checkout up, or find it running. The first time builds Kubernetes (about 15 minutes).
+    /// Bring up the testbed of this checkout, or use it if it is up. The first run builds Kubernetes (about 15
+    /// minutes).
     Up {
-        /// How the cluster's DNS caches: as kubeadm sets it up now, or for 30 s as before 1.33.
+        /// DNS cache: none for names of the cluster (kubeadm since 1.33), or 30 s (kubeadm before 1.33).
         #[arg(long, value_enum, default_value_t = Dns::Nocache)]
         dns: Dns,
-        /// How many nodes.
+        /// Number of nodes.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
         nodes: u8,
     },
-    /// End the testbed of this checkout and remove all it made; its logs stay in target/testbed-logs.
+    /// Stop the testbed of this checkout and remove its files. The logs are kept in target/testbed-logs.
     Down,
-    /// Show the testbed's daemons, nodes and pods.
+    /// Show the daemons, nodes and pods of the testbed.
     Status,
-    /// Print what a shell needs to use the testbed: `eval "$(cargo xtask testbed env)"`.
+    /// Print shell variables for using the testbed: `eval "$(cargo xtask testbed env)"`.
     Env {
-        /// As JSON, for programs.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Change how the running testbed's DNS caches.
+    /// Change the DNS cache of the running testbed.
     Dns {
-        /// As kubeadm sets it up now, or for 30 s as before 1.33.
+        /// No cache for names of the cluster (kubeadm since 1.33), or 30 s (kubeadm before 1.33).
         #[arg(value_enum)]
         dns: Dns,
     },
-    /// Lose a node and bring it back.
+    /// Stop and start nodes.
     #[command(subcommand)]
     Node(NodeCommand),
-    /// Stop a daemon of the control plane and start it again.
+    /// Stop and start daemons of the control plane.
     #[command(subcommand)]
     Daemon(DaemonCommand),
-    /// Start every node and daemon that does not run, with DNS as it is at first.
+    /// Start every node and daemon that is not running, and reset the DNS cache to its default.
     Mend,
-    /// Run a command in the testbed's namespaces, for looking around: `exec -- ip address`.
+    /// Run a command in the namespaces of the testbed, for example `exec -- ip address`.
     Exec {
-        /// The command and its arguments.
+        /// Command and arguments.
         #[arg(trailing_var_arg = true, required = true)]
         command: Vec<String>,
     },
@@ -117,31 +119,31 @@ enum TestbedCommand {
 
 #[derive(Debug, Subcommand)]
 enum DaemonCommand {
-    /// Stop it at once, as if it had crashed.
+    /// Kill a daemon, as in a crash.
     Stop {
-        /// As `testbed status` names it: kube-apiserver, coredns, ...
+        /// Name in the output of `testbed status`: kube-apiserver, coredns, ...
         name: String,
     },
-    /// Start it, and wait until the control plane answers.
+    /// Start a daemon, and wait until the control plane is ready.
     Start {
-        /// As `testbed status` names it.
+        /// Name in the output of `testbed status`.
         name: String,
     },
 }
 
 #[derive(Debug, Subcommand)]
 enum NodeCommand {
-    /// Lose a node as if its power went: kubelet, container runtime, all containers. Its disks stay.
+    /// Kill the kubelet, the container runtime and all containers of a node, as in a power failure. Its disks are kept.
     Kill {
         /// node-0, node-1, ...
         node: String,
     },
-    /// Start what of a node does not run, and wait until it is ready.
+    /// Start the parts of a node that are not running, and wait until the node is ready.
     Start {
         /// node-0, node-1, ...
         node: String,
     },
-    /// Stop only a node's kubelet: its containers go on, and the cluster hears nothing of it.
+    /// Kill only the kubelet of a node: its containers continue, but the node reports no status.
     StopKubelet {
         /// node-0, node-1, ...
         node: String,
@@ -179,7 +181,7 @@ fn run_image(load: bool) -> Result<()> {
     if load {
         image::load(&built)?;
     } else {
-        drive::tell_how_to_load(&built);
+        drive::print_load_commands(&built);
     }
     println!("{}", built.reference);
     Ok(())
@@ -190,7 +192,7 @@ fn run_testbed(command: TestbedCommand) -> Result<()> {
         TestbedCommand::Up { dns, nodes } => {
             testbed::up(testbed::Options { dns, nodes })?;
             progress::say(
-                "the testbed is up; `eval \"$(cargo xtask testbed env)\"` makes this shell use it",
+                "the testbed is up; use it in this shell with `eval \"$(cargo xtask testbed env)\"`",
             );
             Ok(())
         }

@@ -1,5 +1,5 @@
-//! The Debian packages the commands need: installs what is missing where that
-//! can be done, and otherwise says how.
+//! Debian packages that the commands need. Missing packages are installed if possible; otherwise the error contains the
+//! command that installs them.
 
 use std::process::Command;
 
@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::{progress, shell};
 
-/// A program or file that tells that a package is there.
+/// A package, and the programs or files that show that it is installed.
 struct Need {
     package: &'static str,
-    /// Found on the PATH, or as a file if it begins with a slash; any of them is enough.
+    /// Names of programs on the PATH, or absolute paths of files. One of them is sufficient.
     evidence: &'static [&'static str],
 }
 
@@ -73,7 +73,7 @@ const TESTBED: &[Need] = &[
     },
 ];
 
-/// What a command is going to do.
+/// The task that needs the packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Compile the operators.
@@ -82,7 +82,7 @@ pub(crate) enum Purpose {
     Testbed,
 }
 
-/// Makes sure that the packages for `purposes` are there.
+/// Installs missing packages for `purposes`.
 pub(crate) fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
     let missing = missing(purposes, |evidence| {
         if evidence.starts_with('/') {
@@ -100,13 +100,13 @@ pub(crate) fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
     );
     if shell::which("apt-get").is_none() {
         bail!(
-            "missing on this machine, under their Debian names: {}. Install what your system calls them.",
+            "these packages are missing (Debian names): {}. Install the corresponding packages of your distribution.",
             missing.join(", ")
         );
     }
     if !rustix::process::getuid().is_root() {
         bail!(
-            "missing on this machine: {}. Install with\n    sudo sh -c '{command}'",
+            "these packages are missing: {}. Install them with\n    sudo sh -c '{command}'",
             missing.join(", ")
         );
     }
@@ -119,18 +119,18 @@ pub(crate) fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
                 .env("DEBIAN_FRONTEND", "noninteractive"),
         )
     })
-    .with_context(|| format!("install by hand with\n    {command}"))?;
+    .with_context(|| format!("install them manually with\n    {command}"))?;
     Ok(())
 }
 
-fn missing(purposes: &[Purpose], there: impl Fn(&str) -> bool) -> Vec<&'static str> {
+fn missing(purposes: &[Purpose], exists: impl Fn(&str) -> bool) -> Vec<&'static str> {
     let mut missing: Vec<&'static str> = purposes
         .iter()
         .flat_map(|purpose| match purpose {
             Purpose::Build => BUILD,
             Purpose::Testbed => TESTBED,
         })
-        .filter(|need| !need.evidence.iter().any(|evidence| there(evidence)))
+        .filter(|need| !need.evidence.iter().any(|evidence| exists(evidence)))
         .map(|need| need.package)
         .collect();
     missing.sort_unstable();
@@ -143,14 +143,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_package_two_purposes_need_is_named_once() {
+    fn package_of_two_purposes_is_listed_once() {
         let all = missing(&[Purpose::Build, Purpose::Testbed], |_| false);
         assert_eq!(all.iter().filter(|name| **name == "gcc").count(), 1);
         assert!(all.contains(&"protobuf-compiler") && all.contains(&"libseccomp-dev"));
     }
 
     #[test]
-    fn nothing_is_missing_where_all_is_there() {
+    fn nothing_is_missing_if_all_packages_exist() {
         assert!(missing(&[Purpose::Build, Purpose::Testbed], |_| true).is_empty());
     }
 }

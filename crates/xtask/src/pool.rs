@@ -1,5 +1,5 @@
-//! Runs test programs, several at a time and the longest first, and prints progress: each test program that ended, each
-//! test that failed with its output, and a line at least every 30 s. It may not choose what runs.
+//! Runs test programs concurrently, the longest first, and prints progress: each test program that ended, the output of
+//! each failed test, and a line at least every 30 s. The caller chooses the programs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead as _, BufReader, Read};
@@ -14,40 +14,41 @@ use crate::progress;
 use crate::report::Test;
 use crate::times::Times;
 
-/// Silence after which a line says that the work goes on.
+/// Longest time without a line of progress.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// Time for a test program's last output to arrive after its end: a program it left behind may keep the pipe open.
+/// Time to wait for output after a test program has ended: a process that the program left running may keep the pipe
+/// open.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
-/// Lines of other output kept for a test program that dies.
+/// Number of lines of other output that are shown if a test program crashes.
 const TAIL: usize = 30;
 
 /// A run of a test program.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Job {
-    /// The name its duration is remembered by.
+    /// Key of the recorded duration.
     pub(crate) name: String,
-    /// Precedes the names of its tests in all output.
+    /// Prefix of its test names in all output.
     pub(crate) prefix: String,
-    /// The program, with arguments that make it print JSON ([`libtest::ARGS`]).
+    /// The program. The arguments must contain [`libtest::ARGS`] for JSON output.
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
     pub(crate) folder: PathBuf,
     pub(crate) vars: Vec<(String, String)>,
-    /// How many tests it runs.
+    /// Number of tests in the program.
     pub(crate) tests: usize,
-    /// Never runs together with another serial job.
+    /// Never runs concurrently with another serial job.
     pub(crate) serial: bool,
 }
 
-/// What became of the jobs.
+/// The results of the jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub(crate) tests: Vec<Test>,
-    /// How long each job took that ended well.
+    /// Durations of the jobs that succeeded.
     pub(crate) jobs: Vec<(String, Duration)>,
 }
 
-/// Runs all jobs, `slots` at a time. `later` is how long the stages after this one are going to take, if that is known.
+/// Runs all jobs, up to `slots` concurrently. `later` is the expected duration of the following stages, if known.
 pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Duration>) -> Done {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mut pool = Pool::new(jobs, expected, slots, later);
@@ -58,7 +59,7 @@ pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Dur
                 && let Some(index) = pool.next()
             {
                 let (job, sender) = (pool.jobs[index].clone(), sender.clone());
-                scope.spawn(move || play(&job, index, &sender));
+                scope.spawn(move || run_job(&job, index, &sender));
             }
             if pool.running.is_empty() {
                 break;
@@ -69,7 +70,7 @@ pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Dur
     pool.done
 }
 
-/// How long the jobs are going to take on so many slots; none if nothing is known of any of them.
+/// The expected duration of the jobs with `slots` concurrent jobs. `None` if no duration is known.
 pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Duration> {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mean = mean(&expected)?;
@@ -79,14 +80,14 @@ pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Dura
 
 enum Event {
     Line(usize, String),
-    /// A line of the error output.
+    /// A line on standard error.
     Error(usize, String),
     Ended(usize, Result<ExitStatus, String>),
 }
 
 struct Running {
     since: Instant,
-    /// Tests that began and did not end yet.
+    /// Tests that have started but not ended.
     open: BTreeSet<String>,
     failed: bool,
     tail: VecDeque<String>,
@@ -98,7 +99,7 @@ struct Pool {
     mean: Option<Duration>,
     slots: usize,
     later: Option<Duration>,
-    /// In the order they are to start.
+    /// Jobs in their start order.
     waiting: VecDeque<usize>,
     running: BTreeMap<usize, Running>,
     done: Done,
@@ -114,7 +115,7 @@ impl Pool {
         later: Option<Duration>,
     ) -> Self {
         let mut waiting: Vec<usize> = (0..jobs.len()).collect();
-        // A job that is not known may be the longest.
+        // A job with an unknown duration may be the longest.
         waiting.sort_by_key(|index| std::cmp::Reverse(expected[*index].unwrap_or(Duration::MAX)));
         Self {
             total: jobs.iter().map(|job| job.tests).sum(),
@@ -130,7 +131,7 @@ impl Pool {
         }
     }
 
-    /// Takes the next job that may run now.
+    /// Starts the next job that may run now.
     fn next(&mut self) -> Option<usize> {
         let serial = self.running.keys().any(|index| self.jobs[*index].serial);
         let may = |index: &usize| !(serial && self.jobs[*index].serial);
@@ -154,7 +155,7 @@ impl Pool {
             Ok(Event::Line(index, line)) => self.read(index, line),
             Ok(Event::Error(index, line)) => self.keep(index, line),
             Ok(Event::Ended(index, status)) => self.end(index, status),
-            // Disconnected cannot be: this side holds a sender.
+            // Disconnected is impossible: this thread holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.heartbeat(),
         }
     }
@@ -220,7 +221,7 @@ impl Pool {
             is_well = false;
             let tail: Vec<String> = running.tail.into();
             let output = format!(
-                "Error: the test program ended before its tests did: {ended}\n{}",
+                "Error: the test program ended before its tests: {ended}\n{}",
                 tail.join("\n")
             );
             let mut names: Vec<String> = running.open.into_iter().collect();
@@ -279,7 +280,7 @@ impl Pool {
         match (self.left(), self.later) {
             (Some(left), Some(later)) => format!("{} left", progress::rough(left + later)),
             (Some(left), None) => format!("{} left in this stage", progress::rough(left)),
-            (None, _) => "time left unknown in a first run".to_owned(),
+            (None, _) => "time left unknown in the first run".to_owned(),
         }
     }
 
@@ -302,15 +303,14 @@ fn mean(expected: &[Option<Duration>]) -> Option<Duration> {
     Some(known.iter().sum::<Duration>() / count)
 }
 
-/// How long work of these durations takes on so many slots, at best.
+/// The shortest possible time for work of these durations with `slots` concurrent jobs.
 fn spread(left: &[Duration], slots: usize) -> Duration {
     let slots = u32::try_from(slots.max(1)).unwrap_or(u32::MAX);
     let longest = left.iter().max().copied().unwrap_or_default();
     longest.max(left.iter().sum::<Duration>() / slots)
 }
 
-/// Runs one job to its end.
-fn play(job: &Job, index: usize, events: &Sender<Event>) {
+fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
     let ended = start(job)
         .and_then(|mut child| {
             let (reading, all_read) = mpsc::channel::<()>();
@@ -326,12 +326,12 @@ fn play(job: &Job, index: usize, events: &Sender<Event>) {
             }
             drop(reading);
             let status = child.wait()?;
-            // Ends as soon as both readers have.
+            // Returns when both readers have ended.
             let _ = all_read.recv_timeout(LAST_OUTPUT);
             Ok(status)
         })
         .map_err(|error| format!("{}: {error}", job.program.display()));
-    // Nobody listens only after a panic on the other side.
+    // The receiver is missing only after a panic of its thread.
     let _ = events.send(Event::Ended(index, ended));
 }
 
@@ -346,7 +346,7 @@ fn start(job: &Job) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// Sends each line of `output`, on a thread of its own.
+/// Sends each line of `output` from a new thread.
 fn follow(
     output: impl Read + Send + 'static,
     reading: &Sender<()>,
@@ -369,7 +369,7 @@ fn follow(
 mod tests {
     use super::*;
 
-    /// A script in the place of a test program.
+    /// A shell script as the test program.
     fn job(name: &str, script: &str) -> Job {
         Job {
             name: name.into(),
@@ -404,11 +404,11 @@ mod tests {
             (&*done.tests[1].output, done.tests[1].outcome),
             ("why", Outcome::Failed)
         );
-        assert_eq!(done.jobs.len(), 1, "only good durations are remembered");
+        assert_eq!(done.jobs.len(), 1, "only successful jobs are recorded");
     }
 
     #[test]
-    fn test_whose_program_dies_has_failed() {
+    fn tests_of_crashed_program_fail() {
         let dies = format!("{BEGIN}; echo the cause >&2; kill -9 $$");
         let done = run_scripts(&[("a", &dies)]);
         assert_eq!(
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_fails_without_test_has_failed() {
+    fn failed_program_without_failed_test_is_reported() {
         let done = run_scripts(&[("a", &format!("{OK}; exit 3"))]);
         assert_eq!(done.tests[1].name, "a::(its program)");
         assert!(
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn program_left_behind_does_not_hold_the_run() {
+    fn leftover_process_does_not_block_run() {
         let begun = Instant::now();
         let done = run_scripts(&[("a", &format!("{OK}; sleep 20 &"))]);
         assert_eq!(done.tests.len(), 1);
@@ -448,14 +448,14 @@ mod tests {
     }
 
     #[test]
-    fn unknown_jobs_start_first_then_the_longest() {
+    fn unknown_jobs_start_before_longest() {
         let mut pool = pool(&[Some(1), Some(9), None, Some(3)]);
         let order: Vec<_> = std::iter::from_fn(|| pool.next()).collect();
         assert_eq!(order, [2, 1, 3, 0]);
     }
 
     #[test]
-    fn serial_jobs_never_run_together() {
+    fn serial_jobs_never_run_concurrently() {
         let mut pool = pool(&[Some(9), Some(8), Some(1)]);
         (pool.jobs[0].serial, pool.jobs[1].serial) = (true, true);
         assert_eq!(
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn time_left_counts_slots_and_the_longest() {
+    fn time_left_depends_on_slots_and_longest_job() {
         assert_eq!(pool(&[None, None]).left(), None);
         // The unknown job counts as the mean of the others.
         assert_eq!(
@@ -479,6 +479,6 @@ mod tests {
             Some(Duration::from_secs(50))
         );
         let first = pool(&[None]).time_left();
-        assert_eq!(first, "time left unknown in a first run");
+        assert_eq!(first, "time left unknown in the first run");
     }
 }

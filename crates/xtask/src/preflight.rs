@@ -1,6 +1,5 @@
-//! Looks at the machine before a testbed is brought up on it, tries what will
-//! be needed, and names what is missing with the way around. What it tries it
-//! takes back.
+//! Checks the machine before a testbed is brought up: tries each feature that the testbed needs, and reports what is
+//! missing with a remedy. Every try is undone.
 
 use std::fs;
 use std::path::Path;
@@ -12,28 +11,28 @@ use crate::packages::{self, Purpose};
 use crate::testbed::cgroup::Cgroups;
 use crate::{checkout, progress, shell};
 
-/// What the testbed has to take into account.
+/// Properties of the machine that the testbed depends on.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
-    /// How container images are unpacked: `overlayfs`, or `native` where that does not work.
+    /// Snapshotter of containerd: `overlayfs`, or `native` if overlayfs does not work.
     pub(crate) snapshotter: String,
 }
 
-/// Bytes needed where programs are built, and where the testbed runs.
+/// Bytes needed in the folder where programs are built, and in the folder of the testbed.
 const CACHE_SPACE: u64 = 8 << 30;
 const RUN_SPACE: u64 = 6 << 30;
 
-/// Checks everything; the error lists all that is missing.
+/// Runs all checks. The error lists all problems.
 pub(crate) fn check(run_folder: &Path) -> Result<Found> {
     if !rustix::process::getuid().is_root() {
         bail!(
             "the testbed needs root (namespaces, mounts, control groups). Run it as root (`sudo -E env PATH=\"$PATH\" cargo xtask ...`), \
-             or use a cluster you have with `--context NAME`."
+             or use an existing cluster with `--context NAME`."
         );
     }
     packages::ensure_packages(&[Purpose::Testbed])?;
     let base = run_folder.parent().context("run folder")?;
-    fs::create_dir_all(base).with_context(|| format!("cannot make {}", base.display()))?;
+    fs::create_dir_all(base).with_context(|| format!("cannot create {}", base.display()))?;
     let mut problems = Vec::new();
     let mut note = |result: Result<()>| {
         if let Err(error) = result {
@@ -62,7 +61,7 @@ pub(crate) fn check(run_folder: &Path) -> Result<Found> {
     }
     if !problems.is_empty() {
         bail!(
-            "this machine lacks something the testbed needs:\n{}\nA cluster you have can be used instead: `--context NAME`.",
+            "this machine cannot run the testbed:\n{}\nFix these problems, or use an existing cluster with `--context NAME`.",
             problems.join("\n")
         );
     }
@@ -73,7 +72,7 @@ pub(crate) fn check(run_folder: &Path) -> Result<Found> {
     };
     if snapshotter == "native" {
         progress::say(&format!(
-            "overlayfs does not work in {}: images are copied instead, which is slower. A folder on ext4, xfs or tmpfs named in ETCD_OPERATOR_TESTBED_DIR avoids it.",
+            "overlayfs does not work in {}, so images are copied, which is slower. To avoid this, set ETCD_OPERATOR_TESTBED_DIR to a folder on ext4, xfs or tmpfs.",
             base.display()
         ));
     }
@@ -84,18 +83,18 @@ pub(crate) fn check(run_folder: &Path) -> Result<Found> {
 
 fn go() -> Result<()> {
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"])).context(
-        "Go is not installed: get it from https://go.dev/dl/ and put its bin folder on the PATH",
+        "Go is not installed: install it from https://go.dev/dl/ and add its bin folder to the PATH",
     )?;
     match minor_version(&text) {
         Some(minor) if minor >= 21 => Ok(()),
         _ => bail!(
-            "{} is too old: 1.26 is needed (1.21 and later fetch it by themselves): https://go.dev/dl/",
+            "{} is too old: install Go 1.26, or 1.21 or later, which downloads it: https://go.dev/dl/",
             text.trim()
         ),
     }
 }
 
-/// The 26 of `go1.26.8`.
+/// The number 26 in `go1.26.8`.
 fn minor_version(text: &str) -> Option<u32> {
     let rest = text.trim().strip_prefix("go1.")?;
     rest.split(|c: char| !c.is_ascii_digit())
@@ -106,7 +105,7 @@ fn minor_version(text: &str) -> Option<u32> {
 
 fn namespaces() -> Result<()> {
     shell::output(Command::new("unshare").args(["--fork", "--pid", "--mount-proc", "--net", "--mount", "--", "true"]))
-        .context("process, network and mount namespaces cannot be made. In a container: run it privileged (`docker run --privileged`)")?;
+        .context("cannot create process, network and mount namespaces. In a container: run it privileged (`docker run --privileged`)")?;
     Ok(())
 }
 
@@ -119,7 +118,7 @@ fn control_groups() -> Result<()> {
     made
 }
 
-/// Tries the tables and matches kube-proxy needs, in a network namespace that ends with the try.
+/// Tries the tables and matches that kube-proxy needs, in a temporary network namespace.
 fn packet_filter() -> Result<()> {
     const RULES: &str = "iptables -t nat -N TRY \
         && iptables -t nat -A TRY -m comment --comment x -m conntrack --ctstate NEW -j MARK --or-mark 0x4000 \
@@ -127,7 +126,7 @@ fn packet_filter() -> Result<()> {
         && iptables -t nat -A TRY -m addrtype --dst-type LOCAL -j MASQUERADE \
         && iptables -t nat -A TRY -p tcp -j DNAT --to-destination 10.0.0.1:1 \
         && ip link add try0 type bridge && ip link add try1 type veth peer name try2";
-    // They may have to be loaded, which is done by name only here; built in, there is nothing to load.
+    // Loads the kernel modules. An error is ignored, because a module may be built in.
     for module in [
         "br_netfilter",
         "overlay",
@@ -141,28 +140,28 @@ fn packet_filter() -> Result<()> {
         let _ = Command::new("modprobe").args(["-q", module]).output();
     }
     shell::output(Command::new("unshare").args(["--net", "--", "sh", "-euc", RULES]))
-        .context("the packet filter or the virtual links do not work: the kernel needs nf_nat, nf_conntrack, xt_comment, xt_statistic, xt_addrtype, xt_MASQUERADE, bridge, veth (`modprobe NAME`; Debian's kernel has them)")?;
+        .context("the packet filter or virtual links do not work: the kernel needs nf_nat, nf_conntrack, xt_comment, xt_statistic, xt_addrtype, xt_MASQUERADE, bridge, veth (`modprobe NAME`; Debian's kernel has them)")?;
     Ok(())
 }
 
-/// Kubelets and container runtimes watch many files; Debian's 128 are enough for two testbeds.
+/// Kubelets and container runtimes use many inotify instances. Debian's default of 128 is enough for two testbeds.
 fn inotify() -> Result<()> {
     const FILE: &str = "/proc/sys/fs/inotify/max_user_instances";
     let text = fs::read_to_string(FILE).unwrap_or_default();
     match text.trim().parse::<u32>() {
         Ok(limit) if limit < 64 => {
-            bail!("{FILE} is {limit}: `sysctl -w fs.inotify.max_user_instances=512`")
+            bail!("{FILE} is {limit}: raise it with `sysctl -w fs.inotify.max_user_instances=512`")
         }
         _ => Ok(()),
     }
 }
 
-/// The testbed has a /run and a /var/log of its own, which would cover what lies there.
+/// The testbed mounts its own /run and /var/log, which would hide a folder below these paths.
 fn place(folder: &Path, variable: &str) -> Result<()> {
     let covered = ["/run", "/var/run", "/var/log"];
     match covered.iter().find(|above| folder.starts_with(above)) {
         Some(above) => bail!(
-            "{} is below {above}, which the testbed covers: name another folder in {variable}",
+            "{} is below {above}, which the testbed hides with its own mount: set {variable} to another folder",
             folder.display()
         ),
         None => Ok(()),
@@ -174,7 +173,7 @@ fn space(folder: &Path, wanted: u64, variable: &str) -> Result<()> {
     let free = stat.f_bavail * stat.f_frsize;
     if free < wanted {
         bail!(
-            "{} has {:.1} GiB free and {:.0} are needed: make room, or name another folder in {variable}",
+            "{} has {:.1} GiB free, but {:.0} are needed: free some space, or set {variable} to another folder",
             folder.display(),
             gib(free),
             gib(wanted)
@@ -183,7 +182,7 @@ fn space(folder: &Path, wanted: u64, variable: &str) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people to read")]
+#[expect(clippy::cast_precision_loss, reason = "only for display")]
 fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
@@ -203,7 +202,7 @@ fn overlay_works(base: &Path) -> bool {
         "mkdir -p {path}/lower {path}/upper {path}/work {path}/merged && echo x >{path}/lower/f
          mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
     );
-    // The mount goes with the mount namespace.
+    // The mount ends with the mount namespace.
     let works =
         shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script]))
             .is_ok();
@@ -216,20 +215,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_of_go_is_read() {
+    fn parses_go_version() {
         assert_eq!(minor_version("go1.26.8\n"), Some(26));
         assert_eq!(minor_version("go1.27rc1"), Some(27));
         assert_eq!(minor_version("devel"), None);
     }
 
     #[test]
-    fn a_folder_the_testbed_covers_is_refused() {
+    fn folder_hidden_by_testbed_is_rejected() {
         assert!(place(Path::new("/run/user/0/x"), "X").is_err());
         assert!(place(Path::new("/runner/x"), "X").is_ok());
     }
 
     #[test]
-    fn too_little_space_names_the_variable_that_helps() {
+    fn lack_of_space_is_reported_with_variable() {
         let dir = tempfile::tempdir().unwrap();
         let error = space(dir.path(), u64::MAX, "SOME_DIR").unwrap_err();
         assert!(error.to_string().contains("SOME_DIR"));

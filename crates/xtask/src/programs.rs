@@ -1,6 +1,5 @@
-//! Builds the programs the testbed runs, from pinned Go modules, once: each
-//! module into a folder of the cache whose name says what it was built from.
-//! It may not start any of them.
+//! Builds the programs of the testbed from pinned Go modules. Each module is built once, into a folder of the cache
+//! with the hash of its inputs in its name. No program is started here.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,22 +14,22 @@ mod azurite;
 mod debian;
 mod images;
 
-/// Change it when the way of building changes, so that older results are not taken.
+/// Change this value when the build procedure changes, so that older results are not used.
 const RECIPE: &str = "2";
 
 /// One `go build`.
 struct Build {
-    /// The folder below the module's folder in the cache, and the file name if it is not the package's.
+    /// Path of the result below the module's folder in the cache, if it differs from the name of the package.
     output: &'static str,
     packages: &'static [&'static str],
-    /// Linked with the C library: for what needs it, and for what never goes into an image.
+    /// Links with the C library. Only for programs that need it, and that are in no image.
     cgo: bool,
     tags: &'static str,
-    /// Linker flags that tell a program its version.
+    /// Linker flags with the version of the program.
     version: &'static str,
 }
 
-/// A folder of `e2e/testbed` with a go.mod.
+/// A folder of `e2e/testbed` with a `go.mod`.
 struct Module {
     name: &'static str,
     builds: &'static [Build],
@@ -44,7 +43,7 @@ const PLAIN: Build = Build {
     version: "",
 };
 
-/// What Kubernetes' own build passes to the linker; charts and clients look at it.
+/// Linker flags of the official Kubernetes build. Charts and clients read this version.
 const KUBE_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
     -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/client-go/pkg/version.gitVersion=v1.36.3";
 const HELM_VERSION: &str = "-X helm.sh/helm/v4/internal/version.version=v4.3.1";
@@ -103,8 +102,8 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // For the change of version within a minor release, without tools: nothing is restored with it. Its name does not
-    // begin like that of the newer release, by which tests look for that one's programs.
+    // An older patch release, for tests of updates within a minor release. Without tools, because no test restores with
+    // it. The name has another prefix than the newer release, because tests find the programs by prefix.
     Module {
         name: "etcd-older-3.5",
         builds: &[ETCD_ALONE],
@@ -153,7 +152,7 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// The names under which the one Kubernetes file is called.
+/// The names of the links to the one Kubernetes binary.
 const KUBE_NAMES: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",
@@ -163,29 +162,29 @@ const KUBE_NAMES: &[&str] = &[
     "kubectl",
 ];
 
-/// What the testbed runs.
+/// The built programs and images of the testbed.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
     /// A folder with links to all programs.
     pub(crate) bin: PathBuf,
-    /// The testbed's first process.
+    /// The init process of the testbed.
     pub(crate) init: PathBuf,
-    /// The control plane's own etcd.
+    /// The etcd of the control plane.
     pub(crate) etcd: PathBuf,
-    /// Archives every node gets.
+    /// Image archives for every node.
     pub(crate) images: Vec<PathBuf>,
-    /// The versions of etcd among them, oldest first.
+    /// The etcd versions of these images, oldest first.
     pub(crate) etcd_versions: Vec<String>,
 }
 
-/// Builds what the cache does not have.
+/// Builds the programs that are missing in the cache.
 pub(crate) fn ensure() -> Result<Programs> {
     let cache = checkout::cache()?;
-    fs::create_dir_all(&cache).with_context(|| format!("cannot make {}", cache.display()))?;
-    // A second checkout waits here and then finds everything built.
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    // A second checkout waits here, and then uses the finished programs.
     let lock = File::create(cache.join("lock")).context("cache: lock file")?;
     if lock.try_lock().is_err() {
-        progress::say("another checkout builds the testbed's programs; waiting for it");
+        progress::say("waiting for another checkout, which builds the programs of the testbed");
         lock.lock().context("cache: lock")?;
     }
     let go = go_version()?;
@@ -202,7 +201,7 @@ pub(crate) fn ensure() -> Result<Programs> {
     }
     match azurite::ensure(&cache) {
         Ok(folder) => folders.push(("azurite", folder)),
-        Err(error) => progress::say(&format!("without Azurite: {error:#}")),
+        Err(error) => progress::say(&format!("continuing without Azurite: {error:#}")),
     }
     let of = |name: &str| -> Result<PathBuf> {
         Ok(folders
@@ -233,7 +232,7 @@ pub(crate) fn ensure() -> Result<Programs> {
             etcd_versions.push(debian::VERSION.to_owned());
         }
         Err(error) => progress::say(&format!(
-            "without the image of etcd {}: {error:#}",
+            "continuing without the image of etcd {}: {error:#}",
             debian::VERSION
         )),
     }
@@ -250,14 +249,14 @@ pub(crate) fn ensure() -> Result<Programs> {
     })
 }
 
-/// The versions of etcd the testbed has images of where nothing is missing, oldest first.
+/// The etcd versions with images in a complete testbed, oldest first.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
     let mut versions = vec![debian::VERSION.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
     Ok(versions)
 }
 
-/// The modules' own go.mod is the one place that names the version.
+/// The version in the `go.mod` of the modules, the only place that defines it.
 fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
     MODULES
         .iter()
@@ -272,7 +271,7 @@ fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
         .collect()
 }
 
-/// The version a go.mod requires of a module.
+/// The version of a module that a `go.mod` requires.
 fn required(go_mod: &str, module: &str) -> Option<String> {
     go_mod
         .lines()
@@ -288,7 +287,7 @@ fn required(go_mod: &str, module: &str) -> Option<String> {
         })
 }
 
-/// The cache folder `NAME-KEY`, made by `make` in a temporary folder if it is missing.
+/// The cache folder `NAME-KEY`. If it is missing, `make` fills a temporary folder, which is then renamed.
 fn cached(
     cache: &Path,
     name: &str,
@@ -331,10 +330,10 @@ fn build(module: &Module, source: &Path, folder: &Path) -> Result<()> {
 }
 
 fn go_version() -> Result<String> {
-    // Asked in a module's folder, because that is what decides which Go is used.
+    // The go.mod of a module decides which Go version runs, so the command runs in the folder of a module.
     let folder = checkout::testbed_sources().join("node");
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
-        .context("Go is missing or too old: install it from https://go.dev/dl/ (Debian: `apt-get install golang-go`), 1.24 or newer")?;
+        .context("Go is missing or too old: install version 1.24 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
     Ok(text.trim().to_owned())
 }
 
@@ -377,7 +376,7 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One folder with links to everything, for the PATH.
+/// A folder with links to all programs, for the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
     let names: Vec<&[u8]> = folders
         .iter()
@@ -400,7 +399,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             "kube" => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
-            // One etcdctl for the user: that of the newest version.
+            // The user gets the etcdctl of the newest version.
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,
@@ -425,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_versions_come_from_the_modules() {
+    fn versions_come_from_go_mod() {
         let versions = etcd_versions().unwrap();
         assert_eq!(versions.len(), 5);
         for (version, minor) in versions
@@ -437,18 +436,19 @@ mod tests {
     }
 
     #[test]
-    fn of_two_releases_of_a_minor_the_older_comes_first() {
+    fn older_patch_release_comes_first() {
         let versions = etcd_versions().unwrap();
         let patches: Vec<u64> = versions
             .iter()
             .filter_map(|version| version.strip_prefix("3.5.")?.parse().ok())
             .collect();
-        // 3.6 asks for 3.5.26 (`crates/api/src/version/path.rs`): the older one has to stop over.
+        // An upgrade to 3.6 needs 3.5.26 first (`crates/api/src/version/path.rs`), so the older version needs two
+        // steps.
         assert!(patches[0] < 26 && patches[1] >= 26, "{patches:?}");
     }
 
     #[test]
-    fn the_versions_told_to_the_linker_are_those_of_the_modules() {
+    fn linker_flags_have_versions_of_go_mod() {
         for (module, name, flags) in [
             ("kube", "k8s.io/kubernetes", KUBE_VERSION),
             ("helm", "helm.sh/helm/v4", HELM_VERSION),
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_required_version_is_found_in_both_forms() {
+    fn finds_required_version_in_both_forms() {
         assert_eq!(required("require a/b v1.2.3\n", "a/b").unwrap(), "1.2.3");
         assert_eq!(
             required(
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_leaves_nothing_that_is_taken_for_a_result() {
+    fn failed_build_leaves_no_cache_entry() {
         let dir = tempfile::tempdir().unwrap();
         let key = "0123456789abcdef0123";
         assert!(cached(dir.path(), "x", key, |_| bail!("no")).is_err());
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_follows_the_sources_and_the_go_version() {
+    fn key_depends_on_sources_and_go_version() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("go.mod"), "a").unwrap();
         let first = key(dir.path(), "go1").unwrap();

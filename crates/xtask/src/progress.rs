@@ -1,6 +1,4 @@
-//! Says what is being done and how long it took, on standard error. Long work
-//! is never silent: a step that lasts tells every ten seconds that it does.
-//! It may not decide anything.
+//! Prints progress on standard error: the current step and its duration. A long step prints a line every ten seconds.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -9,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// The same beside a program that prints its own progress.
+/// Interval during a program that prints its own progress.
 const SLOW_HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Prints one line of progress.
@@ -17,12 +15,12 @@ pub(crate) fn say(text: &str) {
     eprintln!("==> {text}");
 }
 
-/// Does `work`, telling when it begins, that it goes on, and how long it took.
+/// Runs `work`, and prints a line at each heartbeat and at the end.
 pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(timed(what, work)?.0)
 }
 
-/// Like [`step`], and gives the time it took, too.
+/// Like [`step`], and also returns the duration.
 pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     beating(what, HEARTBEAT, work)
 }
@@ -47,7 +45,7 @@ fn beating<T>(
     });
     let result = work();
     drop(done);
-    // The heart only prints; that it stopped badly would change nothing.
+    // The thread only prints, so its failure has no effect.
     let _ = heart.join();
     let took = begun.elapsed();
     match &result {
@@ -57,12 +55,12 @@ fn beating<T>(
     result.map(|value| (value, took))
 }
 
-/// A duration as people read it: `0.4 s`, `75.0 s`.
+/// A duration with one decimal: `0.4 s`, `75.0 s`.
 pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// A duration to the second or the minute: `75 s`, `22 min`.
+/// A duration in seconds or minutes: `75 s`, `22 min`.
 pub(crate) fn rough(time: Duration) -> String {
     let seconds = (time + Duration::from_millis(500)).as_secs();
     if seconds < 120 {

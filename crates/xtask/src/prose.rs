@@ -1,5 +1,5 @@
-//! `cargo xtask prose`: shows prose for a review by the rules of docs/contributing/language.md. It reads the checkout
-//! and Git, and changes neither.
+//! `cargo xtask prose`: prints prose for a review by the rules of docs/contributing/language.md. Reads the checkout and
+//! the Git history, and changes neither.
 
 mod markdown;
 mod passage;

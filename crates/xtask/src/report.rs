@@ -1,5 +1,4 @@
-//! What `cargo xtask test` prints at its end: the stages, the slowest tests, why tests failed, and the counts. It may
-//! not run anything.
+//! The final report of `cargo xtask test`: the stages, the slowest tests, the reasons of failures, and the counts.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,16 +6,17 @@ use std::time::Duration;
 use crate::libtest::Outcome;
 use crate::{libtest, progress};
 
-/// Tests in the list of the slowest.
+/// Length of the list of the slowest tests.
 const SLOWEST: usize = 20;
 
-/// A test that ended, by its full name.
+/// A test that ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Test {
+    /// Full name.
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
-    /// What a failed test printed, or why a test was skipped.
+    /// Output of a failed test, or the reason why the test was skipped.
     pub(crate) output: String,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Adds tests that are not run, and why.
+    /// Adds tests that are skipped for this reason.
     pub(crate) fn skip(&mut self, names: Vec<String>, why: &str) {
         self.tests.extend(names.into_iter().map(|name| Test {
             name,
@@ -38,10 +38,10 @@ impl Report {
         }));
     }
 
-    /// Adds what kept the run from its end.
+    /// Adds an error that ended the run early.
     pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         self.tests.push(Test {
-            name: "the run did not come to its end".to_owned(),
+            name: "the run was aborted".to_owned(),
             outcome: Outcome::Failed,
             took: Duration::ZERO,
             output: format!("Error: {error:#}"),
@@ -58,7 +58,7 @@ impl Report {
             .filter(move |test| test.outcome == outcome)
     }
 
-    /// The whole text; its last line has the counts.
+    /// The text of the report. The last line has the counts.
     pub(crate) fn text(&self, took: Duration) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -66,7 +66,7 @@ impl Report {
         for (stage, took) in &self.stages {
             let _ = writeln!(text, "{:>10}  {stage}", progress::seconds(*took));
         }
-        let _ = writeln!(text, "{:>10}  from begin to end", progress::seconds(took));
+        let _ = writeln!(text, "{:>10}  total", progress::seconds(took));
         let mut timed: Vec<&Test> = self
             .tests
             .iter()
@@ -127,7 +127,7 @@ mod tests {
         report.skip(vec!["node".into()], "own cluster");
         let text = report.text(Duration::from_secs(12));
         let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
-        assert!(at("3.0 s  clippy") < at("12.0 s  from begin"));
+        assert!(at("3.0 s  clippy") < at("12.0 s  total"));
         assert!(at("9.0 s  slow") < at("1.0 s  quick"));
         assert!(at("skipped: node (own cluster)") < at("failed: slow\n    Error: no quorum"));
         assert!(
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn run_that_breaks_off_counts_as_failure() {
+    fn aborted_run_counts_as_failure() {
         let mut report = Report::default();
         report.fail(&anyhow::anyhow!("protoc is missing").context("cargo"));
         let text = report.text(Duration::ZERO);

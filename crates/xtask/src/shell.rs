@@ -1,5 +1,4 @@
-//! Runs other programs and turns their failure into an error that shows what
-//! they said. It may not know what the programs are for.
+//! Runs other programs, and turns a failure into an error that contains their output.
 
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -7,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs to the end and returns what was written to standard output.
+/// Runs the command to its end and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let Output {
         status,
@@ -27,7 +26,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Runs to the end with the output going where ours goes.
+/// Runs the command to its end with the standard output and standard error of this process.
 pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -38,12 +37,12 @@ pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Asks `ready` again and again until it says yes; the error names `what`.
+/// Polls `ready` until it returns true. The error contains `what`.
 pub(crate) fn wait_for(what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
     wait_checking(what, limit, || Ok(()), ready)
 }
 
-/// As [`wait_for`]; an error of `check`, which runs before each question, ends the wait at once.
+/// Like [`wait_for`]. `check` runs before each call of `ready`, and its error ends the wait at once.
 pub(crate) fn wait_checking(
     what: &str,
     limit: Duration,
@@ -69,7 +68,7 @@ pub(crate) fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// Where a program lies on the PATH (and in the sbin directories, which a plain user's PATH lacks).
+/// The path of a program on the PATH, or in the sbin directories, which the PATH of a normal user lacks.
 pub(crate) fn which(program: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     path.split(':')
@@ -93,14 +92,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_shows_what_the_program_said() {
+    fn error_contains_output_of_program() {
         let error =
             output(Command::new("sh").args(["-c", "echo the reason >&2; exit 3"])).unwrap_err();
         assert!(format!("{error}").contains("the reason"), "{error}");
     }
 
     #[test]
-    fn the_tail_of_a_short_text_is_the_text() {
+    fn tail_of_short_text_is_whole_text() {
         assert_eq!(tail("a\nb\n", 5), "a\nb");
         assert_eq!(tail("a\nb\nc\n", 2), "b\nc");
     }
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_when_the_limit_is_over() {
+    fn wait_times_out() {
         let error = wait_for("the moon", Duration::from_millis(1), || false).unwrap_err();
         assert!(error.to_string().contains("the moon"));
     }

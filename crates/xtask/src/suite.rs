@@ -1,5 +1,4 @@
-//! The command `test`: runs lints, unit tests and end-to-end tests as stages, and prints what came out. It may not know
-//! what the tests are about.
+//! The command `test`: runs lints, unit tests and end-to-end tests in stages, and prints a report.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,13 +17,13 @@ use crate::report::Report;
 use crate::times::Times;
 use crate::{checkout, image, preflight, programs, progress, shell, testbed};
 
-/// The name of modules whose end-to-end tests break nodes: they run one by one, after the others.
+/// Module name of end-to-end tests that break nodes. They run one by one, after the others.
 const ALONE: &str = "alone";
-/// The name of modules whose end-to-end tests never run together with another one of them.
+/// Module name of end-to-end tests that never run concurrently with each other.
 const SERIAL: &str = "serial";
-/// The name of modules whose end-to-end tests run only with `--full`.
+/// Module name of end-to-end tests that run only with `--full`.
 const FULL: &str = "full";
-/// Names a file to the end-to-end tests that is empty when they begin, for work they do once per run.
+/// Variable with a file for the end-to-end tests, empty at the start, for work that the tests do once per run.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const LINTS: &str = "formatting and lints";
@@ -36,20 +35,20 @@ const E2E: &str = "end-to-end tests";
 const BREAKING: &str = "end-to-end tests that break nodes";
 const DOWN: &str = "testbed down";
 
-/// What cargo is told of the unit tests. xtask by itself: together, its dependencies' features would have the large ones
-/// compiled a second time.
+/// Selection of the unit tests for cargo. `xtask` is selected separately: together, the features of its dependencies
+/// would cause a second compilation of the large dependencies.
 const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
-/// Adds the end-to-end tests to what cargo compiles; without it they are left out, because they need a cluster.
+/// Feature of the end-to-end tests. Cargo does not compile them without it, because they need a cluster.
 const E2E_TESTS: &[&str] = &["--features", "e2e/tests"];
-/// Their program, as [`unit_job`] names it.
+/// Name of their program, as returned by [`unit_job`].
 const E2E_PROGRAM: &str = "e2e/e2e";
 
-/// Which tests to run.
+/// The tests to run.
 #[derive(Debug, Clone, clap::Args)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is a flag of the command"
+    reason = "each one is a flag of the command"
 )]
 pub(crate) struct Tests {
     #[command(flatten)]
@@ -57,24 +56,23 @@ pub(crate) struct Tests {
     /// Check formatting and lints first.
     #[arg(long)]
     lint: bool,
-    /// Only the unit tests.
+    /// Run only the unit tests.
     #[arg(long, conflicts_with = "e2e")]
     unit: bool,
-    /// Only the end-to-end tests.
+    /// Run only the end-to-end tests.
     #[arg(long)]
     e2e: bool,
-    /// Also run the end-to-end tests that the default run leaves out (docs/contributing/testing.md lists them).
+    /// Also run the end-to-end tests that the default run omits (listed in docs/contributing/testing.md).
     #[arg(long, conflicts_with = "unit")]
     full: bool,
-    /// How many end-to-end tests run at a time; those that break nodes run alone.
+    /// Number of concurrent end-to-end tests. Tests that break nodes run one by one.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     jobs: u16,
-    /// Only tests with this in their name.
+    /// Run only tests whose name contains this text.
     filter: Option<String>,
 }
 
 impl Tests {
-    /// The stages in their order.
     fn stages(&self) -> Vec<&'static str> {
         let groups: [(bool, &[&'static str]); 4] = [
             (self.lint, &[LINTS]),
@@ -125,29 +123,28 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
 /// A run of the stages.
 struct Run {
     stages: Vec<&'static str>,
-    /// How long stages of tests are going to take, as soon as their tests are known.
+    /// Expected durations of the stages with tests, available once the tests are listed.
     forecasts: BTreeMap<&'static str, Option<Duration>>,
     times: Times,
     report: Report,
-    /// The names of all jobs.
+    /// Names of all jobs.
     jobs: Vec<String>,
-    /// Not all tests run.
+    /// True if a filter selects the tests.
     filtered: bool,
 }
 
 /// The stages whose duration depends on the filter.
 const OF_TESTS: &[&str] = &[UNITS, E2E, BREAKING];
 
-/// What is compiled, and the tests that were asked for.
+/// The compiled programs and the selected tests.
 #[derive(Default)]
 struct Compiled {
     units: Vec<Job>,
-    /// The operators.
     operators: Vec<PathBuf>,
-    together: Vec<Job>,
+    concurrent: Vec<Job>,
     alone: Vec<Job>,
-    /// The names of the tests that need `--full`, without it.
-    left_out: Vec<String>,
+    /// Names of tests that need `--full`, if the option is not set.
+    omitted: Vec<String>,
 }
 
 impl Run {
@@ -155,35 +152,35 @@ impl Run {
         if options.lint {
             self.stage(LINTS, |_| lint())?;
         }
-        let own = options.unit || options.place.context.is_some();
-        if !own {
-            // Says at once what the machine lacks, before minutes of compiling.
+        let no_testbed = options.unit || options.place.context.is_some();
+        if !no_testbed {
+            // Reports missing requirements at once, not after minutes of compiling.
             preflight::check(&checkout::run_folder())?;
         }
         thread::scope(|scope| {
-            // On a fresh machine the testbed's programs take longer than all that is compiled here.
-            let programs = (!own).then(|| scope.spawn(programs::ensure));
+            // On a new machine, building the programs of the testbed takes longer than compiling the tests.
+            let programs = (!no_testbed).then(|| scope.spawn(programs::ensure));
             let compiled = self.stage(COMPILE, |_| compile(options))?;
-            self.report.skip(compiled.left_out, "runs with --full");
-            self.foresee(UNITS, &compiled.units, processors());
-            self.foresee(E2E, &compiled.together, usize::from(options.jobs));
-            self.foresee(BREAKING, &compiled.alone, 1);
+            self.report.skip(compiled.omitted, "needs --full");
+            self.forecast(UNITS, &compiled.units, processors());
+            self.forecast(E2E, &compiled.concurrent, usize::from(options.jobs));
+            self.forecast(BREAKING, &compiled.alone, 1);
             if let Some(programs) = programs {
                 joined(programs)?;
             }
             if !options.e2e {
-                if own {
+                if no_testbed {
                     // Many unit tests start real servers.
                     programs::ensure()?;
                 }
-                self.play(UNITS, compiled.units, processors())?;
+                self.run_jobs(UNITS, compiled.units, processors())?;
             }
             if options.unit {
                 return Ok(());
             }
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
-                // Kept: the next stage finds it made.
+                // The next stage finds the finished image.
                 let image = image::build(&compiled.operators);
                 joined(early).and_then(|early| image.map(|_| early))
             })?;
@@ -191,7 +188,7 @@ impl Run {
                 finish(early.clone(), &options.place, &compiled.operators)
             });
             let outcome = outcome.and_then(|prepared| {
-                self.e2e_tests(options, prepared, compiled.together, compiled.alone)
+                self.e2e_tests(options, prepared, compiled.concurrent, compiled.alone)
             });
             let ended = self.stage(DOWN, |_| {
                 end_cluster(&early, &options.place);
@@ -201,7 +198,7 @@ impl Run {
         })
     }
 
-    /// Does the work of a stage, saying which one begins, and notes how long it took.
+    /// Runs a stage: prints its name, runs `work` and records the duration.
     fn stage<T>(
         &mut self,
         name: &'static str,
@@ -214,7 +211,7 @@ impl Run {
             .map_or(0, |at| at + 1);
         let expected = match (self.expected(name), self.later(name)) {
             (Some(stage), Some(later)) => format!(
-                ": about {}, all about {}",
+                ": about {}, in total about {}",
                 progress::rough(stage),
                 progress::rough(stage + later)
             ),
@@ -238,7 +235,7 @@ impl Run {
         Ok(result)
     }
 
-    /// How long a stage is going to take.
+    /// The expected duration of a stage.
     fn expected(&self, stage: &str) -> Option<Duration> {
         match self.forecasts.get(stage) {
             Some(forecast) => *forecast,
@@ -247,13 +244,13 @@ impl Run {
         }
     }
 
-    /// How long the stages after this one are going to take.
+    /// The expected duration of the stages after this one.
     fn later(&self, stage: &str) -> Option<Duration> {
         let after = self.stages.iter().skip_while(|one| **one != stage).skip(1);
         after.map(|one| self.expected(one)).sum()
     }
 
-    fn foresee(&mut self, stage: &'static str, jobs: &[Job], slots: usize) {
+    fn forecast(&mut self, stage: &'static str, jobs: &[Job], slots: usize) {
         let forecast = pool::forecast(jobs, slots, &self.times);
         self.forecasts.insert(stage, forecast);
     }
@@ -262,32 +259,32 @@ impl Run {
         &mut self,
         options: &Tests,
         prepared: Prepared,
-        mut together: Vec<Job>,
+        mut concurrent: Vec<Job>,
         mut alone: Vec<Job>,
     ) -> Result<()> {
         let vars = e2e_vars(prepared)?;
-        for job in together.iter_mut().chain(&mut alone) {
+        for job in concurrent.iter_mut().chain(&mut alone) {
             job.vars.extend(vars.iter().cloned());
         }
-        self.play(E2E, together, usize::from(options.jobs))?;
+        self.run_jobs(E2E, concurrent, usize::from(options.jobs))?;
         if options.place.context.is_some() {
             let names = alone.into_iter().map(|job| job.name).collect();
             self.report
-                .skip(names, "a cluster of the user's own is not broken");
+                .skip(names, "does not run on a cluster of the user");
         } else {
-            self.play(BREAKING, alone, 1)?;
+            self.run_jobs(BREAKING, alone, 1)?;
         }
         if self.report.count(Outcome::Failed) > 0 {
             progress::say(
-                "logs of the testbed's daemons: target/testbed-logs, or its run folder while it is up",
+                "logs of the testbed daemons: target/testbed-logs, or the run folder while the testbed is up",
             );
         }
         Ok(())
     }
 
-    /// A stage of tests.
-    fn play(&mut self, stage: &'static str, jobs: Vec<Job>, slots: usize) -> Result<()> {
-        self.foresee(stage, &jobs, slots);
+    /// Runs a stage of tests.
+    fn run_jobs(&mut self, stage: &'static str, jobs: Vec<Job>, slots: usize) -> Result<()> {
+        self.forecast(stage, &jobs, slots);
         self.stage(stage, |run| {
             run.jobs.extend(jobs.iter().map(|job| job.name.clone()));
             let done = pool::run(jobs, slots, &run.times, run.later(stage));
@@ -325,7 +322,7 @@ fn lint() -> Result<()> {
     cargo(&[&["clippy"], XTASK, strict].concat())
 }
 
-/// Compiles what the tests need. With fail points everywhere, the crates are compiled once.
+/// Compiles the tests and the operators. With failpoints in all builds, each crate is compiled only once.
 fn compile(options: &Tests) -> Result<Compiled> {
     let mut compiled = Compiled::default();
     let begin: &[&str] = &["test", "--no-run"];
@@ -359,11 +356,11 @@ fn compile(options: &Tests) -> Result<Compiled> {
         names.retain(|name| options.is_chosen(name));
         if job.name == E2E_PROGRAM {
             if !options.full {
-                let left_out = names.extract_if(.., |name| is_in(FULL, name));
-                compiled.left_out.extend(left_out);
+                let omitted = names.extract_if(.., |name| is_in(FULL, name));
+                compiled.omitted.extend(omitted);
             }
             let jobs = names.into_iter().map(|name| e2e_job(&job.program, name));
-            (compiled.alone, compiled.together) = jobs.partition(|job| is_in(ALONE, &job.name));
+            (compiled.alone, compiled.concurrent) = jobs.partition(|job| is_in(ALONE, &job.name));
         } else if !options.e2e && !names.is_empty() {
             job.args.extend(options.filter.clone());
             job.tests = names.len();
@@ -373,7 +370,7 @@ fn compile(options: &Tests) -> Result<Compiled> {
     Ok(compiled)
 }
 
-/// The test program that one of cargo's messages names.
+/// The test program in a message of cargo; `None` for other messages.
 fn unit_job(message: &str) -> Option<Job> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
     if message["profile"]["test"] != true {
@@ -394,7 +391,7 @@ fn unit_job(message: &str) -> Option<Job> {
         program: program.into(),
         args: json_args(),
         folder: folder.to_owned(),
-        // As cargo sets them.
+        // Cargo sets these variables for test programs.
         vars: vec![
             json_var(),
             (
@@ -410,7 +407,7 @@ fn unit_job(message: &str) -> Option<Job> {
     })
 }
 
-/// An end-to-end test, which is a process of its own: the longest can start first.
+/// The job of one end-to-end test. Each test runs in its own process, so that the longest test can start first.
 fn e2e_job(program: &Path, name: String) -> Job {
     Job {
         args: [json_args(), vec!["--exact".to_owned(), name.clone()]].concat(),
@@ -433,19 +430,18 @@ fn json_var() -> (String, String) {
     (name.to_owned(), value.to_owned())
 }
 
-/// Whether a test stands in a module of this name.
+/// True if a test is in a module with this name.
 fn is_in(module: &str, test: &str) -> bool {
     test.rsplit("::").skip(1).any(|part| part == module)
 }
 
-/// The variables of the end-to-end tests.
 fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     let lock = checkout::target()?.join("e2e-run.lock");
     File::create(&lock).with_context(|| lock.display().to_string())?;
     let mut vars = prepared.vars;
     vars.extend([
         (RUN_LOCK.to_owned(), lock.display().to_string()),
-        // As in the testbed's daemons: less collecting of garbage by kubectl and helm.
+        // Less frequent garbage collection in kubectl and helm, as in the daemons of the testbed.
         ("GOGC".to_owned(), testbed::GOGC.to_owned()),
     ]);
     Ok(vars)
@@ -465,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_follow_the_options() {
+    fn stages_depend_on_options() {
         assert_eq!(options(&["--unit"]).stages(), [COMPILE, UNITS]);
         let e2e = [COMPILE, TESTBED, IMAGE, E2E, BREAKING, DOWN];
         assert_eq!(options(&["--e2e"]).stages(), e2e);
@@ -481,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn test_programs_are_found_in_cargos_messages() {
+    fn finds_test_programs_in_messages_of_cargo() {
         let message = |kind: &str, test: bool| {
             serde_json::json!({
                 "reason": "compiler-artifact",
@@ -508,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn later_stages_are_unknown_in_a_first_run() {
+    fn duration_of_later_stages_is_unknown_in_first_run() {
         let mut run = Run {
             stages: vec![LINTS, COMPILE, UNITS],
             forecasts: BTreeMap::new(),

@@ -1,5 +1,5 @@
-//! A real Kubernetes on one machine, for the tests: control plane, nodes, DNS,
-//! S3. One per checkout. It may not know what is tested on it.
+//! The testbed: a real Kubernetes on one machine for the tests, with control plane, nodes, DNS and object stores. Each
+//! checkout has its own testbed.
 
 pub(crate) mod cgroup;
 mod control;
@@ -30,17 +30,17 @@ use crate::{checkout, preflight, progress, shell};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 
-/// How much garbage Go's programs let gather, in percent of what they use: the tests are bound by the processor, and
-/// there is memory.
+/// `GOGC` for Go programs: heap growth before a garbage collection, in percent. The value is higher than the default,
+/// because CPU time limits the tests and memory does not.
 pub(crate) const GOGC: &str = "400";
 
-/// How the cluster's DNS caches.
+/// The DNS cache of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dns {
-    /// As kubeadm sets it up since 1.33: names of the cluster are not cached.
+    /// Names of the cluster are not cached (kubeadm since 1.33).
     Nocache,
-    /// As kubeadm did before, and NodeLocal DNS does: names and their absence are cached for 30 s.
+    /// Names and their absence are cached for 30 s (kubeadm before 1.33, and NodeLocal DNS).
     Cache30,
 }
 
@@ -53,7 +53,6 @@ impl fmt::Display for Dns {
     }
 }
 
-/// What can be chosen about a testbed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     pub(crate) dns: Dns,
@@ -69,7 +68,7 @@ impl Default for Options {
     }
 }
 
-/// A running testbed and how to work on it.
+/// A running testbed.
 #[derive(Debug)]
 pub(crate) struct Testbed {
     pub(crate) run_folder: PathBuf,
@@ -79,15 +78,15 @@ pub(crate) struct Testbed {
     inside: Inside,
 }
 
-/// A testbed that was asked for.
+/// Result of [`up`].
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) env: Env,
-    /// It ran already, or another command brought it up meanwhile: it is not the caller's to take down.
+    /// True if the testbed was up before. The caller must then not take it down.
     pub(crate) found: bool,
 }
 
-/// Brings the testbed of this checkout up, or finds it running.
+/// Brings up the testbed of this checkout, or uses it if it is up.
 pub(crate) fn up(options: Options) -> Result<Up> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -96,20 +95,20 @@ pub(crate) fn up(options: Options) -> Result<Up> {
         && state.ready
     {
         progress::say(&format!(
-            "the testbed of this checkout runs already, in {}",
+            "the testbed of this checkout is already up, in {}",
             run_folder.display()
         ));
         let testbed = Testbed::open(&run_folder)?;
         let stopped = testbed.stopped();
         if !stopped.is_empty() {
             bail!(
-                "these of its daemons do not run: {}. `cargo xtask testbed mend` starts them; `down` and `up` make a new testbed.",
+                "these daemons of the testbed are not running: {}. Start them with `cargo xtask testbed mend`, or recreate the testbed with `down` and `up`.",
                 stopped.join(", ")
             );
         }
-        testbed
-            .wait_ready()
-            .context("it does not answer; `cargo xtask testbed down` and `up` make a new one")?;
+        testbed.wait_ready().context(
+            "the testbed does not answer: recreate it with `cargo xtask testbed down` and `up`",
+        )?;
         for index in 0..testbed.state.nodes {
             node::complete_images(&testbed, index)?;
         }
@@ -122,7 +121,7 @@ pub(crate) fn up(options: Options) -> Result<Up> {
     match begin(&run_folder, options, &found, programs) {
         Ok(env) => Ok(Up { env, found: false }),
         Err(error) => Err(error.context(format!(
-            "the testbed did not come up; its logs are in {} until the next `up` or `down`",
+            "the testbed did not start; its logs are in {} until the next `up` or `down`",
             run_folder.join("logs").display()
         ))),
     }
@@ -138,7 +137,7 @@ pub(crate) fn env() -> Result<Env> {
     ))
 }
 
-/// Ends the testbed of this checkout and removes all it made. The logs stay in `target/testbed-logs`.
+/// Stops the testbed of this checkout and removes its files. The logs are kept in `target/testbed-logs`.
 pub(crate) fn down() -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -146,13 +145,13 @@ pub(crate) fn down() -> Result<()> {
     keep_logs(&run_folder);
     progress::step("taking the testbed down", || clean(&run_folder))?;
     if !was_there {
-        progress::say("no testbed of this checkout was up");
+        progress::say("this checkout had no testbed");
     }
     Ok(())
 }
 
 impl Testbed {
-    /// The testbed of this checkout, if it runs.
+    /// The running testbed of this checkout.
     pub(crate) fn running() -> Result<Self> {
         Self::open(&checkout::run_folder())
     }
@@ -161,11 +160,11 @@ impl Testbed {
         let state = State::read(run_folder)?.filter(State::is_alive);
         let Some(state) = state else {
             bail!(
-                "no testbed of this checkout is up: `cargo xtask testbed up` brings one up in about 20 s (the first time it builds Kubernetes, about 15 minutes)"
+                "the testbed of this checkout is not up: start it with `cargo xtask testbed up` (about 20 s; the first run builds Kubernetes in about 15 minutes)"
             );
         };
         let programs = programs::ensure()?;
-        let init = state.init.context("the testbed is being brought up")?;
+        let init = state.init.context("the testbed is still starting")?;
         let inside = Inside::of(init, run_folder, &programs.bin);
         Ok(Self {
             run_folder: run_folder.to_path_buf(),
@@ -176,7 +175,7 @@ impl Testbed {
         })
     }
 
-    /// The daemons that do not run, Azurite left out where the testbed has none.
+    /// The daemons that are not running, without Azurite if the testbed has none.
     fn stopped(&self) -> Vec<String> {
         daemons(self.state.nodes)
             .filter(|(name, _)| name != "azurite" || control::stores::has_azurite(self))
@@ -185,7 +184,7 @@ impl Testbed {
             .collect()
     }
 
-    /// Runs kubectl as administrator.
+    /// Runs kubectl as the cluster administrator.
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut command = std::process::Command::new(self.programs.bin.join("kubectl"));
         command
@@ -196,7 +195,7 @@ impl Testbed {
         shell::output(&mut command)
     }
 
-    /// Keeps a link to a loaded image's archive, for nodes that are lost now and come back.
+    /// Keeps a link to the archive of a loaded image, for nodes that are down now and start later.
     fn remember_image(&self, archive: &Path) -> Result<()> {
         let folder = self.run_folder.join("images");
         for entry in fs::read_dir(&folder)
@@ -215,10 +214,10 @@ impl Testbed {
         Ok(())
     }
 
-    /// Waits until `ready` says yes. A daemon that this command started and that ends meanwhile is started once more.
+    /// Waits until `ready` returns true. If a daemon that this command started ends meanwhile, it is restarted once.
     ///
     /// # Errors
-    /// After `limit`, and at once when a daemon has ended for the second time.
+    /// After `limit`, or when a daemon ends for the second time.
     fn wait_for(&self, what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
         shell::wait_checking(
             what,
@@ -256,7 +255,7 @@ impl Testbed {
         })
     }
 
-    /// Adds the last lines of a daemon's log to the error of a wait, unless a daemon that ended is the cause.
+    /// Adds the last lines of a daemon's log to the error of a wait, unless the cause is a daemon that ended.
     fn explained(&self, error: anyhow::Error, daemon: &str, what: &str) -> anyhow::Error {
         if self.inside.restart_ended(&self.cgroups).is_err() {
             return error;
@@ -266,7 +265,7 @@ impl Testbed {
     }
 }
 
-/// The nodes that are not ready; `text` holds a `NAME=STATUS` for each that is known.
+/// The nodes that are not ready. `text` contains `NAME=STATUS` for each known node.
 fn unready(nodes: u8, text: &str) -> Vec<String> {
     (0..nodes)
         .map(|index| format!("node-{index}"))
@@ -277,17 +276,17 @@ fn unready(nodes: u8, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The control group everything of this checkout's testbed is in.
+/// The control group of this checkout's testbed.
 fn group() -> String {
     format!("etb-{}", checkout::identity())
 }
 
-/// The control group of a part of this checkout's testbed.
+/// The control group of a part of the testbed.
 fn group_of(part: &str) -> String {
     format!("{}/{part}", group())
 }
 
-/// Ends and removes what is left of a testbed of this checkout, complete or not.
+/// Stops and removes the testbed of this checkout, even if it is incomplete.
 fn clean(run_folder: &Path) -> Result<()> {
     let cgroups = Cgroups::detect()?;
     let state = State::read(run_folder).unwrap_or_default();
@@ -304,12 +303,12 @@ fn clean(run_folder: &Path) -> Result<()> {
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
     }
-    // Removing a folder ends the mounts other testbeds have on it.
-    slot::unless_others(run_folder, network::remove_covered);
+    // Removing a folder would unmount what other testbeds have mounted on it.
+    slot::if_alone(run_folder, network::remove_covered);
     Ok(())
 }
 
-/// Copies the daemons' logs to where a failed test's reader finds them.
+/// Copies the logs of the daemons to the target directory, for the analysis of failed tests.
 fn keep_logs(run_folder: &Path) {
     let Ok(target) = checkout::target() else {
         return;
@@ -319,7 +318,7 @@ fn keep_logs(run_folder: &Path) {
         let _ = fs::remove_dir_all(&to);
         let _ = fs::create_dir_all(&to);
         for entry in fs::read_dir(&from).into_iter().flatten().flatten() {
-            // A log that cannot be kept is no reason to leave the testbed up.
+            // An error is ignored, because the testbed must be taken down in any case.
             let _ = fs::copy(entry.path(), to.join(entry.file_name()));
         }
     }
@@ -335,7 +334,8 @@ fn begin(
         "logs", "pki", "volumes", "tmp", "cni", "leases", "s3", "images",
     ] {
         let folder = run_folder.join(part);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
     }
     let mut state = State {
         slot: slot::claim(run_folder)?,
@@ -348,7 +348,7 @@ fn begin(
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
     };
-    // Before the first process, so that what comes next can be cleaned up whenever it stops.
+    // Written before the first process starts, so that an interrupted start can be cleaned up.
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;
     cgroups.create(&group())?;
@@ -380,7 +380,7 @@ impl Testbed {
         progress::step("certificates", || control::certificates(self))?;
         progress::step("control plane, and images into the nodes", || {
             control::start_api(self)?;
-            // The nodes' container runtimes take their images while the API server starts.
+            // The container runtimes of the nodes load their images while the API server starts.
             thread::scope(|scope| {
                 let nodes: Vec<_> = (0..self.state.nodes)
                     .map(|index| scope.spawn(move || node::start_runtime(self, index)))
@@ -389,7 +389,7 @@ impl Testbed {
                 control::start_rest(self)?;
                 for node in nodes {
                     node.join()
-                        .map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
+                        .map_err(|_| anyhow::anyhow!("the thread of a node panicked"))??;
                 }
                 anyhow::Ok(())
             })
@@ -405,7 +405,7 @@ impl Testbed {
     }
 }
 
-/// Changes how the running testbed's DNS caches.
+/// Changes the DNS cache of the running testbed.
 pub(crate) fn set_dns(dns: Dns) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -415,7 +415,7 @@ pub(crate) fn set_dns(dns: Dns) -> Result<()> {
     testbed.state.write(&run_folder)
 }
 
-/// Stops a daemon of the control plane, as if it had crashed.
+/// Kills a daemon of the control plane.
 pub(crate) fn stop_daemon(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -423,19 +423,19 @@ pub(crate) fn stop_daemon(name: &str) -> Result<()> {
     known_daemon(name)?;
     control::stop_daemon(&testbed, name)?;
     progress::say(&format!(
-        "{name} is stopped; `cargo xtask testbed daemon start {name}` starts it again"
+        "{name} is stopped; start it with `cargo xtask testbed daemon start {name}`"
     ));
     Ok(())
 }
 
-/// Starts a daemon of the control plane that does not run, and waits until the control plane answers.
+/// Starts a daemon of the control plane if it is not running, and waits until the control plane is ready.
 pub(crate) fn start_daemon(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
     let testbed = Testbed::running()?;
     known_daemon(name)?;
     if control::daemon_runs(&testbed, name) {
-        progress::say(&format!("{name} runs already"));
+        progress::say(&format!("{name} is already running"));
         return Ok(());
     }
     progress::step(&format!("starting {name}"), || {
@@ -451,14 +451,14 @@ pub(crate) fn start_daemon(name: &str) -> Result<()> {
 fn known_daemon(name: &str) -> Result<()> {
     if !control::DAEMONS.contains(&name) {
         bail!(
-            "no daemon {name}: there are {}",
+            "unknown daemon {name}: use one of {}",
             control::DAEMONS.join(", ")
         );
     }
     Ok(())
 }
 
-/// Starts whatever does not run, and gives DNS its first set-up back.
+/// Starts all parts that are not running, and resets the DNS cache to its default.
 pub(crate) fn mend() -> Result<()> {
     for name in control::DAEMONS {
         let runs = control::daemon_runs(&Testbed::running()?, name);
@@ -481,11 +481,11 @@ pub(crate) fn mend() -> Result<()> {
 
 pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet};
 
-/// Runs a command in the testbed's namespaces, for looking around.
+/// Runs a command in the namespaces of the testbed.
 pub(crate) fn exec(words: &[String]) -> Result<()> {
     let testbed = Testbed::running()?;
     let Some((program, args)) = words.split_first() else {
-        bail!("name a command")
+        bail!("no command given")
     };
     let mut command = testbed.inside.command(program);
     command
@@ -497,7 +497,7 @@ pub(crate) fn exec(words: &[String]) -> Result<()> {
     shell::inherit(&mut command)
 }
 
-/// Puts an image archive into all nodes that run and lack it.
+/// Loads an image archive into all running nodes that lack the image.
 pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     let testbed = Testbed::running()?;
     testbed.remember_image(archive)?;
@@ -508,13 +508,13 @@ pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
             .collect();
         for node in nodes {
             node.join()
-                .map_err(|_| anyhow::anyhow!("a node's thread panicked"))??;
+                .map_err(|_| anyhow::anyhow!("the thread of a node panicked"))??;
         }
         Ok(())
     })
 }
 
-/// The names and control groups of all daemons.
+/// Names and control groups of all daemons.
 fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     control::DAEMONS
         .iter()
@@ -522,7 +522,7 @@ fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
         .chain(node::daemons(nodes))
 }
 
-/// A short account of the testbed for people.
+/// A summary of the testbed's state.
 pub(crate) fn status() -> Result<String> {
     let testbed = Testbed::running()?;
     let mut lines = vec![
@@ -539,7 +539,7 @@ pub(crate) fn status() -> Result<String> {
             if testbed.state.ready {
                 "completely"
             } else {
-                "not completely: look at the logs"
+                "incomplete: see the logs"
             }
         ),
         String::new(),
@@ -547,7 +547,7 @@ pub(crate) fn status() -> Result<String> {
     for (name, group) in daemons(testbed.state.nodes) {
         let pids = testbed.cgroups.processes(&group_of(&group));
         let shown = if pids.is_empty() {
-            "does not run".to_owned()
+            "not running".to_owned()
         } else {
             format!("{pids:?}")
         };
@@ -564,7 +564,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_nodes_that_are_missing_or_unready() {
+    fn lists_missing_and_unready_nodes() {
         assert_eq!(
             unready(3, "node-0=True node-1=False node-10=True "),
             ["node-1", "node-2"]

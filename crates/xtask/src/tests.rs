@@ -1,3 +1,3 @@
-//! Tests of the whole repository, and of nothing in this crate.
+//! Tests of the whole repository.
 
 mod tidy;

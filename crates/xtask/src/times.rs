@@ -1,5 +1,5 @@
-//! Remembers how long stages and test programs took in the last run, for the order of the next run and its time left.
-//! A file that cannot be read or written changes nothing else.
+//! Records the durations of stages and test programs. The next run uses them for the order of programs and for the time
+//! left. If the file cannot be read or written, the run continues without them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,12 +36,12 @@ impl Times {
         }
     }
 
-    /// How long a stage took the last time.
+    /// Duration of a stage in the last run.
     pub(crate) fn stage(&self, name: &str) -> Option<Duration> {
         duration(self.stages.get(name))
     }
 
-    /// How long a test program, or an end-to-end test, took the last time.
+    /// Duration of a test program or an end-to-end test in the last run.
     pub(crate) fn job(&self, name: &str) -> Option<Duration> {
         duration(self.jobs.get(name))
     }
@@ -54,12 +54,12 @@ impl Times {
         self.jobs.insert(name.to_owned(), took.as_secs_f64());
     }
 
-    /// Keeps only the jobs that are still there; after a run of all of them.
-    pub(crate) fn retain_jobs(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.jobs.retain(|name, _| is_there(name));
+    /// Removes jobs that no longer exist. Call this after a run of all jobs.
+    pub(crate) fn retain_jobs(&mut self, exists: impl Fn(&str) -> bool) {
+        self.jobs.retain(|name, _| exists(name));
     }
 
-    /// Writes the file, in one step.
+    /// Writes the file atomically.
     pub(crate) fn write(&self) {
         let new = self
             .file
@@ -70,7 +70,7 @@ impl Times {
             .and_then(|()| fs::rename(&new, &self.file));
         if let Err(error) = written {
             progress::say(&format!(
-                "the durations of this run are not kept: {}: {error}",
+                "cannot record the durations of this run in {}: {error}",
                 self.file.display()
             ));
         }

@@ -1,5 +1,5 @@
-//! Azurite, the Azure Blob Storage server of the tests: a pinned npm package. Without Node.js it is left out, and
-//! what needs it says so when it is run.
+//! Azurite, the Azure Blob Storage server of the tests: a pinned npm package. Without Node.js, the testbed has no
+//! Azurite, and the tests that need it fail with a message.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use anyhow::{Context, Result};
 use super::{cached, digest};
 use crate::{checkout, shell};
 
-/// What the folder is made of.
+/// The source files of the folder.
 const FILES: &[&str] = &["package.json", "package-lock.json", "serve.js"];
 
 /// The folder with the package and `serve.js`.
 pub(super) fn ensure(cache: &Path) -> Result<PathBuf> {
     let node = shell::output(Command::new("node").arg("--version")).context(
-        "Node.js is missing: install version 18 or newer with npm (Debian: `apt-get install nodejs npm`)",
+        "Node.js is missing: install version 18 or later with npm (on Debian: `apt-get install nodejs npm`)",
     )?;
     let source = checkout::testbed_sources().join("azurite");
     let mut parts = vec![node.into_bytes()];

@@ -1,4 +1,4 @@
-//! etcd 3.4 from Debian's packages, unpacked into the cache. Nothing is installed.
+//! etcd 3.4 from Debian packages, unpacked into the cache without installation.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,12 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// The version of etcd that comes as a Debian package; the other versions are Go modules.
+/// The etcd version of the Debian package. The other versions are Go modules.
 pub(super) const VERSION: &str = "3.4.23";
 
-/// Where its packages are for a machine whose apt does not offer them, with their SHA-256.
+/// Debian's package pool, for machines on which apt does not offer this version.
 const POOL: &str = "http://deb.debian.org/debian/pool/main/e/etcd";
+/// Package, file in the pool, SHA-256.
 const PACKAGES: &[(&str, &str, &str)] = &[
     (
         "etcd-server",
@@ -27,7 +28,7 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Debian's packages, unpacked beside each other, with the libraries they are linked with. Nothing is installed.
+/// Downloads and unpacks the packages, and copies their programs into `folder`.
 pub(super) fn unpack(folder: &Path) -> Result<()> {
     let download = folder.join("download");
     fs::create_dir_all(&download)?;
@@ -49,7 +50,7 @@ pub(super) fn unpack(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Takes a package from apt, which checks it, or from Debian's pool, where we do.
+/// Downloads a package with apt, which verifies it, or from the pool, with a check of the SHA-256.
 fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Result<()> {
     let wanted = format!("{package}={VERSION}*");
     let mut apt = Command::new("apt-get");
@@ -66,7 +67,7 @@ fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Resu
     wget.args(["-q", "-O"]).arg(&path).arg(&url);
     shell::output(&mut curl)
         .or_else(|_| shell::output(&mut wget))
-        .with_context(|| format!("{package} {VERSION}: neither apt has it (`apt-get update` may help) nor could {url} be fetched"))?;
+        .with_context(|| format!("cannot download {package} {VERSION} with apt (`apt-get update` may help) or from {url}"))?;
     let found = hex::encode(Sha256::digest(fs::read(&path)?));
     if found != sum {
         bail!("{url}: SHA-256 is {found}, not {sum}");

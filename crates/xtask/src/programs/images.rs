@@ -1,5 +1,5 @@
-//! The images every node gets: etcd's, of each minor release, and the one that holds a pod's namespaces.
-//! It writes archives into the cache and builds no program.
+//! The images of every node: etcd of each minor release, and the pause image. Writes archives into the cache and builds
+//! no program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(super) fn pause(init: &Path) -> Image {
     }
 }
 
-/// An image like upstream's: the programs there are, in /usr/local/bin, no shell.
+/// An image like the official one: the programs in /usr/local/bin, no shell.
 pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let mut entries = Vec::new();
     for program in ["etcd", "etcdctl", "etcdutl"] {
@@ -44,10 +44,10 @@ pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf
     archive(cache, &format!("etcd-{version}"), &image)
 }
 
-/// The libraries of a program that is linked dynamically, as `ldd` names them.
+/// The shared libraries of a program, from `ldd`.
 fn libraries(program: &Path) -> Result<Vec<Entry>> {
     let Ok(text) = shell::output(Command::new("ldd").arg(program)) else {
-        // "not a dynamic executable"
+        // The program is linked statically: "not a dynamic executable".
         return Ok(Vec::new());
     };
     parse_ldd(&text)
@@ -78,7 +78,7 @@ pub(super) fn archive(cache: &Path, name: &str, image: &Image) -> Result<PathBuf
     })?;
     let file = folder.join("image.tar");
     if !file.is_file() {
-        bail!("{}: incomplete, remove it", folder.display());
+        bail!("{} is incomplete: remove it", folder.display());
     }
     Ok(file)
 }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_read_from_ldd_and_the_kernels_own_is_left_out() {
+    fn parses_ldd_without_vdso() {
         let text = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00)\n\t/lib64/ld-linux-x86-64.so.2 (0x00)\n";
         assert_eq!(
             parse_ldd(text),

@@ -46,7 +46,7 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
         in_code = was_in_code != is_fence;
         let is_separator = text.starts_with("----");
         if text.is_empty() || is_separator || is_fence || was_in_code {
-            // Nothing joins a fence or a blank line, but the next line may still be code.
+            // A fence or a blank line ends the passage, but the next line may still be code.
             previous = in_code.then_some((*line, *kind));
             continue;
         }

@@ -1,8 +1,6 @@
-//! Control groups, versions 1 and 2. All of a testbed's processes live in one
-//! group named after the checkout, each node and each daemon in its own below
-//! it, so what to end is never guessed from a name: a process is ours because
-//! the kernel says it is in our group, and a group is made before the first
-//! process. It may not know what runs in the groups.
+//! Control groups, versions 1 and 2. All processes of a testbed are in one control group with the name of the checkout,
+//! and each node and daemon has its own group below. The membership in the group, as recorded by the kernel, determines
+//! the processes to kill, never a process name. A group is created before its first process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,17 +13,19 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 const MOUNT: &str = "/sys/fs/cgroup";
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How this machine's control groups are laid out.
+/// The control group hierarchies of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cgroups {
-    /// Version 1: one tree per controller; the last word is that of the tree used for book-keeping.
-    V1 { trees: Vec<PathBuf>, books: PathBuf },
+    /// Version 1: one tree per controller. `tracking` is the tree that is used to find the processes of a group.
+    V1 {
+        trees: Vec<PathBuf>,
+        tracking: PathBuf,
+    },
     /// Version 2: one tree.
     V2 { tree: PathBuf },
 }
 
 impl Cgroups {
-    /// Looks at this machine.
     pub(crate) fn detect() -> Result<Self> {
         Self::detect_at(Path::new(MOUNT))
     }
@@ -39,19 +39,19 @@ impl Cgroups {
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Left out: the symlinks (cpu -> cpu,cpuacct). A hybrid set-up's version 2 tree is one more:
-            // container runtimes make groups in it, too.
+            // Symlinks (cpu -> cpu,cpuacct) are skipped. The version 2 tree of a hybrid setup is included, because
+            // container runtimes also create groups in it.
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
             .collect();
         trees.sort();
-        let books = ["pids", "systemd", "freezer", "memory"]
+        let tracking = ["pids", "systemd", "freezer", "memory"]
             .iter()
             .map(|name| mount.join(name))
             .find(|path| trees.contains(path));
-        match books {
-            Some(books) => Ok(Self::V1 { trees, books }),
+        match tracking {
+            Some(tracking) => Ok(Self::V1 { trees, tracking }),
             None => bail!(
-                "{}: neither cgroup v2 nor a v1 tree named pids, systemd, freezer or memory",
+                "{} has neither cgroup v2 nor a v1 tree named pids, systemd, freezer or memory",
                 mount.display()
             ),
         }
@@ -64,15 +64,15 @@ impl Cgroups {
         }
     }
 
-    /// The folder of a group in the tree that tells who is in it.
-    pub(crate) fn books(&self, group: &str) -> PathBuf {
+    /// The folder of a group in the tree that is used to find its processes.
+    pub(crate) fn tracking_folder(&self, group: &str) -> PathBuf {
         match self {
-            Self::V1 { books, .. } => books.join(group),
+            Self::V1 { tracking, .. } => tracking.join(group),
             Self::V2 { tree } => tree.join(group),
         }
     }
 
-    /// Makes a group that has every controller, for a kubelet to make its own below.
+    /// Creates a group with every controller, in which a kubelet creates its own groups.
     pub(crate) fn create(&self, group: &str) -> Result<()> {
         for tree in self.trees() {
             let mut path = tree.to_path_buf();
@@ -83,7 +83,7 @@ impl Cgroups {
                 path.push(part);
                 if !path.is_dir() {
                     fs::create_dir(&path).with_context(|| {
-                        format!("cannot make the control group {}", path.display())
+                        format!("cannot create the control group {}", path.display())
                     })?;
                 }
                 copy_cpuset(&path);
@@ -95,22 +95,22 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Makes a group only for book-keeping: for a daemon.
+    /// Creates a group for the processes of a daemon, without controllers.
     pub(crate) fn create_leaf(&self, group: &str) -> Result<PathBuf> {
-        let path = self.books(group);
+        let path = self.tracking_folder(group);
         fs::create_dir_all(&path)
-            .with_context(|| format!("cannot make the control group {}", path.display()))?;
+            .with_context(|| format!("cannot create the control group {}", path.display()))?;
         Ok(path)
     }
 
-    /// The processes in a group and in those below it.
+    /// The processes in a group and in the groups below it.
     pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
         let mut found = Vec::new();
-        collect(&self.books(group), &mut found);
+        collect(&self.tracking_folder(group), &mut found);
         found
     }
 
-    /// Ends all processes of a group and of those below it, and waits until they are gone.
+    /// Kills all processes in a group and in the groups below it, and waits until they have ended.
     pub(crate) fn kill(&self, group: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -120,7 +120,7 @@ impl Cgroups {
             }
             if begun.elapsed() > KILL_LIMIT {
                 bail!(
-                    "processes {left:?} of control group {group} do not end; they may hang in the kernel (see `ps -o pid,stat,wchan,cmd`)"
+                    "processes {left:?} of control group {group} cannot be killed: they may hang in the kernel (see `ps -o pid,stat,wchan,cmd`)"
                 );
             }
             for pid in left {
@@ -130,7 +130,7 @@ impl Cgroups {
         }
     }
 
-    /// Removes a group and all below it, in all trees.
+    /// Removes a group and the groups below it, in all trees.
     pub(crate) fn remove(&self, group: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -144,15 +144,15 @@ impl Cgroups {
                 return Ok(());
             }
             if begun.elapsed() > KILL_LIMIT {
-                bail!("control groups that cannot be removed: {left:?}");
+                bail!("cannot remove the control groups {left:?}");
             }
             thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
-/// Ends one process, if it is still in the group once it is held by a descriptor:
-/// a number that was given to another process meanwhile is left alone.
+/// Kills a process if it is still in the group after its pidfd was opened. Another process that has the same PID by now
+/// is not killed.
 fn kill_member(group: &str, pid: i32) {
     let Some(id) = Pid::from_raw(pid) else { return };
     let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else {
@@ -160,12 +160,12 @@ fn kill_member(group: &str, pid: i32) {
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     if is_member(&groups, group) {
-        // It ended by itself: as wanted.
+        // An error means that the process has ended.
         let _ = pidfd_send_signal(held, Signal::KILL);
     }
 }
 
-/// Whether /proc/PID/cgroup says the process is in `group` or below it, in any tree.
+/// True if the content of `/proc/PID/cgroup` names `group`, or a group below it, in any tree.
 fn is_member(groups: &str, group: &str) -> bool {
     let wanted = format!("/{group}");
     groups
@@ -194,19 +194,19 @@ fn collect(group: &Path, found: &mut Vec<i32>) {
     }
 }
 
-/// Removes a group bottom up; false if something is still in it.
+/// Removes a group from the bottom up. False if the group still exists.
 fn remove_tree(group: &Path) -> bool {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_tree(&entry.path());
         }
     }
-    // The files in a group are the kernel's: only the directory is removed.
+    // The kernel owns the files in a group, so only the directory is removed.
     let _ = fs::remove_dir(group);
     !group.exists()
 }
 
-/// Version 1: a new group has no processors and no memory until they are filled in.
+/// Version 1: a new group has no CPUs and no memory nodes, so the values of its parent are copied.
 fn copy_cpuset(group: &Path) {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = group.join(file);
@@ -219,8 +219,8 @@ fn copy_cpuset(group: &Path) {
     }
 }
 
-/// Version 2: a controller reaches the groups below only when asked for, one by one
-/// because one that is missing would refuse them all.
+/// Version 2: enables the controllers for the groups below. Each controller is written separately, because the kernel
+/// rejects a whole line with one unavailable controller.
 fn enable_controllers(group: &Path) {
     let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
     for controller in controllers.split_whitespace() {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_keeps_its_books_in_the_pids_tree_and_sees_a_hybrid_set_up() {
+    fn version_1_uses_pids_tree_and_includes_hybrid_tree() {
         let dir = tempfile::tempdir().unwrap();
         for tree in ["cpu", "pids", "systemd"] {
             group(&dir.path().join(tree), &["cgroup.procs"]);
@@ -253,15 +253,15 @@ mod tests {
             &["cgroup.procs", "cgroup.controllers"],
         );
         let found = Cgroups::detect_at(dir.path()).unwrap();
-        let Cgroups::V1 { trees, books } = found else {
+        let Cgroups::V1 { trees, tracking } = found else {
             panic!("{found:?}")
         };
         assert_eq!(trees.len(), 4);
-        assert_eq!(books, dir.path().join("pids"));
+        assert_eq!(tracking, dir.path().join("pids"));
     }
 
     #[test]
-    fn version_2_is_known_by_its_controllers() {
+    fn version_2_is_detected_by_controllers_file() {
         let dir = tempfile::tempdir().unwrap();
         group(dir.path(), &["cgroup.controllers", "cgroup.procs"]);
         assert_eq!(
@@ -273,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_groups_is_told_so() {
+    fn machine_without_cgroups_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Cgroups::detect_at(dir.path()).is_err());
     }
 
     #[test]
-    fn processes_below_a_group_are_found_and_those_of_others_are_not() {
+    fn finds_only_processes_in_and_below_group() {
         let dir = tempfile::tempdir().unwrap();
         group(dir.path(), &["cgroup.controllers"]);
         for (path, pids) in [
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_a_member_only_of_its_own_group() {
+    fn membership_needs_whole_group_name() {
         let groups = "4:pids:/etb-1234/node-0/kubepods/x\n0::/\n";
         assert!(is_member(groups, "etb-1234"));
         assert!(is_member(groups, "etb-1234/node-0"));

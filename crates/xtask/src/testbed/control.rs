@@ -1,5 +1,5 @@
-//! The control plane and what serves all nodes: the API server's etcd, API
-//! server, controller manager, scheduler, proxy, DNS, object stores.
+//! The control plane and the services of all nodes: etcd, API server, controller manager, scheduler, kube-proxy, DNS,
+//! object stores.
 
 use std::fs;
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ use crate::checkout;
 
 pub(crate) mod stores;
 
-/// The daemons of this module, in the order they start.
+/// The daemons of this module, in their start order.
 pub(crate) const DAEMONS: &[&str] = &[
     "etcd",
     "kube-apiserver",
@@ -30,11 +30,11 @@ pub(crate) const DAEMONS: &[&str] = &[
 
 const API_PORT: u16 = 6443;
 const DNS_READY_PORT: u16 = 8181;
-/// Where the last byte of the Services' network points: the API server and DNS.
+/// Last bytes of the Service addresses of the API server and DNS.
 const API_SERVICE: u8 = 1;
 const DNS_SERVICE: u8 = 10;
 
-/// Makes keys, certificates and a kubeconfig for each program that talks to the API server.
+/// Creates keys, certificates and a kubeconfig for each client of the API server.
 pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     let folder = testbed.run_folder.join("pki");
     let slot = testbed.state.slot;
@@ -74,7 +74,7 @@ pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// Everything is in the file: it can be copied elsewhere.
+/// Writes a kubeconfig that contains its certificates, so that the file can be copied.
 fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
     let pki = testbed.run_folder.join("pki");
     let data = |file: String| -> Result<String> {
@@ -108,7 +108,7 @@ pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
 
 fn start_etcd(testbed: &Testbed) -> Result<()> {
     let etcd = testbed.programs.etcd.display().to_string();
-    // Without fsync: what is lost with the machine is only the testbed.
+    // Without fsync, because the data of the testbed need not survive a crash of the machine.
     start(
         testbed,
         "etcd",
@@ -151,7 +151,7 @@ fn start_api_server(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Starts what needs the API server, and the object stores.
+/// Starts the daemons that need the API server, and the object stores.
 pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
     start_controller_manager(testbed)?;
     start_scheduler(testbed)?;
@@ -200,9 +200,9 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
         "hostnameOverride": "node-0",
         "conntrack": { "maxPerCore": 0 },
         "nodePortAddresses": ["primary"],
-        // Rules follow Services at once, as with nftables or eBPF. Left out, or 0, it means a second (kubeadm's set-up),
-        // and every measurement that waits for a Service shows kube-proxy's beat.
-        // Pods share a bridge: without br_netfilter an answer would take the short way and miss the translation.
+        // minSyncPeriod: rules follow changes of Services at once, as with nftables or eBPF. The default (also with 0)
+        // is one second, and would add to every measurement that waits for a Service. masqueradeAll: pods share a
+        // bridge. Without br_netfilter, a response would take the direct path and bypass the address translation.
         "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "10ms" },
     });
     fs::write(
@@ -218,18 +218,17 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Stops a daemon at once, as if it had crashed.
+/// Kills a daemon.
 pub(crate) fn stop_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     testbed.cgroups.kill(&group_of(&format!("control/{name}")))
 }
 
-/// Whether a daemon runs.
 pub(crate) fn daemon_runs(testbed: &Testbed, name: &str) -> bool {
     let group = group_of(&format!("control/{name}"));
     !testbed.cgroups.processes(&group).is_empty()
 }
 
-/// Starts a daemon that was stopped, with the set-up it had.
+/// Starts a stopped daemon with its configuration.
 pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     match name {
         "etcd" => start_etcd(testbed),
@@ -241,13 +240,13 @@ pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
         "versitygw" => stores::start_s3(testbed),
         "fake-gcs-server" => stores::start_gcs(testbed),
         "azurite" => stores::start_azurite(testbed),
-        _ => bail!("no daemon {name}: there are {}", DAEMONS.join(", ")),
+        _ => bail!("unknown daemon {name}: use one of {}", DAEMONS.join(", ")),
     }
 }
 
-/// Restarts the clients of the API server after an outage. In other clusters they end with their lease, or fail their
-/// liveness probe, and their kubelet restarts them. Their watches from before the outage were seen to deliver nothing for
-/// minutes, after which the scheduler ended itself ("scheduler cache is corrupted").
+/// Restarts the clients of the API server after an outage. In other clusters, these clients lose their lease or fail
+/// their liveness probe, and the kubelet restarts them. Without a restart, their existing watches can deliver no events
+/// for minutes, and then the scheduler exits ("scheduler cache is corrupted").
 pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     for name in [
         "kube-controller-manager",
@@ -261,7 +260,7 @@ pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// After this time without a sign of life a node counts as lost. Kubernetes' default is 50 s.
+/// A node without a status update counts as lost after this time. The default of Kubernetes is 50 s.
 const NODE_GRACE: &str = "20s";
 
 fn start_dns(testbed: &Testbed) -> Result<()> {
@@ -274,18 +273,18 @@ fn start_dns(testbed: &Testbed) -> Result<()> {
     start(testbed, "coredns", "coredns", "-conf=${RUN}/Corefile")
 }
 
-/// Starts DNS anew with the set-up the state names; its cache is empty then.
+/// Restarts DNS with the cache setting in the state. The cache is then empty.
 pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
     testbed.cgroups.kill(&group_of("control/coredns"))?;
     start_dns(testbed)?;
     wait_services(testbed)
 }
 
-/// Applies what kubeadm and a cloud would bring.
+/// Applies the objects that kubeadm and a cloud provider would create.
 pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     let file = testbed.run_folder.join("addons.yaml");
     fs::write(&file, filled(testbed, &template("addons.yaml")?)).context("addons.yaml")?;
-    // Right after its start the API server may still be installing its own ranges and roles.
+    // After its start, the API server may still be creating its own address ranges and roles.
     let mut last = Ok(String::new());
     let path = file.display().to_string();
     let applied = testbed.wait_for("the addons", Duration::from_secs(30), || {
@@ -310,7 +309,7 @@ pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
     })
 }
 
-/// Whether CoreDNS says that it has seen the cluster's Services.
+/// True if CoreDNS reports that it has read the Services of the cluster.
 fn is_ready(gateway: std::net::Ipv4Addr) -> bool {
     use std::io::{Read as _, Write as _};
     let ask = || -> std::io::Result<bool> {
@@ -360,14 +359,14 @@ fn filled(testbed: &Testbed, text: &str) -> String {
     )
 }
 
-/// Puts values in the place of `${NAME}`.
+/// Replaces each `${NAME}` with its value.
 pub(crate) fn fill(text: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(text.to_owned(), |text, (name, value)| {
         text.replace(&format!("${{{name}}}"), value)
     })
 }
 
-/// The address pods ask for names.
+/// The address of the DNS server for pods.
 pub(crate) fn dns_address(testbed: &Testbed) -> String {
     testbed.state.slot.services(DNS_SERVICE).to_string()
 }
@@ -377,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_take_the_place_of_names() {
+    fn placeholders_are_replaced() {
         assert_eq!(
             fill("a ${X}-${Y} ${X} ${Z}", &[("X", "1"), ("Y", "2")]),
             "a 1-2 1 ${Z}"
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn no_template_has_a_name_that_is_not_filled() {
+    fn templates_have_no_unknown_placeholders() {
         for file in ["addons.yaml", "Corefile.nocache", "Corefile.cache30"] {
             let text = fill(
                 &template(file).unwrap(),
@@ -400,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_set_ups_of_dns_differ_only_in_the_cache() {
+    fn corefiles_differ_in_cache() {
         let nocache = template("Corefile.nocache").unwrap();
         assert!(
             nocache.contains("disable success cluster.local")

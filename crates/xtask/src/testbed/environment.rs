@@ -1,4 +1,4 @@
-//! What others need to know to use a testbed. It may not change anything.
+//! The environment of a running testbed: addresses, credentials and variables for its users.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,10 @@ use super::control::stores;
 use super::state::State;
 use crate::programs::Programs;
 
-/// The way to a running testbed.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Env {
     pub(crate) kubeconfig: PathBuf,
-    /// kubectl, helm, etcdctl and the rest.
+    /// Folder with kubectl, helm, etcdctl and the other programs.
     pub(crate) bin: PathBuf,
     pub(crate) run_folder: PathBuf,
     pub(crate) s3_endpoint: String,
@@ -56,7 +55,7 @@ impl Env {
         }
     }
 
-    /// The variables to give to a program that works on the testbed.
+    /// Environment variables for programs that use the testbed.
     pub(crate) fn vars(&self) -> Vec<(String, String)> {
         let path = std::env::var("PATH").unwrap_or_default();
         let direct = [
@@ -91,7 +90,7 @@ impl Env {
     }
 }
 
-/// A PATH with `dir` first, and there once.
+/// `path` with `dir` at the front and nowhere else.
 fn with_first(dir: &str, path: &str) -> String {
     let rest = path
         .split(':')
@@ -102,7 +101,7 @@ fn with_first(dir: &str, path: &str) -> String {
         .join(":")
 }
 
-/// Variables as lines for a shell.
+/// `export` lines for a shell.
 pub(crate) fn exports(vars: &[(String, String)]) -> String {
     let line = |(name, value): &(String, String)| {
         format!("export {name}='{}'\n", value.replace('\'', r"'\''"))
@@ -115,13 +114,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_has_our_programs_first_and_once() {
+    fn path_has_programs_of_testbed_first() {
         assert_eq!(with_first("/x", "/a:/x:/b"), "/x:/a:/b");
         assert_eq!(with_first("/x", ""), "/x");
     }
 
     #[test]
-    fn a_quote_in_a_value_does_not_end_it() {
+    fn quotes_in_values_are_escaped() {
         let text = exports(&[("A".into(), "it's".into())]);
         assert_eq!(text, "export A='it'\\''s'\n");
     }

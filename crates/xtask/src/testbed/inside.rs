@@ -1,7 +1,6 @@
-//! The testbed's own process, mount and network namespaces. What runs in them
-//! cannot be left behind: when their first process ends, the kernel ends the
-//! others, and with the last one go the mounts, the links and the packet
-//! filter's rules. It may not know what runs inside.
+//! The process, mount and network namespaces of the testbed. Nothing can be left running in them: when the init process
+//! ends, the kernel kills all other processes, and then removes the mounts, the network links and the packet filter
+//! rules.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,36 +15,36 @@ use super::cgroup::Cgroups;
 use super::process::Identity;
 use crate::{progress, shell};
 
-/// The name of the program that is the first process, as the kernel shows it.
+/// Process name of the init program.
 const INIT: &str = "testbed-init";
 
-/// A way in.
+/// The namespaces, by their init process.
 #[derive(Debug)]
 pub(crate) struct Inside {
     init: Identity,
     run_folder: PathBuf,
-    /// The testbed's programs.
+    /// Folder with the programs of the testbed.
     bin: PathBuf,
     /// The daemons that this command started.
     started: Mutex<Vec<Started>>,
 }
 
-/// A daemon that this command started and that has to keep running.
+/// A daemon that this command started and expects to keep running.
 #[derive(Debug)]
 struct Started {
     daemon: Daemon,
-    /// The daemon ended once and was started again.
-    again: bool,
+    /// True if the daemon ended once and was restarted.
+    restarted: bool,
 }
 
-/// Lines of a daemon's log shown when the daemon ended.
+/// Number of log lines that are shown if a daemon ends.
 const LAST_LINES: usize = 8;
 
-/// For the shell: what the caller has open (a lock, say) is not kept open by what it starts.
-const LET_GO: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-";
+/// Shell command that closes inherited file descriptors, so that a daemon does not keep a lock of the caller open.
+const CLOSE_INHERITED: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-";
 
 impl Inside {
-    /// Makes the namespaces with their first process, which joins the group before anything else.
+    /// Creates the namespaces. Their init process joins the control group before it does anything else.
     pub(crate) fn begin(
         cgroups: &Cgroups,
         group: &str,
@@ -57,7 +56,7 @@ impl Inside {
             .create_leaf(&format!("{group}/init"))?
             .join("cgroup.procs");
         let script = format!(
-            r#"echo 0 >"$1" && shift && {LET_GO} && {{ setsid "$@" </dev/null >/dev/null 2>&1 & }}"#
+            r#"echo 0 >"$1" && shift && {CLOSE_INHERITED} && {{ setsid "$@" </dev/null >/dev/null 2>&1 & }}"#
         );
         shell::output(
             Command::new("sh")
@@ -78,7 +77,7 @@ impl Inside {
         )?;
         let mut found = None;
         shell::wait_for(
-            "the testbed's first process",
+            "the init process of the testbed",
             Duration::from_secs(10),
             || {
                 found = cgroups
@@ -88,11 +87,11 @@ impl Inside {
                 found.is_some()
             },
         )?;
-        let init = Identity::of(found.context("the testbed's first process")?)?;
+        let init = Identity::of(found.context("the init process of the testbed")?)?;
         Ok(Self::of(init, run_folder, bin))
     }
 
-    /// The namespaces of a first process that runs.
+    /// The namespaces of a running init process.
     pub(crate) fn of(init: Identity, run_folder: &Path, bin: &Path) -> Self {
         Self {
             init,
@@ -102,12 +101,11 @@ impl Inside {
         }
     }
 
-    /// The first process.
     pub(crate) fn init(&self) -> Identity {
         self.init
     }
 
-    /// A command that will run inside, with nothing of our environment but what programs need.
+    /// A command in the namespaces, with only the environment variables that the programs need.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -122,12 +120,12 @@ impl Inside {
         command
     }
 
-    /// Runs a shell script inside, to its end.
+    /// Runs a shell script in the namespaces to its end.
     pub(crate) fn script(&self, script: &str) -> Result<String> {
         shell::output(self.command("sh").args(["-euc", script]))
     }
 
-    /// Starts a daemon inside, in a group of its own; its output goes to `logs/NAME.log`. From now on
+    /// Starts a daemon in the namespaces, in its own control group, with its output in `logs/NAME.log`. Afterwards
     /// [`Inside::restart_ended`] expects the daemon to run.
     pub(crate) fn spawn(&self, cgroups: &Cgroups, daemon: Daemon) -> Result<()> {
         let mut started = self.started()?;
@@ -135,15 +133,15 @@ impl Inside {
         started.retain(|one| one.daemon.name != daemon.name);
         started.push(Started {
             daemon,
-            again: false,
+            restarted: false,
         });
         Ok(())
     }
 
-    /// Starts each daemon of this command that has ended once more.
+    /// Restarts each daemon of this command that has ended, once.
     ///
     /// # Errors
-    /// When a daemon has ended for the second time; the error shows the last lines of its log.
+    /// If a daemon has ended for the second time. The error contains the last lines of its log.
     pub(crate) fn restart_ended(&self, cgroups: &Cgroups) -> Result<()> {
         for one in self.started()?.iter_mut() {
             let name = &one.daemon.name;
@@ -151,13 +149,13 @@ impl Inside {
                 continue;
             }
             let last = self.last_lines(name);
-            if one.again {
+            if one.restarted {
                 bail!("{name} ended twice; the last lines of logs/{name}.log:\n{last}");
             }
             progress::say(&format!(
-                "{name} ended and is started once more; the last lines of logs/{name}.log:\n{last}"
+                "{name} ended and is restarted; the last lines of logs/{name}.log:\n{last}"
             ));
-            one.again = true;
+            one.restarted = true;
             self.launch(cgroups, &one.daemon)?;
         }
         Ok(())
@@ -188,7 +186,7 @@ impl Inside {
     fn launch(&self, cgroups: &Cgroups, daemon: &Daemon) -> Result<()> {
         let procs = cgroups.create_leaf(&daemon.group)?.join("cgroup.procs");
         let script = format!(
-            r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; {LET_GO}; setsid "$@" </dev/null >>"$log" 2>&1 &"#
+            r#"echo 0 >"$1" || exit; umask "$2"; log=$3; shift 3; {CLOSE_INHERITED}; setsid "$@" </dev/null >>"$log" 2>&1 &"#
         );
         let mut command = self.command("sh");
         command
@@ -197,7 +195,7 @@ impl Inside {
             .arg(daemon.umask)
             .arg(self.log(&daemon.name))
             .args(&daemon.command);
-        // The shell ends at once and leaves the daemon to the first process.
+        // The shell ends at once, and the init process becomes the parent of the daemon.
         command.stdout(Stdio::null());
         shell::output(&mut command).with_context(|| format!("cannot start {}", daemon.name))?;
         Ok(())
@@ -227,15 +225,15 @@ pub(crate) struct Daemon {
     pub(crate) command: Vec<String>,
 }
 
-/// Whether a process is the first one of its namespace and has become the init program:
-/// before that, /proc is not yet its own.
+/// True if a process is number 1 of its namespace and has executed the init program. Before that, `/proc` is not
+/// mounted for the namespace.
 fn is_init(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     name.trim() == INIT && is_first(&status)
 }
 
-/// Whether /proc/PID/status says that the process is number 1 in its innermost namespace.
+/// True if the content of `/proc/PID/status` shows PID 1 in the innermost namespace.
 fn is_first(status: &str) -> bool {
     status
         .lines()
@@ -250,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_process_is_number_one_of_an_inner_namespace() {
+    fn init_is_pid_1_of_inner_namespace() {
         assert!(is_first("Name:\tx\nNSpid:\t25448\t1\n"));
         assert!(is_first("NSpid:\t99\t25448\t1\n"));
         assert!(!is_first("NSpid:\t1\n"));

@@ -1,6 +1,5 @@
-//! The links, addresses and mounts of a testbed. The testbed has a network
-//! namespace of its own with a link to the machine: the machine reaches pods,
-//! Services, API server and S3 by routes, and keeps its packet filter as it is.
+//! The network links, addresses and mounts of a testbed. The testbed has its own network namespace with a link to the
+//! machine. The machine reaches pods, Services, the API server and S3 through routes. Its packet filter is not changed.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,14 +13,14 @@ use super::Testbed;
 use super::slot::Slot;
 use crate::shell;
 
-/// Where the controller manager's volume provisioner puts its folders; the path is built into it.
+/// Folder of the volume provisioner in the controller manager. The path is hard-coded there.
 const VOLUMES: &str = "/tmp/hostpath_pv";
 
-/// Folders the machine may lack and the namespace covers: made before, removed after if they are empty.
+/// Mount points in the namespace that may not exist on the machine: created before, and removed afterwards if empty.
 const COVERED: &[&str] = &[VOLUMES, "/var/lib/cni", "/var/lib/kubelet"];
 
-/// What a kubelet would set for the whole machine, with the value it wants to find.
-/// Inside, a file with that value lies over each, so the machine's own stay as they are.
+/// Sysctls that a kubelet would set for the whole machine, with their values. In the namespace, a file with the value
+/// is mounted over each sysctl, so that those of the machine do not change.
 const SYSCTLS: &[(&str, &str)] = &[
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -31,14 +30,14 @@ const SYSCTLS: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Makes links, addresses, routes and mounts.
+/// Creates links, addresses, routes and mounts.
 pub(crate) fn create(testbed: &Testbed) -> Result<()> {
     let slot = testbed.state.slot;
     let (near, far) = slot.uplink();
     let interface = slot.interface();
     let init = testbed.inside.init().pid;
     for folder in COVERED {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {folder}"))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {folder}"))?;
     }
     host(&format!(
         "ip link add {interface} type veth peer name uplink netns {init}
@@ -100,37 +99,37 @@ fn mounts(run_folder: &Path) -> String {
     script
 }
 
-/// Removes the folders [`create`] made for the namespace to cover. No other testbed may be up: a folder that is
-/// removed takes the mounts on it along, in every namespace.
+/// Removes the mount points that [`create`] created. No other testbed may be up, because the removal of a folder also
+/// removes the mounts on it in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // Only if it is empty: it may be the machine's.
+        // Only removes an empty folder, because the folder may belong to the machine.
         let _ = fs::remove_dir(folder);
     }
 }
 
-/// Removes the link, with which the routes go, once the namespace's last process has ended.
+/// Removes the link, and with it the routes, after the last process of the namespace has ended.
 pub(crate) fn remove(slot: Slot) -> Result<()> {
     let interface = slot.interface();
-    let there = || Path::new("/sys/class/net").join(&interface).exists();
-    if there() {
-        // The kernel may be removing it at this moment.
+    let exists = || Path::new("/sys/class/net").join(&interface).exists();
+    if exists() {
+        // An error is ignored, because the kernel may be removing the link now.
         let _ = shell::output(Command::new("ip").args(["link", "delete", &interface]));
     }
     shell::wait_for(
-        &format!("the end of network interface {interface}"),
+        &format!("the removal of network interface {interface}"),
         Duration::from_secs(20),
-        || !there(),
+        || !exists(),
     )
 }
 
-/// A mount below the run folder would have its content removed with the folder.
+/// Fails if something is mounted below the run folder, because removing the folder would delete the mounted content.
 pub(crate) fn refuse_mounts_below(run_folder: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let below = mounts_below(&mounts, &run_folder.display().to_string());
     if !below.is_empty() {
         bail!(
-            "not removed, because something is mounted in it: {}. Unmount with `umount {}`.",
+            "the run folder is not removed, because these paths are mounted below it: {}. Unmount them with `umount {}`.",
             below.join(", "),
             below.join(" ")
         );
@@ -146,7 +145,7 @@ fn mounts_below<'a>(mounts: &'a str, folder: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Keeps a client from asking a proxy for an address of this machine.
+/// Removes the proxy variables, because a client must reach addresses of this machine directly.
 pub(crate) fn without_proxy(command: &mut Command) {
     for name in [
         "HTTP_PROXY",
@@ -170,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_mounts_below_the_folder_count() {
+    fn finds_only_mounts_below_folder() {
         let mounts = "a /var/tmp/x/1/y ext4 rw 0 0\nb /var/tmp/x/12 ext4 rw 0 0\nc /var/tmp/x/1 ext4 rw 0 0\n";
         assert_eq!(
             mounts_below(mounts, "/var/tmp/x/1"),
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_gets_an_address() {
+    fn each_node_has_an_address() {
         let slot = Slot(2);
         let script = inner_links(slot, 3, slot.uplink().1, slot.uplink().0);
         for address in [

@@ -1,5 +1,5 @@
-//! The nodes: each a container runtime and a kubelet with folders, sockets and
-//! control groups of their own. A node can be lost and brought back.
+//! The nodes. Each node has its own container runtime and kubelet, with separate folders, sockets and control groups. A
+//! node can be killed and started again.
 
 use std::fs;
 use std::path::Path;
@@ -11,22 +11,22 @@ use super::inside::Daemon;
 use super::{Testbed, control, group_of, state};
 use crate::{checkout, image, progress};
 
-/// What runs on each node beside its pods.
+/// The daemons of each node.
 const DAEMONS: [&str; 2] = ["containerd", "kubelet"];
-/// The folder of a node that its kubelet sees as `/var/lib/kubelet`.
+/// The folder of a node that is mounted as `/var/lib/kubelet` of its kubelet.
 const LIB: &str = "lib-kubelet";
-/// Runs a kubelet in a mount namespace of its own, where the folder named first lies over `/var/lib/kubelet`. The path
-/// of the socket for device plugins there is built into the kubelet, and its certificate is there by default: kubelets
-/// that start at the same moment would take each other's files. `/var/lib/kubelet` becomes private first, so that the
-/// other kubelets do not get this mount. All other mounts stay shared: the container runtime needs the volumes the
-/// kubelet mounts.
+/// Script that runs a kubelet in its own mount namespace, with the folder of the first argument mounted over
+/// `/var/lib/kubelet`. The kubelet has a hard-coded socket path there and stores its certificate there by default, so
+/// kubelets that start concurrently would use the same files. `/var/lib/kubelet` is made private first, so that the
+/// other kubelets do not get this mount. All other mounts stay shared, because the container runtime needs the volumes
+/// that the kubelet mounts.
 const OWN_LIB: &str = "mount --make-private /var/lib/kubelet
     mount --bind \"$1\" /var/lib/kubelet
     shift
     exec \"$@\"";
 const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
 
-/// Starts a node's container runtime and gives it the images it lacks.
+/// Starts the container runtime of a node and loads the images that it lacks.
 pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
@@ -52,13 +52,13 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
         },
     )?;
     testbed.wait_for(
-        &format!("{name}'s container runtime"),
+        &format!("the container runtime of {name}"),
         Duration::from_secs(30),
         || ctr(testbed, index, "version").is_ok(),
     )?;
     let present = ctr(testbed, index, "images ls -q")?;
     import_programs(testbed, index, &present)?;
-    // What was loaded while this node was lost.
+    // Images that were loaded while this node was down.
     for entry in fs::read_dir(testbed.run_folder.join("images"))
         .into_iter()
         .flatten()
@@ -69,7 +69,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     Ok(())
 }
 
-/// Gives a node that runs the images that were added to the programs since it was started.
+/// Loads the images that were added to the programs after the node was started. Does nothing if the node is down.
 pub(super) fn complete_images(testbed: &Testbed, index: u8) -> Result<()> {
     if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
         return Ok(());
@@ -85,7 +85,7 @@ fn import_programs(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
         .try_for_each(|image| import(testbed, index, image, present))
 }
 
-/// Starts a node's kubelet.
+/// Starts the kubelet of a node.
 pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
@@ -127,7 +127,7 @@ pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
     )
 }
 
-/// Puts one image archive into a node, if it runs and lacks it.
+/// Loads an image archive into a node, if the node is up and lacks the image.
 pub(crate) fn load_image(
     testbed: &Testbed,
     index: u8,
@@ -141,12 +141,12 @@ pub(crate) fn load_image(
     if present.lines().any(|name| name == reference) {
         return Ok(());
     }
-    forget_old(testbed, index, &present)?;
+    remove_old_images(testbed, index, &present)?;
     import(testbed, index, archive, &present)
 }
 
-/// Removes the operators' images whose archives are gone: every change of the code makes one.
-fn forget_old(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
+/// Removes images of the operators without an archive. Every change of the code creates a new image.
+fn remove_old_images(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
     let prefix = format!("{}:", image::NAME);
     for name in present.lines() {
         let Some(tag) = name.strip_prefix(&prefix) else {
@@ -163,7 +163,7 @@ fn forget_old(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
     Ok(())
 }
 
-/// Loses a node, as if its power went: kubelet, container runtime and all containers, at once.
+/// Kills the kubelet, the container runtime and all containers of a node, as in a power failure.
 pub(crate) fn kill(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -171,12 +171,12 @@ pub(crate) fn kill(name: &str) -> Result<()> {
     index(&testbed, name)?;
     testbed.cgroups.kill(&group_of(name))?;
     progress::say(&format!(
-        "{name} is lost; `cargo xtask testbed node start {name}` brings it back"
+        "{name} is down; start it with `cargo xtask testbed node start {name}`"
     ));
     Ok(())
 }
 
-/// Stops only the kubelet of a node: its containers go on.
+/// Kills only the kubelet of a node. Its containers continue.
 pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -186,12 +186,12 @@ pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
         .cgroups
         .kill(&group_of(&format!("{name}/daemons/kubelet")))?;
     progress::say(&format!(
-        "{name}'s kubelet is stopped; `cargo xtask testbed node start {name}` starts it again"
+        "the kubelet of {name} is stopped; start it with `cargo xtask testbed node start {name}`"
     ));
     Ok(())
 }
 
-/// Whether all of a node runs.
+/// True if all daemons of a node are running.
 pub(crate) fn runs(testbed: &Testbed, name: &str) -> bool {
     DAEMONS
         .iter()
@@ -203,7 +203,7 @@ fn daemon_runs(testbed: &Testbed, name: &str, daemon: &str) -> bool {
     !testbed.cgroups.processes(&group).is_empty()
 }
 
-/// Starts what of a node does not run, and waits until the node is ready.
+/// Starts the daemons of a node that are not running, and waits until the node is ready.
 pub(crate) fn start(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -217,12 +217,12 @@ pub(crate) fn start(name: &str) -> Result<()> {
         if !daemon_runs(&testbed, name, "kubelet") {
             start_kubelet(&testbed, index)?;
         }
-        wait_heard_of(&testbed, name, &begun)
+        wait_node_ready(&testbed, name, &begun)
     })
 }
 
-/// Waits until the node has reported itself ready after `begun`: its old report may still say so.
-fn wait_heard_of(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
+/// Waits until the node reports ready with a heartbeat after `begun`. An older status may still be `True`.
+fn wait_node_ready(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
     let path = "jsonpath={range .status.conditions[?(@.type=='Ready')]}{.status} {.lastHeartbeatTime}{end}";
     testbed.wait_for(
         &format!("{name} to be ready"),
@@ -231,8 +231,8 @@ fn wait_heard_of(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
             let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else {
                 return false;
             };
-            // Both times are UTC in the same form, which sorts as text.
-            matches!(text.split_once(' '), Some(("True", heard)) if heard.trim() >= begun)
+            // Both times are UTC in RFC 3339 form, which compares as text.
+            matches!(text.split_once(' '), Some(("True", heartbeat)) if heartbeat.trim() >= begun)
         },
     )
 }
@@ -245,7 +245,7 @@ fn now(testbed: &Testbed) -> Result<String> {
         .to_owned())
 }
 
-/// Names and control groups of the nodes' daemons.
+/// Names and control groups of the daemons of all nodes.
 pub(crate) fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     (0..nodes).flat_map(|index| {
         DAEMONS.map(|daemon| {
@@ -262,14 +262,14 @@ fn index(testbed: &Testbed, name: &str) -> Result<u8> {
     match known {
         Some(index) => Ok(index),
         None => bail!(
-            "no node {name}: the nodes are node-0 to node-{}",
+            "unknown node {name}: use one of node-0 to node-{}",
             testbed.state.nodes.saturating_sub(1)
         ),
     }
 }
 
 fn socket(name: &str) -> String {
-    // In the testbed's own /run: short, whatever the checkout's path is.
+    // In the /run of the testbed, because the path of a socket must be short.
     format!("/run/{name}/containerd.sock")
 }
 
@@ -304,11 +304,11 @@ fn import(testbed: &Testbed, index: u8, archive: &Path, present: &str) -> Result
             &format!("images import {}", archive.display()),
         )
     })
-    .with_context(|| format!("image {} into node-{index}", archive.display()))?;
+    .with_context(|| format!("cannot load image {} into node-{index}", archive.display()))?;
     Ok(())
 }
 
-/// The references in an archive's manifest, which comes last.
+/// The image references in the manifest of an archive. The manifest is the last file of the archive.
 fn names_in(archive: &Path) -> Result<Vec<String>> {
     let mut tar =
         tar::Archive::new(fs::File::open(archive).with_context(|| archive.display().to_string())?);
@@ -330,7 +330,7 @@ fn names_in(archive: &Path) -> Result<Vec<String>> {
     bail!("{}: no manifest.json", archive.display())
 }
 
-/// One network plugin set-up serves all nodes, and one store of addresses, so that no address is given twice.
+/// Writes the network configuration. All nodes share it and its store of addresses, so addresses are unique.
 fn write_network(testbed: &Testbed) -> Result<()> {
     let slot = testbed.state.slot;
     let run = &testbed.run_folder;
@@ -358,8 +358,8 @@ fn write_network(testbed: &Testbed) -> Result<()> {
         run.join("cni/10-testbed.conflist"),
         run.join(format!("cni/{:?}.new", std::thread::current().id())),
     );
-    fs::write(&temporary, text.to_string()).context("network set-up")?;
-    fs::rename(&temporary, &file).context("network set-up")
+    fs::write(&temporary, text.to_string()).context("network configuration")?;
+    fs::rename(&temporary, &file).context("network configuration")
 }
 
 fn containerd_config(testbed: &Testbed, name: &str) -> String {
@@ -417,11 +417,11 @@ fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "cgroupDriver": "cgroupfs",
-        // Of its own: kubelets that share one take each other's pods for orphans and end them.
+        // Separate, because a kubelet treats pods of other kubelets in the same group as orphans and kills them.
         "cgroupRoot": format!("/{}", group_of(&name)),
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
-        // Of its own, too: they would remove each other's logs.
+        // Separate, because a kubelet removes logs of unknown pods.
         "podLogsDir": run.join(&name).join("pod-logs"),
         "volumePluginDir": run.join(&name).join("plugins"),
         "authentication": {
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_of_an_archive_are_read_from_its_manifest() {
+    fn reads_image_names_from_manifest() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("f"), "").unwrap();
         let image = Image {
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_runtimes_set_up_has_all_names_filled() {
+    fn containerd_config_has_no_unknown_placeholders() {
         let text = control::fill(
             CONTAINERD_CONFIG,
             &[

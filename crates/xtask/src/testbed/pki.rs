@@ -1,6 +1,5 @@
-//! Keys and certificates of the testbed's control plane: one authority, P-256
-//! keys, each program with an identity of its own. They are made anew at each
-//! `up` and are worth nothing outside the testbed.
+//! Keys and certificates of the control plane: one authority, P-256 keys, one identity for each program. Each `up`
+//! creates new ones. They are useless outside of the testbed.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,7 +17,6 @@ use rcgen::{
 };
 use sha2::{Digest, Sha256};
 
-/// A private key.
 struct Key {
     secret: SigningKey,
     point: Vec<u8>,
@@ -61,14 +59,14 @@ impl rcgen::SigningKey for Key {
     }
 }
 
-/// The authority: it signs certificates into one folder.
+/// The authority. It writes signed certificates into one folder.
 pub(crate) struct Authority<'a> {
     folder: &'a Path,
     issuer: Issuer<'static, Key>,
 }
 
 impl<'a> Authority<'a> {
-    /// Makes an authority and writes `ca.crt` and `ca.key`.
+    /// Creates an authority and writes `ca.crt` and `ca.key`.
     pub(crate) fn new(folder: &'a Path) -> Result<Self> {
         let key = Key::new();
         let mut params = parameters("testbed", &[], &key);
@@ -90,7 +88,7 @@ impl<'a> Authority<'a> {
         })
     }
 
-    /// Signs `NAME.crt` for a client of the API server, member of `groups`.
+    /// Writes `NAME.crt` and `NAME.key` for a client of the API server in these groups.
     pub(crate) fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<()> {
         let key = Key::new();
         let mut params = parameters(user, groups, &key);
@@ -98,7 +96,7 @@ impl<'a> Authority<'a> {
         self.sign(name, &params, &key)
     }
 
-    /// Signs `NAME.crt` for a server with these names and addresses.
+    /// Writes `NAME.crt` and `NAME.key` for a server with these names and addresses.
     pub(crate) fn server(&self, name: &str, names: &[&str], addresses: &[Ipv4Addr]) -> Result<()> {
         let key = Key::new();
         let mut params = parameters(name, &[], &key);
@@ -125,7 +123,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// Writes the key pair `NAME.key`, `NAME.pub` that signs service account tokens.
+/// Writes the key pair `NAME.key` and `NAME.pub` for signing ServiceAccount tokens.
 pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
     let key = Key::new();
     key.write(folder, name)?;
@@ -137,7 +135,7 @@ pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
     write(folder, &format!("{name}.pub"), &public)
 }
 
-/// A word of random hex digits, for passwords.
+/// Random bytes in hexadecimal, for passwords.
 pub(crate) fn random_word(bytes: usize) -> String {
     let mut random = vec![0; bytes];
     OsRng.fill_bytes(&mut random);

@@ -1,6 +1,5 @@
-//! A slot is a number that no other testbed on this machine has; all addresses
-//! of a testbed follow from it. A claim on a slot is a file naming the run
-//! folder and the process that made it.
+//! Slots: each running testbed of the machine has a different number, which determines its addresses. A slot is claimed
+//! with a file that contains the run folder and the process that wrote it.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -14,20 +13,20 @@ use super::process::Identity;
 use super::state::State;
 use crate::{checkout, shell};
 
-/// How many testbeds can run on one machine at a time.
+/// Maximum number of concurrent testbeds on one machine.
 const SLOTS: u8 = 16;
 
-/// One of the machine's places for a testbed.
+/// The number of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slot(pub(crate) u8);
 
 impl Slot {
-    /// An address of the pods' network, `10.88.0.0/16` for slot 0.
+    /// An address in the pod network, which is `10.88.0.0/16` for slot 0.
     pub(crate) fn pods(self, third: u8, fourth: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 88 + self.0, third, fourth)
     }
 
-    /// The bridge's address: API server, DNS and S3 listen on it.
+    /// Address of the bridge, on which API server, DNS and object stores listen.
     pub(crate) fn gateway(self) -> Ipv4Addr {
         self.pods(0, 1)
     }
@@ -37,12 +36,12 @@ impl Slot {
         self.pods(0, 10 + index)
     }
 
-    /// An address of the Services' network, `10.104.0.0/16` for slot 0.
+    /// An address in the Service network, which is `10.104.0.0/16` for slot 0.
     pub(crate) fn services(self, fourth: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 104 + self.0, 0, fourth)
     }
 
-    /// The two ends of the link between the machine and the testbed.
+    /// Addresses of both ends of the link: machine, testbed.
     pub(crate) fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
         (
             Ipv4Addr::new(10, 120, self.0, 1),
@@ -50,12 +49,12 @@ impl Slot {
         )
     }
 
-    /// The network interface on the machine's side.
+    /// Name of the network interface on the machine.
     pub(crate) fn interface(self) -> String {
         format!("etb{}", self.0)
     }
 
-    /// The networks this slot uses: pods, Services, link.
+    /// The networks of this slot: pods, Services, link.
     pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
         [
             (self.pods(0, 0), 16),
@@ -72,7 +71,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Whether the testbed that made the claim runs or is being brought up.
+    /// True if the testbed of this claim is up or starting.
     fn is_held(&self) -> bool {
         self.by.is_alive()
             || State::read(&self.run_folder)
@@ -80,10 +79,10 @@ impl Claim {
     }
 }
 
-/// Takes the first slot that is free and whose networks the machine does not use otherwise.
+/// Claims the first free slot without a network that the machine already uses.
 pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     let folder = checkout::slots_folder();
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let lock = File::create(folder.join("lock")).context("slots: lock file")?;
     lock.lock().context("slots: lock")?;
     let routes = routes()?;
@@ -104,21 +103,22 @@ pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     Ok(slot)
 }
 
-/// Gives a slot back.
+/// Releases a slot.
 pub(crate) fn release(slot: Slot, run_folder: &Path) {
     let folder = checkout::slots_folder();
     if held_by(&folder, slot).is_some_and(|claim| claim.run_folder == run_folder) {
-        // A claim that stays is stale once this process ends.
+        // If the removal fails, the claim becomes stale when this process ends.
         let _ = fs::remove_file(claim_file(&folder, slot));
     }
 }
 
-/// Does something to what all testbeds share, unless another one is up or coming up; none can begin meanwhile.
-pub(crate) fn unless_others(run_folder: &Path, act: impl FnOnce()) {
-    unless_others_in(&checkout::slots_folder(), run_folder, act);
+/// Runs `act`, which changes resources shared by all testbeds, unless another testbed is up or starting. No testbed can
+/// start while `act` runs.
+pub(crate) fn if_alone(run_folder: &Path, act: impl FnOnce()) {
+    if_alone_in(&checkout::slots_folder(), run_folder, act);
 }
 
-fn unless_others_in(folder: &Path, run_folder: &Path, act: impl FnOnce()) {
+fn if_alone_in(folder: &Path, run_folder: &Path, act: impl FnOnce()) {
     let Ok(lock) = File::create(folder.join("lock")) else {
         return;
     };
@@ -153,15 +153,15 @@ fn choose(taken: impl Fn(Slot) -> bool, routes: &[(Ipv4Addr, u8)]) -> Result<Slo
     match slots.iter().find(free) {
         Some(slot) => Ok(*slot),
         None => bail!(
-            "no place for a testbed: each of the {SLOTS} is taken by another checkout (see {}) or its networks \
-             (10.88-10.103, 10.104-10.119, 10.120) are routed elsewhere (see `ip route`). \
-             Take down another checkout's testbed with `cargo xtask testbed down` there.",
+            "no free slot for a testbed: each of the {SLOTS} slots is used by another checkout (see {}), or its networks \
+             (10.88-10.103, 10.104-10.119, 10.120) have other routes (see `ip route`). \
+             Take down the testbed of another checkout with `cargo xtask testbed down` there.",
             checkout::slots_folder().display()
         ),
     }
 }
 
-/// The networks the machine has routes to, the default route left out.
+/// The networks to which the machine has routes, without the default route.
 fn routes() -> Result<Vec<(Ipv4Addr, u8)>> {
     Ok(parse_routes(&shell::output(
         Command::new("ip").args(["-4", "route", "show", "table", "all"]),
@@ -198,13 +198,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_free_slot_is_chosen() {
+    fn chooses_first_free_slot() {
         assert_eq!(choose(|_| false, &[]).unwrap(), Slot(0));
         assert_eq!(choose(|slot| slot.0 < 3, &[]).unwrap(), Slot(3));
     }
 
     #[test]
-    fn a_network_the_machine_uses_is_avoided() {
+    fn avoids_networks_of_machine() {
         let routes = parse_routes(
             "default via 10.0.0.1 dev eth0\n10.88.0.0/16 dev podman0 proto kernel\nlocal 10.105.0.1 dev x\n",
         );
@@ -213,17 +213,17 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_route_takes_all_slots_and_the_error_says_what_to_do() {
+    fn lack_of_slots_is_reported_with_remedy() {
         let error = choose(|_| false, &[(Ipv4Addr::new(10, 0, 0, 0), 8)]).unwrap_err();
         assert!(error.to_string().contains("testbed down"));
     }
 
     #[test]
-    fn what_all_share_is_left_alone_while_another_testbed_is_up() {
+    fn shared_resources_are_unchanged_while_another_testbed_is_up() {
         let folder = tempfile::tempdir().unwrap();
         let done = |run_folder: &str| {
             let mut done = false;
-            unless_others_in(folder.path(), Path::new(run_folder), || done = true);
+            if_alone_in(folder.path(), Path::new(run_folder), || done = true);
             done
         };
         assert!(done("/ours"));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_slots_share_an_address() {
+    fn slots_have_distinct_networks() {
         for a in 0..SLOTS {
             for b in 0..a {
                 for ours in Slot(a).networks() {

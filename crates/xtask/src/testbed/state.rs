@@ -1,5 +1,4 @@
-//! What a testbed has to remember between two commands: one JSON file in the
-//! run folder, replaced in one step.
+//! The state of a testbed between commands: one JSON file in the run folder, replaced atomically.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -11,14 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::process::Identity;
 use super::slot::Slot;
 
-/// The record of a testbed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) slot: Slot,
     pub(crate) boot: String,
-    /// The first process: with it ends all the rest.
+    /// The init process. When it ends, the kernel kills all other processes of the testbed.
     pub(crate) init: Option<Identity>,
-    /// Set when everything was up.
+    /// True after a complete start.
     pub(crate) ready: bool,
     pub(crate) dns: super::Dns,
     pub(crate) nodes: u8,
@@ -28,19 +26,18 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The record in a run folder, if there is one.
+    /// Reads the file; `None` if it does not exist.
     pub(crate) fn read(run_folder: &Path) -> Result<Option<Self>> {
         let file = file(run_folder);
         match fs::read_to_string(&file) {
             Ok(text) => Ok(Some(serde_json::from_str(&text).with_context(|| {
-                format!("{}: not readable, remove it", file.display())
+                format!("cannot parse {}: remove it", file.display())
             })?)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| file.display().to_string()),
         }
     }
 
-    /// Writes the record.
     pub(crate) fn write(&self, run_folder: &Path) -> Result<()> {
         let (file, temporary) = (file(run_folder), run_folder.join("state.json.new"));
         fs::write(&temporary, serde_json::to_string_pretty(self)?)
@@ -48,13 +45,13 @@ impl State {
         fs::rename(&temporary, &file).with_context(|| file.display().to_string())
     }
 
-    /// Whether the testbed's first process runs.
+    /// True if the init process of the testbed is running.
     pub(crate) fn is_alive(&self) -> bool {
         self.boot == boot() && self.init.is_some_and(Identity::is_alive)
     }
 }
 
-/// What differs after each boot of the machine.
+/// The boot ID of the machine, which changes at each boot.
 pub(crate) fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .unwrap_or_default()
@@ -62,15 +59,16 @@ pub(crate) fn boot() -> String {
         .to_owned()
 }
 
-/// Keeps two commands on one testbed from working at the same time.
+/// Locks the testbed, so that only one command changes it at a time.
 pub(crate) fn lock(run_folder: &Path) -> Result<File> {
     let path = run_folder.with_extension("lock");
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
     }
     let file = File::create(&path).with_context(|| path.display().to_string())?;
     if file.try_lock().is_err() {
-        crate::progress::say("another command works on this testbed; waiting for it");
+        crate::progress::say("waiting for another command that uses this testbed");
         file.lock().with_context(|| path.display().to_string())?;
     }
     Ok(file)
@@ -99,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn reads_written_state() {
         let dir = tempfile::tempdir().unwrap();
         assert!(State::read(dir.path()).unwrap().is_none());
         state(None).write(dir.path()).unwrap();
@@ -107,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_record_is_an_error_that_names_the_file() {
+    fn damaged_state_is_an_error_with_file_name() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(file(dir.path()), "{").unwrap();
         assert!(format!("{:#}", State::read(dir.path()).unwrap_err()).contains("state.json"));
     }
 
     #[test]
-    fn a_testbed_of_before_the_boot_is_not_alive() {
+    fn testbed_of_earlier_boot_is_not_alive() {
         let own = Identity::own().unwrap();
         assert!(state(Some(own)).is_alive());
         assert!(

@@ -1,4 +1,4 @@
-//! Checks of the tree itself, run as unit tests: budgets, and that the documents name what exists.
+//! Checks of the repository, run as unit tests: size budgets, and references in documents.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 mod documents;
 mod imports;
 
-/// Lines a function may have, its blank lines and comments left out (CONTRIBUTING.md).
+/// Maximum lines of a function without blank lines and comments (CONTRIBUTING.md).
 const FUNCTION_BUDGET: usize = 100;
-/// Code lines a file may have, without its inline test module (CONTRIBUTING.md).
+/// Maximum code lines of a file without its inline test module (CONTRIBUTING.md).
 const FILE_BUDGET: usize = 600;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Every file below `directory` with the extension, `target` left out.
+/// Adds the files below `directory` with the extension, except in `target` and hidden directories.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -43,13 +43,13 @@ fn sources() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The lines that count: not blank, not only a comment, not in the inline test module at the end.
+/// The number of lines that are neither blank, nor only a comment, nor in the inline test module at the end.
 fn code_lines(text: &str) -> usize {
     let code = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or(text);
     code.lines().filter(|line| is_code(line)).count()
 }
 
-/// The names in backticks that look like tests: lower case with underscores.
+/// The names in backticks that look like test names: lower case with underscores.
 fn named_tests(line: &str) -> Vec<&str> {
     line.split('`')
         .skip(1)
@@ -63,7 +63,7 @@ fn named_tests(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The functions in the sources that are tests: a test attribute stands before them.
+/// The names of the functions with a test attribute.
 fn tests(sources: &[(PathBuf, String)]) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for (_, text) in sources {
@@ -91,8 +91,8 @@ fn function(line: &str) -> Option<&str> {
     line.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-/// The functions of a source with their lines of code; as rustfmt writes them, each ends at a brace as far to the
-/// right as it began.
+/// The functions of a source with their lines of code. In the format of rustfmt, the closing brace of a function has
+/// the same indentation as its first line.
 fn lengths(text: &str) -> Vec<(&str, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -103,7 +103,7 @@ fn lengths(text: &str) -> Vec<(&str, usize)> {
             .clone()
             .find(|line| line.ends_with(['{', ';', '}']));
         if last.is_none_or(|last| !last.ends_with('{')) {
-            // Without a body, or with all of it on this line.
+            // The function has no body, or its whole body is on this line.
             continue;
         }
         let indent = &line[..line.len() - line.trim_start().len()];
@@ -120,7 +120,7 @@ fn is_code(line: &str) -> bool {
 }
 
 #[test]
-fn no_file_is_over_the_budget() {
+fn files_are_within_budget() {
     let over: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| code_lines(text) > FILE_BUDGET)
@@ -133,7 +133,7 @@ fn no_file_is_over_the_budget() {
 }
 
 #[test]
-fn no_function_is_over_the_budget() {
+fn functions_are_within_budget() {
     let mut over = Vec::new();
     for (path, text) in &sources() {
         for (name, lines) in lengths(text) {
@@ -148,11 +148,11 @@ fn no_function_is_over_the_budget() {
     );
 }
 
-/// Test support that several modules share; any other module that only tests see stands below a module `tests`.
+/// Names of test support modules that several modules share. Any other test-only module is below a module `tests`.
 const TEST_SUPPORT: [&str; 3] = ["tests", "fixture", "fake"];
 
 #[test]
-fn test_only_modules_do_not_look_like_production_modules() {
+fn test_only_modules_are_below_tests() {
     let sources = sources();
     let mut found = Vec::new();
     for (path, text) in &sources {
@@ -166,8 +166,8 @@ fn test_only_modules_do_not_look_like_production_modules() {
 }
 
 #[test]
-fn no_doc_comment_holds_rust_code() {
-    // Doc tests are switched off in every crate: code in a doc comment would never be compiled.
+fn doc_comments_contain_no_rust_code() {
+    // Doc tests are turned off in every crate, so code in a doc comment would never be compiled.
     let found: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| has_rust_code(text))
@@ -176,7 +176,7 @@ fn no_doc_comment_holds_rust_code() {
     assert!(found.is_empty(), "Rust code in doc comments: {found:#?}");
 }
 
-/// Whether a doc comment has a code block in Rust, which is also the language of a block that names none.
+/// True if a doc comment has a Rust code block. A block without a language is also Rust.
 fn has_rust_code(text: &str) -> bool {
     let marks = text.lines().filter_map(|line| {
         let line = line.trim_start();
@@ -185,14 +185,14 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Every other mark begins a block.
+    // Every second mark starts a block.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
 }
 
 #[test]
-fn every_module_says_what_it_is_for() {
+fn every_file_has_module_documentation() {
     let silent: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| !text.trim_start().starts_with("//!"))
@@ -200,12 +200,12 @@ fn every_module_says_what_it_is_for() {
         .collect();
     assert!(
         silent.is_empty(),
-        "files that do not begin with `//!`: {silent:#?}"
+        "files that do not start with `//!`: {silent:#?}"
     );
 }
 
 #[test]
-fn the_tests_named_in_the_conformance_document_exist() {
+fn tests_named_in_conformance_exist() {
     let sources = sources();
     let tests = tests(&sources);
     let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
@@ -225,12 +225,12 @@ fn the_tests_named_in_the_conformance_document_exist() {
     );
     assert!(
         named > 50,
-        "docs/conformance.md names only {named} tests: is its form still read?"
+        "docs/conformance.md names only {named} tests: does this check still parse its format?"
     );
 }
 
 #[test]
-fn what_the_conformance_document_calls_done_names_a_test() {
+fn done_lines_in_conformance_name_a_test() {
     let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
     let unproven: Vec<&str> = document
         .lines()
@@ -241,7 +241,7 @@ fn what_the_conformance_document_calls_done_names_a_test() {
 }
 
 #[test]
-fn the_conformance_document_has_every_old_defect_and_invariant() {
+fn conformance_has_every_defect_and_invariant() {
     let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
     let first_cells: BTreeSet<&str> = document
         .lines()
@@ -262,7 +262,7 @@ fn the_conformance_document_has_every_old_defect_and_invariant() {
 }
 
 #[test]
-fn the_conformance_document_has_every_field_of_the_resources() {
+fn conformance_has_every_field() {
     let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
     let mut missing = Vec::new();
     for (kind, plural) in [
@@ -293,8 +293,8 @@ fn the_conformance_document_has_every_field_of_the_resources() {
 }
 
 #[test]
-fn the_words_of_the_old_operator_that_mislead_are_not_used() {
-    // `docs/architecture.md`, Words. In code only identifiers are looked at: comments may quote others.
+fn misleading_names_of_old_operator_are_not_used() {
+    // See `docs/architecture.md`, Words. Comments are not checked, because they may quote these names.
     let banned = [
         "fn get_",
         "struct ClusterManager",

@@ -1,4 +1,4 @@
-//! The object stores of the tests, on the bridge's address, where pods and the machine reach them.
+//! The object stores of the tests. They listen on the address of the bridge, which pods and the machine can reach.
 
 use std::fs;
 use std::net::TcpStream;
@@ -9,21 +9,19 @@ use anyhow::Result;
 use super::{Testbed, daemon_runs, start};
 use crate::progress;
 
-/// The port of the S3 server.
 pub(crate) const S3_PORT: u16 = 7070;
-/// The region of the S3 server.
 pub(crate) const S3_REGION: &str = "us-east-1";
 
-/// The port of the Google Cloud Storage server, which takes any credentials.
+/// Port of the Google Cloud Storage server, which accepts any credentials.
 pub(crate) const GCS_PORT: u16 = 7071;
 
-/// The port of the Azure Blob Storage server.
+/// Port of the Azure Blob Storage server.
 pub(crate) const ABS_PORT: u16 = 7072;
-/// Its account, and the account's key, which guards nothing.
+/// Account of that server, and the key of the account, which is not a secret.
 pub(crate) const ABS_ACCOUNT: &str = "testbed";
 pub(crate) const ABS_KEY: &str = "dGVzdGJlZA==";
 
-/// The bucket and the container there are; S3's are made by the tests.
+/// Name of the bucket (Google) and container (Azure). The tests create buckets in S3 themselves.
 pub(crate) const BUCKET: &str = "backups";
 
 pub(super) fn start_s3(testbed: &Testbed) -> Result<()> {
@@ -57,20 +55,19 @@ pub(super) fn start_gcs(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// The script that runs Azurite, where Node.js is there.
+/// The script that runs Azurite; `None` without Node.js.
 fn azurite(testbed: &Testbed) -> Option<std::path::PathBuf> {
     let script = testbed.programs.bin.join("azurite.js");
     script.is_file().then_some(script)
 }
 
-/// Whether this testbed has an Azurite.
 pub(crate) fn has_azurite(testbed: &Testbed) -> bool {
     azurite(testbed).is_some()
 }
 
 pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
     let Some(script) = azurite(testbed) else {
-        progress::say("without Azurite, because Node.js is missing");
+        progress::say("continuing without Azurite, because Node.js is missing");
         return Ok(());
     };
     let folder = testbed.run_folder.join("azurite");
@@ -91,7 +88,7 @@ pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Waits until those answer that run.
+/// Waits until the running object stores answer.
 pub(super) fn wait(testbed: &Testbed) -> Result<()> {
     let gateway = testbed.state.slot.gateway();
     let listens = |port: u16| {

@@ -1,4 +1,4 @@
-//! What the documents and the chart point to exists: files, headings, metrics.
+//! Checks that the targets of references in documents and in the chart exist: files, headings, metrics, flags, reasons.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 
 use super::{files, root};
 
-/// How many invariants docs/architecture.md numbers.
+/// The number of invariants in `docs/architecture.md`.
 pub(super) fn invariants() -> usize {
     let document = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
-    let part = below(&document, "Invariants");
+    let part = section(&document, "Invariants");
     let numbered = |number: &usize| part.contains(&format!("\n{number}. "));
     (1..1000).take_while(numbered).count()
 }
 
-/// The targets of the links of a document.
+/// The targets of the links in a document.
 fn links(text: &str) -> Vec<&str> {
     let rest = text.split("](").skip(1);
     rest.filter_map(|rest| rest.split(')').next()).collect()
 }
 
-/// The anchors of a document's headings, as GitHub makes them.
+/// The anchors of the headings of a document, in the form of GitHub.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     headings
@@ -44,7 +44,7 @@ fn documents() -> Vec<(PathBuf, String)> {
     found.into_iter().map(read).collect()
 }
 
-/// The metrics that are asked for in a text, by their names.
+/// The names of the operators' metrics in a text.
 fn metrics(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words
@@ -53,7 +53,7 @@ fn metrics(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn every_link_of_a_document_leads_somewhere() {
+fn links_in_documents_have_targets() {
     let mut dead = Vec::new();
     for (path, text) in documents() {
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -67,22 +67,22 @@ fn every_link_of_a_document_leads_somewhere() {
             } else {
                 folder.join(file)
             };
-            let there = if anchor.is_empty() {
+            let exists = if anchor.is_empty() {
                 target.exists()
             } else {
                 fs::read_to_string(&target).is_ok_and(|text| anchors(&text).contains(anchor))
             };
-            if !there {
+            if !exists {
                 dead.push(format!("{}: {link}", path.display()));
             }
         }
     }
-    assert!(dead.is_empty(), "links that lead nowhere: {dead:#?}");
+    assert!(dead.is_empty(), "links without a target: {dead:#?}");
 }
 
-/// An alert on a metric that does not exist is silent for ever.
+/// An alert on a metric that does not exist never fires.
 #[test]
-fn alerts_ask_for_metrics_that_are_documented() {
+fn alerts_use_documented_metrics() {
     let document = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
     let rows = document.lines().filter(|line| line.starts_with("| `"));
     let documented: String = rows.collect();
@@ -93,7 +93,7 @@ fn alerts_ask_for_metrics_that_are_documented() {
         let asked = metrics(text);
         assert!(
             !asked.is_empty(),
-            "no alert is found: is its form still read?"
+            "no alert found: does this check still parse the format?"
         );
         for metric in asked {
             let named = format!("`{metric}`");
@@ -105,7 +105,7 @@ fn alerts_ask_for_metrics_that_are_documented() {
     }
 }
 
-/// The flags a source defines for its program, by the fields clap fills.
+/// The flags that a source defines with clap attributes.
 fn flags(text: &str) -> Vec<String> {
     let defined = text.split("#[arg(").skip(1);
     let fields = defined.filter_map(|rest| {
@@ -116,20 +116,20 @@ fn flags(text: &str) -> Vec<String> {
     fields.collect()
 }
 
-/// What stands below a heading of a document, up to the next one of its kind.
-fn below<'a>(document: &'a str, heading: &str) -> &'a str {
+/// The text of a section, up to the next heading of the same level.
+fn section<'a>(document: &'a str, heading: &str) -> &'a str {
     let part = document.split_once(&format!("\n## {heading}\n"));
-    let (_, part) = part.unwrap_or_else(|| panic!("there is no heading {heading}"));
+    let (_, part) = part.unwrap_or_else(|| panic!("no heading {heading}"));
     part.split("\n## ").next().unwrap_or_default()
 }
 
 #[test]
-fn every_flag_of_an_operator_is_documented() {
-    /// Without effect: only those who come from coreos/etcd-operator have them.
+fn operator_flags_are_documented() {
+    /// Flags of coreos/etcd-operator without effect. Only the section about the migration documents them.
     const OF_OLD: [&str; 2] = ["gc-interval", "chaos-level"];
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
-    let documented = below(&document, "Flags");
-    let of_old = below(&document, "Coming from coreos/etcd-operator");
+    let documented = section(&document, "Flags");
+    let of_old = section(&document, "Coming from coreos/etcd-operator");
     for source in [
         "runtime/src/cli.rs",
         "cluster/src/main.rs",
@@ -138,19 +138,22 @@ fn every_flag_of_an_operator_is_documented() {
     ] {
         let text = fs::read_to_string(root().join("crates").join(source)).unwrap();
         let defined = flags(&text);
-        assert!(!defined.is_empty(), "{source}: is its form still read?");
+        assert!(
+            !defined.is_empty(),
+            "{source}: does this check still parse its format?"
+        );
         for flag in defined {
             let is_named = if OF_OLD.contains(&flag.as_str()) {
                 of_old.contains(&format!("`-{flag}`"))
             } else {
                 documented.contains(&format!("`--{flag}`"))
             };
-            assert!(is_named, "{flag} is not where docs/install.md has flags");
+            assert!(is_named, "docs/install.md does not document {flag}");
         }
     }
 }
 
-/// All sources below a folder of the crates, and the file of its name beside it.
+/// All sources below a folder in `crates`, and the file with the name of the folder next to it.
 fn sources_of(folder: &str) -> String {
     let folder = root().join("crates").join(folder);
     let mut found = vec![folder.with_extension("rs")];
@@ -161,7 +164,7 @@ fn sources_of(folder: &str) -> String {
     texts.collect()
 }
 
-/// The words that follow `before` wherever it stands, as far as they are letters.
+/// The words in upper camel case that follow `before` in a text.
 fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
     let rests = text.split(before).skip(1);
     let words = rests.filter_map(|rest| {
@@ -173,7 +176,7 @@ fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// Whoever is woken by a condition looks its reason up.
+/// Users look up the reason of a condition in the documentation.
 #[test]
 fn every_reason_for_which_something_is_wrong_is_explained() {
     const NOTHING_WRONG: [&str; 19] = [
@@ -212,7 +215,7 @@ fn every_reason_for_which_something_is_wrong_is_explained() {
             reasons.len() > 10,
             "{document}: is their form still read? {reasons:?}"
         );
-        let is_missing = |reason: &&str| !explained.contains(&format!("`{reason}`"));
+        let is_missing = |reason: &&str| !documentation.contains(&format!("`{reason}`"));
         let missing: Vec<&str> = reasons.into_iter().filter(is_missing).collect();
         assert!(missing.is_empty(), "not in docs/{document}: {missing:?}");
     }
@@ -228,7 +231,7 @@ fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn invariants_and_anchors_are_read_from_their_documents() {
+fn parses_invariants_anchors_and_links() {
     assert!(invariants() >= 21, "{}", invariants());
     let found = anchors("# A `word`, and another\n## The restore operator\n");
     let expected = ["a-word-and-another", "the-restore-operator"];

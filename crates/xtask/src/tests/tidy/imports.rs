@@ -1,4 +1,4 @@
-//! Modules of a crate import each other in one direction: a cycle cannot be understood, tested or moved in parts.
+//! Checks that modules of a crate import each other in one direction. A cycle can only be tested and moved as a whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,10 +11,10 @@ use super::{files, root};
 
 /// The segments of a module's path below its crate.
 type Module = Vec<String>;
-/// What each module imports.
+/// The imports of each module.
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Modules in cycles that are known and are to be broken. The list may only become shorter.
+/// Modules in known cycles, which are to be broken. The list may only become shorter.
 const KNOWN: [&str; 9] = [
     "xtask::image",
     "xtask::testbed",
@@ -27,7 +27,7 @@ const KNOWN: [&str; 9] = [
     "xtask::testbed::state",
 ];
 
-/// Collects the modules of its crate that one module names, outside of its tests.
+/// Collects the modules of the same crate that a module uses outside of its tests.
 struct Paths<'a> {
     module: Module,
     modules: &'a BTreeSet<Module>,
@@ -35,8 +35,8 @@ struct Paths<'a> {
 }
 
 impl Paths<'_> {
-    /// Adds the module that a path leads to: the longest one that exists. Only paths that begin with `crate`, `self` or
-    /// `super` leave the module.
+    /// Adds the module of a path: the longest prefix that is a module. Only paths that start with `crate`, `self` or
+    /// `super` are considered.
     fn add(&mut self, path: &[String]) {
         let mut at = self.module.clone();
         let mut rest = path;
@@ -89,7 +89,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         }
     }
 
-    /// The path in `pub(super)` imports nothing.
+    /// The path in `pub(super)` is no import.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
@@ -139,7 +139,7 @@ fn imports(folder: &Path) -> Imports {
     sources.iter().map(read).collect()
 }
 
-/// Every module that can be reached from this one.
+/// Every module that a module imports, directly or indirectly.
 fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
     let mut reached = BTreeSet::new();
     let mut next = vec![from];
@@ -153,7 +153,7 @@ fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
     reached
 }
 
-/// The modules that reach themselves, each with the imports that lead back to it.
+/// The modules in a cycle, each with the imports that lead back to the module.
 fn cycles(imports: &Imports) -> BTreeMap<String, Vec<String>> {
     let all: BTreeMap<&Module, BTreeSet<Module>> = imports
         .keys()
@@ -174,12 +174,12 @@ fn cycles(imports: &Imports) -> BTreeMap<String, Vec<String>> {
 #[test]
 fn modules_have_no_import_cycles() {
     let mut found = BTreeSet::new();
-    let mut told = Vec::new();
+    let mut report = Vec::new();
     for entry in fs::read_dir(root().join("crates")).unwrap() {
         let folder = entry.unwrap().path();
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         for (module, back) in cycles(&imports(&folder.join("src"))) {
-            told.push(format!("{name}::{module} imports {}", back.join(", ")));
+            report.push(format!("{name}::{module} imports {}", back.join(", ")));
             found.insert(format!("{name}::{module}"));
         }
     }
@@ -187,13 +187,13 @@ fn modules_have_no_import_cycles() {
     assert_eq!(
         found,
         known,
-        "move what both sides need into a module that imports neither, or shorten the list of known cycles:\n{}",
-        told.join("\n")
+        "move the code that both sides need into a module that imports neither, or shorten the list of known cycles:\n{}",
+        report.join("\n")
     );
 }
 
 #[test]
-fn cycle_is_found_over_two_modules_and_names_the_imports() {
+fn finds_cycle_of_three_modules() {
     let module = |name: &str| vec![name.to_owned()];
     let imports: Imports = [("a", ["b"]), ("b", ["c"]), ("c", ["a"]), ("d", ["a"])]
         .map(|(from, to)| (module(from), to.map(module).into()))
