@@ -58,7 +58,7 @@ pub(crate) async fn retry_transient<T>(
     loop {
         match attempt(is_retry).await {
             Err(error) if begun.elapsed() < RETRY_TIMEOUT && is_transient(&error) => {
-                sleep(RETRY_INTERVAL).await
+                sleep(RETRY_INTERVAL).await;
             }
             outcome => return outcome,
         }

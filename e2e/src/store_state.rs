@@ -186,7 +186,7 @@ impl Keyspace {
     ///
     /// # Errors
     /// If etcd rejects a write.
-    pub async fn paint(&self, prefix: &str, count: usize) -> Result<()> {
+    pub async fn fill_mixed(&self, prefix: &str, count: usize) -> Result<()> {
         let grant = async |seconds| {
             let granted = retry_transient(is_transient, async |_| {
                 Ok(self.client.lease_client().grant(seconds, None).await?)

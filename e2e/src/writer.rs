@@ -381,8 +381,8 @@ async fn write(pattern: WritePattern, access: Access, ledger: Arc<Mutex<Ledger>>
             if outcome.is_err() {
                 connection = None;
             }
-            let retries = pattern.retries.is_some_and(|most| begun.elapsed() < most);
-            if outcome.is_ok() || !retries {
+            let may_retry = pattern.retries.is_some_and(|most| begun.elapsed() < most);
+            if outcome.is_ok() || !may_retry {
                 break outcome.map(|revision| AcknowledgedWrite { revision, retried });
             }
             retried = true;

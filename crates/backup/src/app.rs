@@ -77,7 +77,7 @@ pub async fn work(operator: Operator, settings: Settings) {
         since: Timestamp::now(),
         shutdown: operator.shutdown.clone(),
     };
-    operator.figures.collect(Measures {
+    operator.metrics.collect(Measures {
         objects: backups.store(),
         transfers: execute.transfers.clone(),
     });

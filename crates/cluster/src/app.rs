@@ -16,7 +16,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use runtime::Operator;
-use runtime::controller::{Guarded, all_at_once, controller, drive, watched};
+use runtime::controller::{Guarded, controller, drive, watched, without_concurrency_limit};
 use runtime::image::OwnImage;
 use runtime::member::Operators;
 
@@ -50,7 +50,7 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
         recall: Arc::clone(&recall),
         endings: Arc::clone(&endings),
     };
-    let controller = all_at_once(controller::<EtcdCluster>(&operator));
+    let controller = without_concurrency_limit(controller::<EtcdCluster>(&operator));
     let controller = children::<Pod>(&operator, controller, &told);
     let controller = children::<Service>(&operator, controller, &told);
     let controller = children::<PersistentVolumeClaim>(&operator, controller, &told);
@@ -59,13 +59,13 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     let figures = Figures::default();
     let store = controller.store();
     figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
-    operator.figures.collect(figures.clone());
+    operator.metrics.collect(figures.clone());
     let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
     let etcd = Clients::new(Arc::clone(&plain) as Arc<dyn Etcd>, DEADLINES);
     let image = OwnImage::new(&operator, image);
     let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures)
         .told_by(endings)
-        .writing_by(operator.once.clone())
+        .writing_by(operator.client_without_retry.clone())
         .of(Operators {
             namespace: operator.namespace.clone(),
             labels: pods,

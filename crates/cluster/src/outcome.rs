@@ -52,7 +52,7 @@ impl Failure for Error {
         }
     }
 
-    fn again_in(&self) -> Option<Duration> {
+    fn retry_after(&self) -> Option<Duration> {
         match self {
             // Nothing else waits as long: a promotion, say, or a report that nobody answers.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
@@ -348,13 +348,13 @@ mod tests {
                 left,
             };
             let told = Vec::new();
-            Error::Act { source, told }.again_in()
+            Error::Act { source, told }.retry_after()
         };
         let (short, long) = (Duration::from_secs(2), Duration::from_mins(2));
         assert_eq!((again(short), again(long)), (Some(short), Some(STEADY)));
         let source = execute::Error::TooOld;
         let told = Vec::new();
-        assert_eq!(Error::Act { source, told }.again_in(), None);
+        assert_eq!(Error::Act { source, told }.retry_after(), None);
     }
 
     #[test]

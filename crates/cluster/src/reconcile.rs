@@ -124,7 +124,7 @@ impl ClusterOperator {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
         self.recall.begin(&uid);
-        let look = self.look(object).await;
+        let look = Box::pin(self.look(object)).await;
         match &look {
             Ok(Some(look)) => self.recall.keep(&uid, look.clone(), since),
             _ => self.recall.stir(&uid),
@@ -186,7 +186,7 @@ impl ClusterOperator {
         let mut early = Acted::default();
         for left in (0..=DROPS).rev() {
             let mut heed = self.endings.heed(&uid);
-            let Some((look, since)) = self.read(object).await? else {
+            let Some((look, since)) = Box::pin(self.read(object)).await? else {
                 return Ok(None);
             };
             if left == 0 {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
 use kube::ResourceExt;
-use runtime::controller::{LAST_BACKOFF, delay};
+use runtime::controller::{MAX_BACKOFF, delay};
 use runtime::outcome::Chain;
 
 use crate::execute::error::Error;
@@ -74,7 +74,7 @@ impl Refusals {
     /// Drops what is of no use any more. A member that is refused is tried again in less time.
     pub fn forget(&self, now: Instant) {
         self.all()
-            .retain(|_, refusal| now < refusal.until + LAST_BACKOFF * 5);
+            .retain(|_, refusal| now < refusal.until + MAX_BACKOFF * 5);
     }
 }
 
@@ -118,9 +118,9 @@ mod tests {
         refusals.allowed(&cluster, "a");
         refusals.refused(&cluster, "a", &refusal(), now);
         assert_eq!(left(now), Some(Duration::from_secs(1)));
-        refusals.forget(now + LAST_BACKOFF);
+        refusals.forget(now + MAX_BACKOFF);
         assert!(!refusals.all().is_empty());
-        refusals.forget(now + LAST_BACKOFF * 10);
+        refusals.forget(now + MAX_BACKOFF * 10);
         assert!(refusals.all().is_empty());
     }
 

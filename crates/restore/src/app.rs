@@ -24,13 +24,13 @@ use crate::reconcile::ReconcileContext;
 /// which namespaces may read what with the operator's own identity.
 pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
     let controller = controller::<EtcdRestore>(&operator);
-    operator.figures.collect(Measures {
+    operator.metrics.collect(Measures {
         objects: controller.store(),
     });
     let reconciler = Arc::new(ReconcileContext {
         client: operator.client.clone(),
         execute: ExecuteContext {
-            client: operator.once.clone(),
+            client: operator.client_without_retry.clone(),
             undo: Undo::default(),
         },
         etcd: EtcdClient::new(Access::default()),

@@ -13,7 +13,6 @@ use std::time::Duration;
 use api::cluster::{self, EtcdClusterSpec};
 use api::conditions::{self, ConditionType};
 use api::names::ANNOTATION_RESTORE;
-use api::restore::ChosenBackup;
 use api::{EtcdCluster, EtcdRestore};
 use etcd::Etcd;
 use kube::{Api, Client, Resource, ResourceExt};

@@ -467,10 +467,10 @@ async fn a_backup_that_was_put_in_the_place_of_the_chosen_one_is_refused() {
     };
     let (right, another) = (chosen(right), chosen(Some("ab".repeat(32))));
     let (unreadable, why) = (Reason::SnapshotUnreadable, "overwritten");
-    world.refuses(&another, &unreadable, why).await;
+    world.refuses(&another, unreadable, why).await;
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
-    world.refuses(&another, &unreadable, why).await;
+    world.refuses(&another, unreadable, why).await;
     // What a seed has fetched before is taken for what it is, too.
     let fetched = fetch(&right).await.unwrap();
     assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);

@@ -1,7 +1,7 @@
-//! The admin server: `/healthz`, `/readyz` and `/metrics`. It reads, and changes nothing.
+//! The read-only admin server: `/healthz`, `/readyz` and `/metrics`.
 //!
-//! A standby is Ready: it serves, it merely does not lead. Not ready means that the process cannot take over,
-//! and the body says what it waits for.
+//! A standby is Ready, because it can take over the lease. If the process cannot take over, `/readyz` fails and its
+//! body names the missing condition.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,24 +20,24 @@ use tracing::debug;
 /// The content type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Why the admin server does not serve.
+/// The admin server cannot start or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The address is taken, or not one of this machine's.
+    /// The address is in use or does not belong to this host.
     #[error("cannot listen on {address}: choose another --listen-addr")]
     Bind {
-        /// The address asked for.
+        /// The requested address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The server ended by itself.
-    #[error("the admin server ended")]
+    /// The server stopped without a shutdown.
+    #[error("the admin server stopped unexpectedly")]
     Serve(#[source] std::io::Error),
 }
 
-/// What the process waits for before it can lead; shared by those who wait and by `/readyz`.
+/// The condition that keeps the process from leading. The waiting code sets it and `/readyz` reports it.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<Waiting>>);
 
@@ -50,12 +50,12 @@ enum Waiting {
 }
 
 impl Readiness {
-    /// Not ready, for the reason given.
+    /// Reports not ready. `what` completes the text "waiting for".
     pub fn waiting_for(&self, what: &str) {
         self.set(Waiting::For(what.to_owned()));
     }
 
-    /// Ready: leading, or able to.
+    /// Reports ready: the process leads or can take over.
     pub fn ready(&self) {
         self.set(Waiting::Nothing);
     }
@@ -69,30 +69,33 @@ impl Readiness {
             Waiting::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting\n".to_owned()),
             Waiting::For(what) => (
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("waiting: {what}\n"),
+                format!("waiting for {what}\n"),
             ),
             Waiting::Nothing => (StatusCode::OK, "ok\n".to_owned()),
         }
     }
 }
 
-/// What the routes read.
+/// State that the routes read.
 #[derive(Clone)]
 pub struct Admin {
-    /// Whether the process could lead.
+    /// Readiness of the process to lead.
     pub readiness: Readiness,
-    /// Everything that is counted.
+    /// The metrics of the process.
     pub registry: Arc<Registry>,
 }
 
-/// Takes the port; an error here is the user's to solve and ends the process at once. `0.0.0.0` means every address
-/// of both IP families, as it does for Go's servers: the kubelet of an IPv6 cluster asks a pod's IPv6 address.
+/// Listens on `address`. As in Go's servers, `0.0.0.0` means all addresses of both IP families: the kubelet of an IPv6
+/// cluster probes the IPv6 address of a pod.
+///
+/// # Errors
+/// If the address cannot be bound. The process then ends, because only the user can choose another address.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     if address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED) {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
         match TcpListener::bind(both).await {
             Ok(listener) => return Ok(listener),
-            Err(error) => debug!(%error, "no IPv6 here"),
+            Err(error) => debug!(%error, "IPv6 is not available: listening on IPv4 only"),
         }
     }
     TcpListener::bind(address)
@@ -101,6 +104,9 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 }
 
 /// Serves until the process ends.
+///
+/// # Errors
+/// If the server stops by itself.
 pub async fn serve(listener: TcpListener, admin: Admin) -> Result<(), Error> {
     axum::serve(listener, routes(admin))
         .await
@@ -153,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_says_what_is_waited_for_and_turns_ok() {
+    async fn readyz_names_missing_condition_until_ready() {
         let readiness = Readiness::default();
         let address = served(Admin {
             readiness: readiness.clone(),
@@ -166,7 +172,7 @@ mod tests {
         assert!(
             get(address, "/readyz")
                 .await
-                .contains("waiting: the CRD etcdclusters")
+                .contains("waiting for the CRD etcdclusters")
         );
         readiness.ready();
         assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
@@ -190,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_address_means_both_ip_families() {
+    async fn unspecified_address_listens_on_both_ip_families() {
         let listener = bind("0.0.0.0:0".parse().unwrap()).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(serve(
@@ -210,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_taken_port_is_named() {
+    async fn port_in_use_is_reported_with_remedy() {
         let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let error = bind(listener.local_addr().unwrap()).await.unwrap_err();
         assert!(error.to_string().contains("--listen-addr"));

@@ -1,6 +1,6 @@
-//! What an answer of the API server means.
+//! Classification of API server responses.
 
-/// Whether the API server answered that there is no such object.
+/// True if the API server reports that the object does not exist (404).
 pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }

@@ -1,8 +1,8 @@
-//! Every write to the API server: server-side apply by one field manager, creation under a fixed name,
-//! deletion of exactly the object that was seen, and a status that is only sent when it differs.
+//! Every write to the API server: server-side apply by one field manager, create under a fixed name, delete with a UID
+//! precondition, and status updates that are sent only if the status differs.
 //!
-//! Invariant 11: two processes may run these at once; the names, uids and resource versions make the loser
-//! of a race a no-op.
+//! Invariant 11: two processes may run these writes concurrently. Names, UIDs and resource versions make the write of
+//! the loser a no-op.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -18,48 +18,48 @@ use serde_json::{Value, json};
 pub use crate::answer::is_not_found;
 use crate::outcome::Failure;
 
-/// The reason of a write that the definition of the object's kind does not allow.
+/// Reason of a write that the installed CRD rejects.
 pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
-/// What the API server says then: it takes nothing of an applied object of which it does not know a field (`validate.go`
-/// of structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields).
+/// Text in the API server's rejection. The API server rejects a whole applied object if the schema lacks one field
+/// (`validate.go` of structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields).
 const UNDECLARED: &str = "field not declared in schema";
 
-/// Why a write did not happen.
+/// A write that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The object could not be written as JSON; a defect of the builder.
-    #[error("{kind} {name} cannot be serialised")]
+    /// The object cannot be serialized as JSON: a defect of the builder.
+    #[error("cannot serialize {kind} {name}")]
     Serialise {
         /// The kind.
         kind: String,
         /// The object's name.
         name: String,
-        /// Where it failed.
+        /// The error of the serializer.
         #[source]
         source: serde_json::Error,
     },
-    /// The definition of the kind does not know a field that is written: nothing of the object is.
+    /// The schema of the installed CRD lacks a field of the object. Nothing of the object was written.
     #[error(
-        "the definition (CRD) of {kind} is older than this operator: bring it up to date (docs/install.md, \
+        "the installed CRD of {kind} is older than this operator: update the CRD (docs/install.md, \
          CustomResourceDefinitions: `helm upgrade` of the release with crds.install=true, or apply the chart's \
-         templates/crds.yaml); the API server says: {said}"
+         templates/crds.yaml); the API server reports: {said}"
     )]
     Definition {
         /// The kind.
         kind: String,
-        /// Which field.
+        /// The API server's message with the field.
         said: String,
     },
-    /// The API server refused or could not be reached.
+    /// The API server rejected the request or is unreachable.
     #[error("cannot {verb} {kind} {name}")]
     Api {
-        /// What was tried.
+        /// The operation.
         verb: &'static str,
         /// The kind.
         kind: String,
         /// The object's name.
         name: String,
-        /// The answer.
+        /// The error of the client.
         #[source]
         source: Box<kube::Error>,
     },
@@ -144,43 +144,46 @@ fn has_reason(status: &Status, reason: &str) -> bool {
     status.reason == reason
 }
 
-/// What became of a creation.
+/// Result of a create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Created<K> {
-    /// It is new.
+    /// The object was created.
     New(K),
-    /// One of this name was there before; nothing was changed.
+    /// An object of this name existed; nothing was changed.
     Exists,
 }
 
-/// What became of a deletion.
+/// Result of a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// The API server accepted it; the object may still be ending.
+    /// The API server accepted the request; the object may still be terminating.
     Accepted,
-    /// It was gone already.
+    /// The object did not exist.
     Gone,
-    /// It is not the object that was seen (another uid or version): nothing was done.
+    /// The object has another UID or resource version; nothing was deleted.
     Changed,
 }
 
-/// Whether a status was sent.
+/// Result of a status update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It differed and was sent.
+    /// The status differed and was sent.
     Sent,
-    /// It was as desired already.
+    /// The status was equal; nothing was sent.
     Same,
 }
 
 /// Server-side apply of the whole object; fields of other managers stay.
+///
+/// # Errors
+/// If the API server rejects the object or is unreachable.
 pub async fn apply<K>(api: &Api<K>, manager: &str, object: &K) -> Result<K, Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
 {
     let name = object.name_any();
     let mut body = to_value(object)?;
-    // Server-managed fields in the body would be refused.
+    // The API server rejects server-managed fields in the body.
     if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         metadata.remove("creationTimestamp");
@@ -192,7 +195,10 @@ where
         .map_err(|e| failed::<K>("apply", &name, e))
 }
 
-/// Creates the object unless one of its name exists.
+/// Creates the object unless an object of the same name exists.
+///
+/// # Errors
+/// If the API server rejects the object for another reason or is unreachable.
 pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> Result<Created<K>, Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
@@ -210,7 +216,10 @@ where
     }
 }
 
-/// Deletes exactly the object that was seen. `grace_seconds` of `None` keeps the object's own.
+/// Deletes the object with its UID as the precondition. `grace_seconds` of `None` keeps the object's own grace period.
+///
+/// # Errors
+/// If the API server rejects the request or is unreachable.
 pub async fn delete<K>(api: &Api<K>, seen: &K, grace_seconds: Option<u32>) -> Result<Deleted, Error>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
@@ -218,7 +227,11 @@ where
     delete_at(api, seen, None, grace_seconds).await
 }
 
-/// As [`delete`], and only as it was seen: for what is deleted because of what it says.
+/// Like [`delete`], with the resourceVersion as an additional precondition. Use it if the content of the object is the
+/// reason for the deletion.
+///
+/// # Errors
+/// As [`delete`].
 pub async fn delete_if_unchanged<K>(api: &Api<K>, seen: &K) -> Result<Deleted, Error>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
@@ -236,7 +249,7 @@ where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
     let name = seen.name_any();
-    // Invariant 11: an object without a uid was never seen in the API server and is not deleted by its name.
+    // Invariant 11: an object without a UID was not read from the API server, so it is not deleted by name.
     let Some(uid) = seen.uid() else {
         return Ok(Deleted::Changed);
     };
@@ -256,11 +269,14 @@ where
     }
 }
 
-/// Applies the status subresource by `manager` unless `current` equals `desired` already. Fields this manager
-/// applied before and leaves out now are removed; fields of other managers stay.
+/// Applies the status subresource as `manager` unless `current` equals `desired`. Fields that this manager applied
+/// before and omits now are removed; fields of other managers stay.
 ///
-/// For reports only, which the next look replaces: on the status subresource the API server ignores the uid, so
-/// a report can land on a namesake that was created in between. A record goes through [`status_if_unchanged`].
+/// Use this only for reports, which the next reconcile replaces. The API server ignores the UID on the status
+/// subresource, so a report can reach a new object of the same name. Records use [`status_if_unchanged`].
+///
+/// # Errors
+/// If the API server rejects the status or is unreachable.
 pub async fn status<K, S>(
     api: &Api<K>,
     manager: &str,
@@ -278,8 +294,12 @@ where
     write_status(api, manager, object, desired, None).await
 }
 
-/// As [`status`], but refused with a conflict when the object changed since it was read, or is another one of its
-/// name: for records, and for what must not be decided twice.
+/// Like [`status`], with the resourceVersion as the precondition. Use it for records, and for decisions that must not
+/// be made twice.
+///
+/// # Errors
+/// As [`status`]. The reason is `Conflict` if the object changed since it was read, or was replaced by another object of
+/// the same name.
 pub async fn status_if_unchanged<K, S>(
     api: &Api<K>,
     manager: &str,
@@ -323,8 +343,10 @@ where
         .map_err(|e| failed::<K>("write the status of", &name, e))
 }
 
-/// Sets or removes (`None`) one annotation of exactly the object that was seen; refused with a conflict when it
-/// changed since.
+/// Sets or removes (`None`) one annotation, with UID and resourceVersion as preconditions.
+///
+/// # Errors
+/// If the object changed since it was read (reason `Conflict`), or the API server rejects the patch.
 pub async fn annotate<K>(
     api: &Api<K>,
     manager: &str,
@@ -339,7 +361,10 @@ where
     merge_metadata(api, manager, seen, annotations).await
 }
 
-/// Merges `metadata` into that of exactly the object that was seen; refused with a conflict when it changed since.
+/// Merges `metadata` into the metadata of the object, with UID and resourceVersion as preconditions.
+///
+/// # Errors
+/// If the object changed since it was read (reason `Conflict`), or the API server rejects the patch.
 pub async fn merge_metadata<K>(
     api: &Api<K>,
     manager: &str,
@@ -363,8 +388,8 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
-/// Adds a finalizer to exactly the object that was seen, or removes it (invariant 11). Other finalizers stay. A deleted
-/// object counts as done.
+/// Adds or removes a finalizer, with UID and resourceVersion as preconditions (invariant 11). Other finalizers stay. A
+/// deleted object counts as done.
 ///
 /// # Errors
 /// If the object has changed since, or the API server rejects the patch.
@@ -401,12 +426,12 @@ pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, S
     is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
-/// The owner reference that lets garbage collection remove a child with its owner.
+/// The controller reference by which garbage collection deletes a child with its owner.
 pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())
 }
 
-/// The field, and that it is not known, of what the API server says; without the object, which people know.
+/// The part of the API server's message that names the missing field, without the object.
 fn undeclared(message: &str) -> Option<&str> {
     if !message.contains(UNDECLARED) {
         return None;
@@ -436,7 +461,7 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
-    // Of other kinds the definition is Kubernetes' own, or somebody else's.
+    // The CRDs of other API groups are not installed by this project, so its remedy does not apply.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
         && let Some(said) = undeclared(&status.message)
@@ -459,15 +484,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_that_the_definition_does_not_know_is_told_with_what_to_do() {
-        fn refused_of<K: Resource<DynamicType = ()>>(message: &str) -> Error {
+    fn field_missing_in_crd_is_reported_with_remedy() {
+        fn rejected_for<K: Resource<DynamicType = ()>>(message: &str) -> Error {
             let status = Status::failure(message, "").with_code(500).boxed();
             failed::<K>("apply", "x", kube::Error::Api(status))
         }
-        let refused = refused_of::<api::EtcdRestore>;
+        let rejected = rejected_for::<api::EtcdRestore>;
         let said = "failed to create typed patch object (prod/x; g/v1, Kind=Pod): .status.backup: field not declared in \
                     schema";
-        let error = refused(said);
+        let error = rejected(said);
         assert_eq!(error.reason(), DEFINITION_OUTDATED);
         let text = error.to_string();
         assert!(text.contains("docs/install.md"), "{text}");
@@ -476,13 +501,13 @@ mod tests {
             "{text}"
         );
         assert_eq!(
-            refused("etcdserver: request timed out").reason(),
+            rejected("etcdserver: request timed out").reason(),
             "ApiServerError"
         );
-        // Nobody brings those up to date with this chart.
-        let told = refused_of::<k8s_openapi::api::core::v1::Service>(said);
-        assert_eq!(told.reason(), "ApiServerError");
-        let told = refused_of::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(said);
-        assert_eq!(told.reason(), "ApiServerError");
+        // The chart does not install the schemas of these kinds.
+        let error = rejected_for::<k8s_openapi::api::core::v1::Service>(said);
+        assert_eq!(error.reason(), "ApiServerError");
+        let error = rejected_for::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(said);
+        assert_eq!(error.reason(), "ApiServerError");
     }
 }

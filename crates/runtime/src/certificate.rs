@@ -1,11 +1,10 @@
-//! What stands in a certificate: until when it is valid, for which names, whose key it holds.
+//! Parses X.509 certificates into plain data: validity, names, issuer, public key.
 //!
-//! Pure: text and bytes in, plain data out. Nothing is trusted for having been read here; who verifies a chain does
-//! it with rustls.
+//! Pure. Parsing verifies nothing: rustls verifies chains.
 
 #![expect(
     clippy::redundant_closure_for_method_calls,
-    reason = "a method is not general enough over the reader's lifetime"
+    reason = "a method path is not general enough over the lifetime of the reader"
 )]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,51 +21,53 @@ const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
 const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
 
-/// Why a text is no certificate. Says nothing of what stood in it.
+/// A text that is not a certificate. The message contains nothing of the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// No PEM block of the kind CERTIFICATE.
+    /// The text has no PEM block of type CERTIFICATE.
     #[error("holds no certificate in PEM form")]
     None,
-    /// A PEM block that is damaged.
+    /// A PEM block is damaged.
     #[error("holds a PEM block that cannot be read")]
     Pem,
-    /// A block that is no X.509 certificate.
+    /// A PEM block is not an X.509 certificate.
     #[error("holds a certificate that cannot be read")]
     Certificate,
 }
 
-/// One certificate.
+/// A parsed certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Valid from then on.
+    /// Start of the validity.
     pub not_before: Timestamp,
-    /// Valid until then.
+    /// End of the validity.
     pub not_after: Timestamp,
-    /// The common name of its subject; empty without one.
+    /// Common name of the subject; empty if the subject has none.
     pub common_name: String,
-    /// DNS names it was made for, in small letters.
+    /// DNS names of the subjectAltName extension, in lower case.
     pub dns_names: Vec<String>,
-    /// Addresses it was made for.
+    /// IP addresses of the subjectAltName extension.
     pub addresses: Vec<IpAddr>,
-    /// Whether it is a certificate authority's.
+    /// True for the certificate of a certificate authority (CA).
     pub is_authority: bool,
-    /// Serial number, in hexadecimal digits.
+    /// Serial number, in hexadecimal.
     pub serial: String,
-    /// Distinguished name of who signed it, in DER.
+    /// Distinguished name of the issuer, in DER.
     pub issuer: Vec<u8>,
-    /// Distinguished name of its subject, in DER.
+    /// Distinguished name of the subject, in DER.
     pub subject: Vec<u8>,
-    /// Its public key (SubjectPublicKeyInfo), in DER.
+    /// Public key (SubjectPublicKeyInfo), in DER.
     pub public_key: Vec<u8>,
-    /// SHA-256 of the whole, in hexadecimal digits.
+    /// SHA-256 of the DER encoding, in hexadecimal.
     pub fingerprint: String,
-    /// The whole.
+    /// The DER encoding.
     pub der: CertificateDer<'static>,
 }
 
-/// All certificates of a PEM text, in their order: a leaf with those between it and its authority, or a bundle of
-/// authorities.
+/// All certificates of a PEM text, in their order: a leaf with its intermediate certificates, or a trust bundle.
+///
+/// # Errors
+/// If the text has no certificate, or a block cannot be parsed.
 pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Unreadable> {
     let blocks: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let blocks = blocks.map_err(|_| Unreadable::Pem)?;
@@ -80,7 +81,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Unreadable> {
 }
 
 impl Certificate {
-    /// Reads one certificate.
+    /// Parses one certificate; `None` if it is not X.509.
     pub fn read(der: CertificateDer<'static>) -> Option<Self> {
         let fields = parse_der(&der, |reader| {
             reader.read_sequence(|reader| {
@@ -98,7 +99,7 @@ impl Certificate {
         })
     }
 
-    /// Whether it was made for this host: a DNS name, where `*` stands for exactly one label, or an address.
+    /// True if the certificate covers this host: a DNS name, where `*` matches exactly one label, or an IP address.
     pub fn covers(&self, host: &str) -> bool {
         if let Ok(address) = host.parse::<IpAddr>() {
             return self.addresses.contains(&address);
@@ -111,8 +112,8 @@ impl Certificate {
         })
     }
 
-    /// What stands for an authority, in sixteen hexadecimal digits: its name and its key. One that was made again with
-    /// both is the same to whoever verifies by it.
+    /// Identity of an authority, in sixteen hexadecimal digits: a hash of its subject and public key. A reissued
+    /// authority with the same subject and key verifies the same certificates, so it has the same identity.
     pub fn identity(&self) -> String {
         let mut hasher = Sha256::new();
         hasher.update(&self.subject);
@@ -120,7 +121,7 @@ impl Certificate {
         hex::encode(hasher.finalize()).chars().take(16).collect()
     }
 
-    /// Whether it is valid at this time.
+    /// True if `now` is within the validity of the certificate.
     pub fn is_valid_at(&self, now: Timestamp) -> bool {
         self.not_before <= now && now <= self.not_after
     }
@@ -164,7 +165,7 @@ fn to_be_signed(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {
     Ok(certificate)
 }
 
-/// A time of either form; anything later than can be told is the latest there is.
+/// Reads a UTCTime or GeneralizedTime. A time beyond the range of `Timestamp` becomes `Timestamp::MAX`.
 fn time(reader: BERReader<'_, '_>) -> ASN1Result<Timestamp> {
     let tag = reader.lookahead_tag()?;
     let seconds = if tag == yasna::tags::TAG_UTCTIME {
@@ -221,7 +222,7 @@ fn address(bytes: &[u8]) -> ASN1Result<IpAddr> {
     }
 }
 
-/// The common name of a distinguished name, as far as it is text of a usual kind.
+/// The common name of a distinguished name as UTF-8, with invalid bytes replaced; empty if there is none.
 fn common_name(name: &[u8]) -> String {
     let mut found = String::new();
     let read = parse_der(name, |reader| {

@@ -1,26 +1,26 @@
-//! The command line all three operators share. Flags of coreos/etcd-operator v0.9.4 are accepted as they were
-//! written for it, with one dash or two. Parsing only: nothing is started here.
+//! The flags that all three operators share. Flags of coreos/etcd-operator v0.9.4 are accepted in their old form, with
+//! one dash or two.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
 
 use clap::{Args, Parser};
 
-/// Flags every operator takes.
+/// Flags of every operator.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// Where /healthz, /readyz and /metrics are served
+    /// Listen address of /healthz, /readyz and /metrics
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = address)]
     pub listen_addr: SocketAddr,
-    /// Create or update the operator's own CRD where RBAC allows it; otherwise wait for it
+    /// Create or update the operator's own CRD if RBAC allows it; otherwise wait for the CRD
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = clap::ArgAction::Set, value_parser = switch)]
     pub create_crd: bool,
-    /// Take the objects of all namespaces that are annotated etcd.database.coreos.com/scope: clusterwide
+    /// Manage objects in all namespaces that have the annotation etcd.database.coreos.com/scope: clusterwide
     #[arg(long, value_name = "BOOL", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = clap::ArgAction::Set, value_parser = switch)]
     pub cluster_wide: bool,
-    /// The operator's own namespace
+    /// Namespace of the operator's own pod
     #[arg(
         long,
         env = "MY_POD_NAMESPACE",
@@ -28,14 +28,14 @@ pub struct Common {
         hide_env_values = true
     )]
     pub pod_namespace: Option<String>,
-    /// The operator's own pod: its identity in the leader election
+    /// Name of the operator's own pod: its identity in the leader election
     #[arg(long, env = "MY_POD_NAME", value_name = "NAME", hide_env_values = true)]
     pub pod_name: Option<String>,
-    /// The Lease of the leader election; the binary's name by default. Operators with different Leases act at the
-    /// same time
+    /// Name of the Lease for leader election; default: the name of the binary. Operators with different Leases run
+    /// concurrently
     #[arg(long, value_name = "NAME")]
     pub lease_name: Option<String>,
-    /// Log as JSON, one object a line. RUST_LOG filters what is logged: info (the default), debug, info,kube_client=warn
+    /// Log as JSON, one object per line. RUST_LOG sets the log level: info (the default), debug, info,kube_client=warn
     #[arg(long, value_name = "BOOL", env = "LOG_JSON", default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub log_json: bool,
@@ -48,25 +48,25 @@ pub struct Common {
 }
 
 impl Common {
-    /// What to tell the user about flags that do nothing any more.
+    /// A warning for each given flag that has no effect.
     pub fn warnings(&self) -> Vec<&'static str> {
         let mut warnings = Vec::new();
         if self.gc_interval.is_some() {
-            warnings.push("--gc-interval has no effect: Kubernetes' garbage collection removes what a cluster owned");
+            warnings.push("--gc-interval has no effect: Kubernetes garbage collection deletes the objects of a cluster");
         }
         if self.chaos_level.is_some() {
-            warnings.push("--chaos-level has no effect: this operator harms no members");
+            warnings.push("--chaos-level has no effect: this operator does not kill members");
         }
         warnings
     }
 }
 
-/// Parses the process's arguments; `--help`, `--version` and mistakes end the process.
+/// Parses the arguments of the process. `--help`, `--version` and invalid arguments end the process.
 pub fn parse<P: Parser>() -> P {
     P::parse_from(two_dashes(std::env::args_os()))
 }
 
-/// Go's flag package takes `-cluster-wide` for `--cluster-wide`, and old Deployments write it so.
+/// Go's flag package accepts `-cluster-wide` for `--cluster-wide`, and existing Deployments use that form.
 fn two_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     args.into_iter()
         .map(|arg| match arg.to_str() {
@@ -83,16 +83,16 @@ fn is_go_flag(text: &str) -> bool {
     })
 }
 
-/// As Go's flag package reads a switch.
+/// Parses a boolean like Go's flag package.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err(format!("{text:?} is neither true nor false")),
+        _ => Err(format!("{text:?} is not a boolean: use true or false")),
     }
 }
 
-/// `:8080` means every address, as it does in Go.
+/// As in Go, `:8080` means port 8080 of every address.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') {
         format!("0.0.0.0{text}")
@@ -100,7 +100,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         text.to_owned()
     };
     full.parse()
-        .map_err(|_| format!("{text:?} is not an address and port such as 0.0.0.0:8080"))
+        .map_err(|_| format!("{text:?} is not an address with a port: use the form 0.0.0.0:8080"))
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_one_namespace_is_served_and_the_crd_created() {
+    fn defaults_manage_one_namespace_and_create_crd() {
         let common = common(&[]);
         assert!(common.create_crd && !common.cluster_wide);
         assert_eq!(common.listen_addr, "0.0.0.0:8080".parse().unwrap());
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_accepted_as_old_deployments_write_them() {
+    fn accepts_single_dash_flags_of_old_deployments() {
         let old = common(&["-cluster-wide", "-create-crd=false", "-listen-addr=:9090"]);
         assert!(old.cluster_wide && !old.create_crd);
         assert_eq!(old.listen_addr, "0.0.0.0:9090".parse().unwrap());
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_of_v0_9_4_is_accepted() {
+    fn accepts_every_flag_of_v0_9_4() {
         for old in [
             "-listen-addr=0.0.0.0:8080",
             "-chaos-level=1",
@@ -148,7 +148,7 @@ mod tests {
             let (flag, value) = old.split_once('=').unwrap();
             common(&[old]);
             common(&[&format!("-{old}")]);
-            // Go takes the value of a flag that is no switch as the next word, too.
+            // Go also accepts the value of a non-boolean flag as the next argument.
             if !["-create-crd", "-cluster-wide"].contains(&flag) {
                 common(&[flag, value]);
                 common(&[&format!("-{flag}"), value]);
@@ -156,9 +156,9 @@ mod tests {
         }
     }
 
-    /// What Go's flag package takes for a boolean.
+    /// The booleans that Go's flag package accepts.
     #[test]
-    fn switches_are_written_as_go_reads_them() {
+    fn accepts_go_boolean_spellings() {
         for (text, on) in [
             ("1", true),
             ("t", true),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_without_effect_are_accepted_with_a_warning() {
+    fn flags_without_effect_cause_warnings() {
         assert_eq!(
             common(&["--gc-interval=10m", "--chaos-level=-1"])
                 .warnings()

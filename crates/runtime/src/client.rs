@@ -1,8 +1,9 @@
-//! How the operators talk to the API server.
+//! The Kubernetes client without retries.
 
 use kube::{Client, Config};
 
-/// A client that leaves it to others to ask again.
+/// A client that sends each request once. The default client of kube repeats requests that the API server rejects
+/// with 429, 503 or 504.
 pub(crate) fn sending_once(mut config: Config) -> Result<Client, kube::Error> {
     config.default_retry = false;
     Client::try_from(config)

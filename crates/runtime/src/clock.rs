@@ -1,4 +1,5 @@
-//! The API server's clock beside our own: a second witness for what must not be done at a wrong time.
+//! Compares the API server's clock with the local clock. A wrong local clock must not be the only reason for a step
+//! that depends on the time.
 
 use http::Request;
 use http::header::{DATE, HeaderMap};
@@ -6,21 +7,24 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::client::Body;
 
-/// Whoever is let in may read it, and it costs the API server nothing.
+/// Every authenticated client may read this path, and the request is cheap for the API server.
 const PATH: &str = "/version";
 
-/// The API server's clock less our own, to about a second; `None` when it tells no time. A refusal tells it as well. That
-/// it does not answer is an error: nothing is known then.
+/// The API server's clock minus the local clock, accurate to about a second. `None` if the response has no valid `Date`
+/// header. A rejected request also has the header.
+///
+/// # Errors
+/// If the API server does not answer: the difference is then unknown.
 pub async fn difference(client: &Client) -> Result<Option<SignedDuration>, kube::Error> {
     let request = Request::get(PATH).body(Body::empty());
     let response = client
         .send(request.map_err(kube::Error::HttpError)?)
         .await?;
-    let theirs = told(response.headers());
+    let theirs = server_time(response.headers());
     Ok(theirs.map(|theirs| theirs.duration_since(Timestamp::now())))
 }
 
-fn told(headers: &HeaderMap) -> Option<Timestamp> {
+fn server_time(headers: &HeaderMap) -> Option<Timestamp> {
     let date = headers.get(DATE)?.to_str().ok()?;
     let date = jiff::fmt::rfc2822::parse(date).ok()?;
     Some(date.timestamp())
@@ -31,22 +35,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn no_answer_is_not_taken_for_no_time() {
-        let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-        let client = Client::try_from(nobody).unwrap();
+    async fn missing_answer_is_an_error() {
+        let closed_port = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let client = Client::try_from(closed_port).unwrap();
         assert!(difference(&client).await.is_err());
     }
 
     #[test]
-    fn the_time_is_read_as_servers_write_it() {
+    fn reads_http_date_header() {
         let mut headers = HeaderMap::new();
-        assert_eq!(told(&headers), None);
+        assert_eq!(server_time(&headers), None);
         headers.insert(DATE, "Sat, 21 Nov 2026 22:40:17 GMT".parse().unwrap());
         assert_eq!(
-            told(&headers),
+            server_time(&headers),
             Some("2026-11-21T22:40:17Z".parse().unwrap())
         );
         headers.insert(DATE, "yesterday".parse().unwrap());
-        assert_eq!(told(&headers), None);
+        assert_eq!(server_time(&headers), None);
     }
 }

@@ -1,8 +1,7 @@
-//! The controller wiring, the same for all three operators: which objects are ours, reading them so that one
-//! that cannot be parsed stops nobody, back-off per object, limited concurrency, and an end that lets running
-//! reconciles finish.
+//! The controller wiring of all three operators: selection of objects by scope, isolation of objects that cannot be
+//! parsed, back-off for each object, limited concurrency, and a graceful shutdown.
 //!
-//! It decides nothing about an object; that is the `Reconcile` it is given.
+//! The `Reconcile` implementation makes all decisions about an object.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -27,14 +26,13 @@ use crate::outcome::{Chain, Done, Failure, Report};
 use crate::process::Operator;
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
-/// How many objects are reconciled at the same time, unless the operator bounds what it has to spare itself: see
-/// [`all_at_once`].
+/// Maximum number of concurrent reconciles, unless the operator limits its own work: see [`without_concurrency_limit`].
 const CONCURRENCY: u16 = 64;
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-/// The longest pause after what has failed.
-pub const LAST_BACKOFF: Duration = Duration::from_mins(2);
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+/// Maximum delay after a failed reconcile.
+pub const MAX_BACKOFF: Duration = Duration::from_mins(2);
 
-/// What an operator does for one object.
+/// The reconciler of one operator.
 pub trait Reconcile: Send + Sync + 'static {
     /// The custom resource.
     type Object: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -45,17 +43,18 @@ pub trait Reconcile: Send + Sync + 'static {
         + Send
         + Sync
         + 'static;
-    /// Why a reconcile failed.
+    /// The error of a failed reconcile.
     type Error: Failure;
 
-    /// Observes, plans, takes one step, writes the status.
+    /// Observes, plans, executes one step and writes the status.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
     ) -> impl Future<Output = Result<Done, Self::Error>> + Send;
 }
 
-/// A controller for `K`; the caller adds `owns` and `watches` (with [`watched`]) and gives it to [`drive`].
+/// A controller for `K`. The caller adds `owns` and `watches` (with [`watched`]) and passes the controller to
+/// [`drive`].
 pub fn controller<K>(operator: &Operator) -> Controller<Guarded<K>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -72,9 +71,9 @@ where
         .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
 }
 
-/// Reconciles every object that is due at the same time. Most of a reconcile is waiting, and one that waits for
-/// something that hangs must not take the place of another.
-pub fn all_at_once<K>(controller: Controller<Guarded<K>>) -> Controller<Guarded<K>>
+/// Reconciles all objects that are due concurrently, without a limit. A reconcile mostly waits, and a reconcile that
+/// hangs must not delay another object.
+pub fn without_concurrency_limit<K>(controller: Controller<Guarded<K>>) -> Controller<Guarded<K>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -87,8 +86,8 @@ where
     controller.with_config(Config::default().concurrency(0))
 }
 
-/// The API to watch children or other kinds through: their metadata only. That something changed is all an event has
-/// to say, so nothing else is sent, parsed or kept, and nothing that cannot be parsed ends the watch.
+/// The API to watch children or other kinds: only their metadata. An event only needs to trigger a reconcile, so specs
+/// are neither transferred nor cached, and an object that cannot be parsed does not end the watch.
 pub fn watched<K>(operator: &Operator) -> Api<PartialObjectMeta<K>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -96,7 +95,7 @@ where
     operator.scope.api(operator.client.clone())
 }
 
-/// Runs the controller until the shutdown; running reconciles are finished first.
+/// Runs the controller until the shutdown. Running reconciles finish first.
 pub async fn drive<R: Reconcile>(
     operator: &Operator,
     controller: Controller<Guarded<R::Object>>,
@@ -126,12 +125,14 @@ pub async fn drive<R: Reconcile>(
             driver,
         )
         .for_each(async |result| match result {
-            // Reported where it happened.
+            // `Driver::reconcile` has reported the error.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
-            Err(ControllerError::ObjectNotFound(object)) => debug!(%object, "gone before its turn"),
+            Err(ControllerError::ObjectNotFound(object)) => {
+                debug!(%object, "object was deleted before its reconcile");
+            }
             Err(error) => warn!(
                 error = Chain(&error).to_string(),
-                "the watch is interrupted and will be resumed"
+                "the watch was interrupted and will be resumed"
             ),
         })
         .await;
@@ -176,7 +177,7 @@ impl<R: Reconcile> Driver<R> {
     }
 }
 
-/// How often each object failed in a row.
+/// Consecutive failures of each object.
 #[derive(Default)]
 struct Backoff {
     failures: Mutex<HashMap<Key, (u32, Instant)>>,
@@ -193,13 +194,13 @@ impl Key {
 
 impl Backoff {
     fn next_action<K: Resource, E: Failure>(&self, object: &Arc<K>, error: &E) -> Action {
-        if let Some(pause) = error.again_in() {
+        if let Some(pause) = error.retry_after() {
             return Action::requeue(pause);
         }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Objects that are gone leave no trace for ever.
-        failures.retain(|_, (_, last)| now.duration_since(*last) < LAST_BACKOFF * 10);
+        // Entries of deleted objects expire.
+        failures.retain(|_, (_, last)| now.duration_since(*last) < MAX_BACKOFF * 10);
         let (count, last) = failures.entry(Key::of(object.as_ref())).or_insert((0, now));
         let delay = delay(*count);
         *count = count.saturating_add(1);
@@ -215,11 +216,11 @@ impl Backoff {
     }
 }
 
-/// The pause after what has failed so often before.
+/// The back-off after a failure that follows this many consecutive failures.
 pub fn delay(failures_before: u32) -> Duration {
-    FIRST_BACKOFF
+    MIN_BACKOFF
         .saturating_mul(1 << failures_before.min(16))
-        .min(LAST_BACKOFF)
+        .min(MAX_BACKOFF)
 }
 
 #[cfg(test)]
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespaced_operator_takes_objects_without_a_scope() {
+    fn namespaced_operator_manages_objects_without_scope() {
         let scope = Scope::Namespace("a".into());
         assert!(scope.takes(object("1", None).as_ref()));
         assert!(!scope.takes(object("1", Some("clusterwide")).as_ref()));
@@ -258,14 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_wide_operator_takes_what_is_handed_to_it() {
+    fn cluster_wide_operator_manages_annotated_objects() {
         assert!(Scope::Cluster.takes(object("1", Some("clusterwide")).as_ref()));
         assert!(!Scope::Cluster.takes(object("1", None).as_ref()));
         assert!(!Scope::Cluster.takes(object("1", Some("other")).as_ref()));
     }
 
     #[test]
-    fn failures_of_one_object_delay_only_that_object() {
+    fn failures_back_off_only_their_object() {
         let backoff = Backoff::default();
         let (bad, good) = (object("bad", None), object("good", None));
         let delays: Vec<_> = (0..3).map(|_| backoff.next_action(&bad, &Failed)).collect();
@@ -275,7 +276,7 @@ mod tests {
         );
         assert_eq!(
             backoff.next_action(&good, &Failed),
-            Action::requeue(FIRST_BACKOFF)
+            Action::requeue(MIN_BACKOFF)
         );
     }
 
@@ -288,13 +289,13 @@ mod tests {
             "Waits"
         }
 
-        fn again_in(&self) -> Option<Duration> {
+        fn retry_after(&self) -> Option<Duration> {
             Some(self.0)
         }
     }
 
     #[test]
-    fn what_knows_when_it_is_tried_again_is_tried_then_and_counts_for_nothing() {
+    fn failure_with_own_retry_time_skips_backoff() {
         let (backoff, bad) = (Backoff::default(), object("bad", None));
         let pause = Duration::from_secs(7);
         for _ in 0..3 {
@@ -303,12 +304,12 @@ mod tests {
         }
         assert_eq!(
             backoff.next_action(&bad, &Failed),
-            Action::requeue(FIRST_BACKOFF)
+            Action::requeue(MIN_BACKOFF)
         );
     }
 
     #[test]
-    fn a_success_ends_the_delay() {
+    fn success_resets_backoff() {
         let backoff = Backoff::default();
         let bad = object("bad", None);
         for _ in 0..40 {
@@ -316,12 +317,12 @@ mod tests {
         }
         assert_eq!(
             backoff.next_action(&bad, &Failed),
-            Action::requeue(LAST_BACKOFF)
+            Action::requeue(MAX_BACKOFF)
         );
         backoff.reset(bad.as_ref());
         assert_eq!(
             backoff.next_action(&bad, &Failed),
-            Action::requeue(FIRST_BACKOFF)
+            Action::requeue(MIN_BACKOFF)
         );
     }
 }

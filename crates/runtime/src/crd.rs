@@ -1,8 +1,8 @@
-//! The operator's own CRD: created or brought up to date where RBAC allows it, otherwise waited for, saying
-//! what is waited for. Nothing else of the cluster's API is touched.
+//! The operator's own CRD: created or updated if RBAC allows it. Otherwise the operator waits for the CRD and reports
+//! what is missing.
 //!
-//! A CRD with the schemas of Kubernetes' own types in it takes megabytes as an object; so it is made where it is
-//! compared or written, and nowhere kept.
+//! A CRD that contains the schemas of Kubernetes types takes megabytes in memory. So the object is built only where it
+//! is compared or written, and is not kept.
 
 use std::time::Duration;
 
@@ -16,46 +16,44 @@ use crate::answer::is_not_found;
 use crate::outcome::Chain;
 use crate::scope::Scope;
 
-const CHECK_EVERY: Duration = Duration::from_secs(2);
-/// The release that wrote the CRD: an older operator does not take fields away from a newer one.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+/// Annotation with the release that wrote the CRD. An older operator does not remove fields of a newer release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
-/// Returns when objects of this kind can be listed in the operator's scope. With `create` that makes the CRD, it is
-/// installed.
+/// Returns when objects of this kind can be listed in the operator's scope. If `create` is given, the operator installs
+/// or updates the CRD that `create` builds.
 pub async fn ready(
     client: &Client,
     kind: &ApiResource,
     create: Option<&(dyn Fn() -> CustomResourceDefinition + Sync)>,
     scope: &Scope,
-    tell: &Readiness,
+    readiness: &Readiness,
 ) {
-    let mut told = String::new();
+    let mut logged = String::new();
     loop {
-        let refused = match create {
+        let rejected = match create {
             Some(crd) => Box::pin(install(client, crd())).await.err(),
             None => None,
         };
         let Some(mut waiting) = missing(client, kind, scope).await else {
-            if let Some(refused) = refused {
-                warn!(
-                    "the CRD is used as it is, because it cannot be written (--create-crd): {refused}"
-                );
+            if let Some(rejected) = rejected {
+                warn!("using the installed CRD, because --create-crd failed: {rejected}");
             }
             return;
         };
-        if let Some(refused) = refused {
-            waiting = format!("{waiting} (--create-crd: {refused})");
+        if let Some(rejected) = rejected {
+            waiting = format!("{waiting} (--create-crd: {rejected})");
         }
-        tell.waiting_for(&waiting);
-        if waiting != told {
-            warn!("waiting: {waiting}");
-            told = waiting;
+        readiness.waiting_for(&waiting);
+        if waiting != logged {
+            warn!("waiting for {waiting}");
+            logged = waiting;
         }
-        tokio::time::sleep(CHECK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// What is missing before objects can be listed. Asking for objects needs no right to read CRDs.
+/// The reason why objects cannot be listed yet. Listing objects needs no permission to read CRDs.
 async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<String> {
     let api: Api<DynamicObject> = match scope {
         Scope::Namespace(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
@@ -65,16 +63,16 @@ async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<S
     match api.list(&ListParams::default().limit(1)).await {
         Ok(_) => None,
         Err(error) if is_not_found(&error) => Some(format!(
-            "the CRD {name} to be installed: install the chart, or apply its CRDs"
+            "the CRD {name}: install the chart, or apply its CRDs"
         )),
         Err(kube::Error::Api(status)) if status.code == 403 => {
-            Some(format!("the right to list {name}: {}", status.message))
+            Some(format!("permission to list {name}: {}", status.message))
         }
-        Err(error) => Some(format!("an answer about {name}: {}", Chain(&error))),
+        Err(error) => Some(format!("the list of {name}: {}", Chain(&error))),
     }
 }
 
-/// Creates or updates the CRD; the error says why not, for people.
+/// Creates or updates the CRD. The error is a text for users.
 async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Result<(), String> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = wanted.name_any();
@@ -91,8 +89,8 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    // One that was made with `apiextensions.k8s.io/v1beta1`, as coreos/etcd-operator did, says the opposite; as long as it
-    // does the API server refuses a schema with defaults.
+    // A CRD that was created with `apiextensions.k8s.io/v1beta1`, as by coreos/etcd-operator, has the value `true`.
+    // With that value the API server rejects a schema with defaults.
     wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();
     api.patch(&name, &params, &Patch::Apply(&wanted))
@@ -110,10 +108,10 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     Ok(())
 }
 
-/// A CRD that somebody else installs (the chart) carries no release of ours and is left to them.
+/// A CRD without the release annotation was installed by the chart or a person, and the operator does not update it.
 fn should_write(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
     let Some(release) = found.annotations().get(RELEASE) else {
-        // One from before `apiextensions.k8s.io/v1` has no schema that could be served; take it over.
+        // A CRD of `apiextensions.k8s.io/v1beta1` without subresources belongs to the old operator and is updated.
         return found.spec.versions.iter().all(|v| v.subresources.is_none());
     };
     let same = serde_json::to_value(&found.spec.versions).ok()
@@ -150,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crd_of_this_or_an_older_release_is_brought_up_to_date() {
+    fn updates_crd_of_same_or_older_release() {
         assert!(should_write(
             &crd(Some("0.0.9"), "v1beta2", true),
             &crd(None, "v1", true)
@@ -162,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_release_and_the_chart_keep_their_crd() {
+    fn keeps_crd_of_newer_release_and_of_chart() {
         assert!(!should_write(
             &crd(Some("99.0.0"), "v1beta2", true),
             &crd(None, "v1", true)
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_operators_crd_is_taken_over() {
+    fn updates_crd_of_old_operator() {
         assert!(should_write(
             &crd(None, "v1beta2", false),
             &crd(None, "v1", true)

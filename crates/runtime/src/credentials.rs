@@ -1,8 +1,9 @@
-//! The user and the password with which the operators log in to a cluster: read by name, kept in memory only.
+//! The username and password with which the operators authenticate to a cluster. Kept in memory only, never printed
+//! (invariant 14).
 //!
-//! Two Secrets: the user's own, which `spec.auth.secret` names and which says what is wanted, and the operator's, with
-//! the passwords it has set or is about to set in etcd. As long as either fits, nobody is locked out (invariant 21).
-//! Nothing here is printed (invariant 14).
+//! They come from two Secrets. The user's Secret, named by `spec.auth.secret`, has the desired password. The operator's
+//! own Secret has the passwords that the operator has set or is about to set in etcd. The operators can log in as long
+//! as one of these passwords is correct (invariant 21).
 
 use std::fmt;
 use std::time::Duration;
@@ -17,42 +18,42 @@ use kube::{Api, Client, ResourceExt};
 
 use crate::apply::is_marked;
 
-/// How long reading one Secret may take.
+/// Time limit for reading one Secret.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Key of the operator's own Secret: a JSON list, the newest password first.
 pub const PASSWORDS: &str = "passwords";
-/// Key of the user's name, in both Secrets.
+/// Key of the username, in both Secrets.
 pub const USERNAME: &str = "username";
 /// Key of the password in the user's Secret.
 pub const PASSWORD: &str = "password";
-/// etcd keeps passwords as bcrypt hashes, which take no more bytes.
-const LONGEST: usize = 72;
-/// So many passwords are kept at most.
-const MOST: usize = 8;
+/// etcd stores passwords as bcrypt hashes, and bcrypt uses only the first 72 bytes.
+const MAX_PASSWORD_BYTES: usize = 72;
+/// Maximum number of passwords in the operator's Secret.
+const MAX_PASSWORDS: usize = 8;
 
-/// What the operator has recorded.
+/// Content of the operator's own Secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
-    /// Whose passwords.
+    /// The user of the passwords.
     pub user: String,
-    /// The newest first.
+    /// The passwords, the newest first.
     pub passwords: Vec<String>,
-    /// The Secret that was read.
+    /// UID of the Secret.
     pub uid: String,
-    /// Its version: it is only written over this one.
+    /// Resource version of the Secret: the precondition of the next write.
     pub resource_version: String,
-    /// Its content cannot be read; `user` and `passwords` are empty then.
+    /// The content cannot be parsed; `user` and `passwords` are then empty.
     pub is_damaged: bool,
-    /// It has the owner and the labels it was made with.
+    /// The Secret has the owner reference and the labels that the operator gives it.
     pub is_marked: bool,
 }
 
-/// What is known of a cluster's credentials.
+/// The credentials of a cluster, from both Secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClusterAuth {
-    /// User and password of `spec.auth.secret`, or why they cannot be had; `None` where no Secret is named.
+    /// User and password of `spec.auth.secret`, or the reason why they are not available. `None` without `spec.auth`.
     wanted: Option<Result<(String, String), String>>,
-    /// What the operator has recorded.
+    /// Content of the operator's own Secret.
     recorded: Option<Recorded>,
 }
 
@@ -65,27 +66,26 @@ impl fmt::Debug for ClusterAuth {
     }
 }
 
-/// How what is recorded stands to what is wanted.
+/// The recorded passwords compared with the desired password.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Record {
     /// Nothing is recorded.
     #[default]
     None,
-    /// The wanted password, and nothing else.
+    /// Only the desired password is recorded.
     Wanted,
-    /// The wanted password, and nothing else, in a Secret whose owner or labels were changed by hand.
+    /// Only the desired password is recorded, but the owner or the labels of the Secret were changed by hand.
     WantedUnmarked,
-    /// The wanted password first, and others.
+    /// The desired password is first, followed by others.
     WantedFirst,
-    /// Others only, or others first.
+    /// The desired password is not recorded, or is not first.
     Others,
-    /// What cannot be read.
+    /// The record cannot be parsed.
     Damaged,
 }
 
 impl ClusterAuth {
-    /// Reads both Secrets of a cluster. A cluster that never had authentication turned on by the operator, and names
-    /// no Secret, costs no call.
+    /// Reads both Secrets of a cluster. Without `spec.auth` nothing is read.
     pub async fn read(client: &Client, cluster: &EtcdCluster) -> Self {
         let namespace = cluster.namespace().unwrap_or_default();
         let Some(auth) = &cluster.spec.auth else {
@@ -107,13 +107,13 @@ impl ClusterAuth {
         }
     }
 
-    /// Why the credentials cannot be had.
+    /// The reason why the credentials of the spec are not available.
     pub fn fault(&self) -> Option<&str> {
         let wanted = self.wanted.as_ref()?;
         wanted.as_ref().err().map(String::as_str)
     }
 
-    /// What the operators log in with.
+    /// The credentials for the login: the desired password, and the recorded ones as alternatives.
     pub fn credentials(&self) -> Option<Credentials> {
         let recorded = self.recorded.as_ref();
         let passwords = recorded
@@ -123,7 +123,7 @@ impl ClusterAuth {
             Some(Ok((user, password))) => Some(Credentials {
                 user: user.clone(),
                 password: password.clone(),
-                // Another user's passwords are of no use.
+                // The passwords of another user do not apply.
                 former: if recorded.is_some_and(|one| one.user == *user) {
                     passwords
                 } else {
@@ -141,12 +141,12 @@ impl ClusterAuth {
         }
     }
 
-    /// Whether the wanted user is the one etcd asks for when authentication is turned on.
+    /// True if the desired user is `root`, which etcd requires to turn authentication on.
     pub fn is_root(&self) -> bool {
         matches!(&self.wanted, Some(Ok((user, _))) if user == ROOT_USER)
     }
 
-    /// How what is recorded stands to what is wanted.
+    /// Compares the record with the desired password.
     pub fn record(&self) -> Record {
         let Some(recorded) = &self.recorded else {
             return Record::None;
@@ -169,12 +169,13 @@ impl ClusterAuth {
         }
     }
 
-    /// What is recorded.
+    /// Content of the operator's own Secret.
     pub fn recorded(&self) -> Option<&Recorded> {
         self.recorded.as_ref()
     }
 
-    /// What to record: the wanted password first, and with `others` all that may be etcd's still.
+    /// User and passwords to record: the desired password first. With `others` followed by all recorded passwords that
+    /// etcd may still have.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;
@@ -185,7 +186,7 @@ impl ClusterAuth {
             .iter()
             .filter(|one| others && one.user == *user);
         for one in former.flat_map(|one| &one.passwords) {
-            if !passwords.contains(one) && passwords.len() < MOST {
+            if !passwords.contains(one) && passwords.len() < MAX_PASSWORDS {
                 passwords.push(one.clone());
             }
         }
@@ -193,7 +194,10 @@ impl ClusterAuth {
     }
 }
 
-/// The credentials of any Secret with the usual keys; `field` is what names it.
+/// Reads the credentials of a Secret of type `kubernetes.io/basic-auth`. `field` is the field that names the Secret.
+///
+/// # Errors
+/// If the Secret cannot be read or is incomplete. The text has the field, the Secret and the remedy.
 pub async fn of_secret(
     client: &Client,
     namespace: &str,
@@ -212,8 +216,10 @@ pub async fn of_secret(
 async fn get(secrets: &Api<Secret>, name: &str) -> Result<Option<Secret>, String> {
     match tokio::time::timeout(DEADLINE, secrets.get_opt(name)).await {
         Ok(Ok(secret)) => Ok(secret),
-        Ok(Err(error)) => Err(format!("Secret {name} cannot be read: {error}")),
-        Err(_) => Err(format!("Secret {name} cannot be read: no answer")),
+        Ok(Err(error)) => Err(format!("cannot read Secret {name}: {error}")),
+        Err(_) => Err(format!(
+            "cannot read Secret {name}: no answer from the API server within {DEADLINE:?}"
+        )),
     }
 }
 
@@ -227,7 +233,7 @@ async fn wanted(
         .map_err(|why| format!("{field}: {why}"))?;
     let Some(secret) = secret else {
         return Err(format!(
-            "{field}: there is no Secret {name} in this namespace: create it or correct the name"
+            "{field}: Secret {name} does not exist in this namespace: create it or correct the name"
         ));
     };
     pair(&secret).map_err(|why| format!("{field}: Secret {name} {why}"))
@@ -237,9 +243,10 @@ async fn wanted(
 fn pair(secret: &Secret) -> Result<(String, String), String> {
     let user = text(secret, USERNAME)?;
     let password = text(secret, PASSWORD)?;
-    if password.len() > LONGEST {
+    if password.len() > MAX_PASSWORD_BYTES {
         return Err(format!(
-            "has a {PASSWORD} of more than {LONGEST} bytes, of which etcd would look at the first only: make it shorter"
+            "has a {PASSWORD} of more than {MAX_PASSWORD_BYTES} bytes, but etcd would check only the first \
+             {MAX_PASSWORD_BYTES}: use a shorter password"
         ));
     }
     Ok((user, password))
@@ -249,11 +256,11 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let value = secret.data.as_ref().and_then(|data| data.get(key));
     let value = value.ok_or_else(|| format!("has no key {key}: add it"))?;
     let text = String::from_utf8(value.0.clone());
-    let text = text.map_err(|_| format!("holds no text under {key}: correct it"))?;
-    // An editor's last line break is nobody's password.
+    let text = text.map_err(|_| format!("has a key {key} that is not UTF-8 text: correct it"))?;
+    // Editors and `echo` append a line break that is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
-        return Err(format!("holds nothing under {key}: fill it in"));
+        return Err(format!("has an empty key {key}: set its value"));
     }
     Ok(text.to_owned())
 }
@@ -267,7 +274,7 @@ async fn recorded(
     Ok(secret.map(|secret| record(&secret, cluster)))
 }
 
-/// Reads the operator's own Secret. Pure.
+/// Parses the operator's own Secret. Pure.
 fn record(secret: &Secret, cluster: &EtcdCluster) -> Recorded {
     let bytes = |key: &str| {
         let data = secret.data.as_ref()?;
@@ -331,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_says_what_is_missing_in_it() {
+    fn incomplete_secret_is_reported_with_key() {
         let whole = secret(&[("username", "root"), ("password", "p\n")]);
         assert_eq!(pair(&whole), Ok(("root".to_owned(), "p".to_owned())));
         let long = "x".repeat(73);
@@ -340,7 +347,7 @@ mod tests {
             (&[("username", "root")], "has no key password"),
             (
                 &[("username", "root"), ("password", "")],
-                "nothing under password",
+                "an empty key password",
             ),
             (
                 &[("username", "root"), ("password", long.as_str())],
@@ -354,12 +361,12 @@ mod tests {
 
     /// Invariant 21.
     #[test]
-    fn invariant_21_no_password_that_may_be_etcds_is_left_out_of_the_record() {
-        let turning = auth("c", &["b", "a"]);
-        assert_eq!(turning.record(), Record::Others);
-        let (_, passwords) = turning.to_record(true).unwrap();
+    fn invariant_21_record_keeps_every_possible_password() {
+        let changing = auth("c", &["b", "a"]);
+        assert_eq!(changing.record(), Record::Others);
+        let (_, passwords) = changing.to_record(true).unwrap();
         assert_eq!(passwords, ["c", "b", "a"]);
-        let credentials = turning.credentials().unwrap();
+        let credentials = changing.credentials().unwrap();
         assert_eq!(credentials.password, "c");
         assert_eq!(credentials.former, ["b", "a"]);
         assert_eq!(auth("c", &["c", "b"]).record(), Record::WantedFirst);
@@ -369,15 +376,15 @@ mod tests {
 
     /// Invariant 21.
     #[test]
-    fn invariant_21_what_is_recorded_opens_the_cluster_while_the_secret_is_away() {
-        let mut away = auth("c", &["b"]);
-        away.wanted = Some(Err("spec.auth.secret: there is no Secret".to_owned()));
-        assert_eq!(away.credentials().unwrap().password, "b");
-        assert!(away.fault().is_some());
+    fn invariant_21_recorded_password_works_without_secret() {
+        let mut missing = auth("c", &["b"]);
+        missing.wanted = Some(Err("spec.auth.secret: Secret is missing".to_owned()));
+        assert_eq!(missing.credentials().unwrap().password, "b");
+        assert!(missing.fault().is_some());
     }
 
     #[test]
-    fn invariant_14_debug_output_carries_no_password() {
+    fn invariant_14_debug_output_contains_no_password() {
         let shown = format!("{:?}", auth("hunter2", &["hunter1"]));
         assert!(!shown.contains("hunter"), "{shown}");
     }

@@ -1,7 +1,7 @@
-//! Events: made the first time, counted when the same is told again.
+//! Events: a new notice creates an Event, and a repeated notice increments the count of that Event.
 //!
-//! What has to be remembered of an Event is its name and how often it was told. `kube`'s recorder keeps all of it, tells
-//! notes apart by their reasons alone and forgets only when it is asked again: kilobytes for every note.
+//! Only the name and the count of an Event are kept in memory. `kube`'s recorder keeps whole Events, distinguishes them
+//! only by reason and expires them only at the next publication, which costs kilobytes for each note.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,17 +17,17 @@ use tokio::task::JoinHandle;
 use crate::answer::is_not_found;
 use crate::notice::Notice;
 
-/// How long after the last time another one is counted; later it is an Event of its own.
+/// A notice repeated within this time increments the count of its Event. Later it creates a new Event.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
-/// How long a publication may take; what is told of the same object waits for it. Less than it takes until another one
-/// may be told, so that what waits does not grow for ever.
+/// Time limit of one publication, for which later publications about the same object wait. Shorter than the refill
+/// interval of the rate limit, so that the queue does not grow without limit.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// What fits into the note of an Event (events.k8s.io allows 1 kB).
+/// Maximum bytes in the note of an Event (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
 
-/// Publications under way, in the order in which they were told, for each object: a count that overtook the Event it
-/// counts, or a later count, would be lost. Each is a task of its own that waits for the one before it, so nobody waits
-/// for an Event, and one object's wait for no other's. How many there are at most is bounded by what may be told.
+/// In-flight publications of each object, in order: a count that overtook the create of its Event, or a later count,
+/// would be lost. Each publication is a task that waits for the previous task of its object. So no reconcile waits for
+/// an Event, and objects do not wait for each other. The rate limit bounds the number of tasks.
 pub(crate) struct Queue {
     last: HashMap<String, JoinHandle<()>>,
     deadline: Duration,
@@ -43,7 +43,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Publishes after all that was told of this object before, whatever became of that.
+    /// Publishes after all earlier publications about this object have ended, failed or timed out.
     pub(crate) fn push(
         &mut self,
         object: &str,
@@ -53,26 +53,26 @@ impl Queue {
         let (before, deadline) = (self.last.remove(object), self.deadline);
         let task = tokio::spawn(async move {
             if let Some(before) = before {
-                // One that has panicked keeps nobody waiting.
+                // A task that panicked does not block the queue.
                 let _ = before.await;
             }
-            // One that is never answered does not, either.
+            // A request without an answer does not block the queue either.
             let _ = tokio::time::timeout(deadline, publish).await;
         });
         self.last.insert(object.to_owned(), task);
     }
 }
 
-/// Who tells.
+/// The source of Events.
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
-    /// The operator.
+    /// Name of the operator.
     pub(crate) controller: String,
-    /// Its process.
+    /// Name of the operator's pod.
     pub(crate) instance: String,
 }
 
-/// What is remembered of an Event.
+/// Name and count of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Series {
     name: String,
@@ -80,7 +80,8 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// The Event for what is told now, about the object of this name; `last` is what was told before, and when.
+    /// The Event for a notice about the object of this name. `last` is the previous Event of the same notice and its
+    /// time.
     pub(crate) fn next(last: Option<(Self, Instant)>, object: Option<&str>, now: Instant) -> Self {
         match last {
             Some((series, at)) if now.duration_since(at) < SERIES => Self {
@@ -95,7 +96,7 @@ impl Series {
         }
     }
 
-    /// Writes it.
+    /// Creates the Event, or increments the count of the existing Event.
     pub(crate) async fn publish(
         &self,
         client: Client,
@@ -111,7 +112,7 @@ impl Series {
             let (params, series) = (PatchParams::default(), Patch::Merge(&series));
             let counted = events.patch(&self.name, &params, &series);
             match counted.await {
-                // The API server keeps Events for an hour, unless somebody deletes them before.
+                // The Event has expired (after an hour by default) or was deleted.
                 Err(error) if is_not_found(&error) => {}
                 counted => return counted.map(drop),
             }
@@ -164,9 +165,9 @@ fn shorten(note: &str) -> String {
 mod tests {
     use super::*;
 
-    /// However the tasks are scheduled, and also when the first one takes its time.
+    /// With two worker threads, and with a slow first publication.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_is_told_of_one_object_is_published_in_order_and_waits_for_no_other() {
+    async fn events_of_one_object_are_published_in_order() {
         let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
         let (opens, opened) = tokio::sync::oneshot::channel::<()>();
         let mut queue = Queue::default();
@@ -177,7 +178,7 @@ mod tests {
         }
         queue.push("b", async move { sent.send(("b", 0)).unwrap() });
         assert_eq!(received.recv().await, Some(("b", 0)));
-        assert!(received.try_recv().is_err(), "the first one is under way");
+        assert!(received.try_recv().is_err(), "the first one is in flight");
         opens.send(()).unwrap();
         for number in 0..100 {
             assert_eq!(received.recv().await, Some(("a", number)));
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_publication_that_fails_or_is_never_answered_holds_up_nobody_for_good() {
+    async fn failed_publication_does_not_block_the_queue() {
         let (sent, received) = tokio::sync::oneshot::channel();
         let mut queue = Queue {
             deadline: Duration::from_millis(10),
@@ -200,7 +201,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         queue.push("b", async {});
-        assert_eq!(queue.last.len(), 1, "what is done is forgotten");
+        assert_eq!(queue.last.len(), 1, "completed tasks are removed");
     }
 
     #[test]
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_again_soon_is_counted_and_later_is_an_event_of_its_own() {
+    fn repeated_notice_is_counted_until_the_series_ends() {
         let now = Instant::now();
         let first = Series::next(None, Some("db"), now);
         assert!(first.count == 1 && first.name.starts_with("db."));
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_says_who_tells_what_about_which_object() {
+    fn event_names_reporter_reason_and_object() {
         let reporter = Reporter {
             controller: "etcd-operator".into(),
             instance: "pod".into(),
@@ -234,7 +235,7 @@ mod tests {
             namespace: Some("prod".into()),
             ..ObjectReference::default()
         };
-        let notice = Notice::warning("QuorumLost", "Wait", "two of three members are gone");
+        let notice = Notice::warning("QuorumLost", "Wait", "two of three members are lost");
         let series = Series::next(None, Some("db"), Instant::now());
         let now = MicroTime(jiff::Timestamp::UNIX_EPOCH);
         let event = serde_json::to_value(series.event(now, reporter, object, &notice)).unwrap();
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!(event["type"], "Warning");
         assert_eq!(event["reason"], "QuorumLost");
         assert_eq!(event["action"], "Wait");
-        assert_eq!(event["note"], "two of three members are gone");
+        assert_eq!(event["note"], "two of three members are lost");
         assert_eq!(event["reportingController"], "etcd-operator");
         assert_eq!(event["reportingInstance"], "pod");
         assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");

@@ -1,18 +1,18 @@
-//! Whose rights an object may borrow: without a Secret a store is reached with the operator's own identity, and not
-//! everybody who may create an EtcdBackup or an EtcdRestore may use that. Pure.
+//! Grants of the operator's own cloud identity. An EtcdBackup or EtcdRestore that names no Secret uses that identity,
+//! so the administrator grants it for each namespace. Pure.
 
 use std::str::FromStr;
 
 use api::storage::StorageSource;
 
-/// A place one namespace, or every namespace, may use with the operator's identity.
+/// A bucket, or a prefix in it, that one namespace or every namespace may use with the operator's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     namespace: String,
     place: String,
 }
 
-/// A grant that cannot be read.
+/// A text that is not a grant.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not <namespace>=<s3|gs|abs>://<bucket>[/<prefix>], such as team-a=s3://backups/team-a"
@@ -38,28 +38,28 @@ impl FromStr for Grant {
     }
 }
 
-/// No part that is empty or that a client or a store might resolve to another place.
+/// True if no part is empty, `.` or `..`: a client or a store might resolve such a path to another place.
 fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// What the administrator allows.
+/// The grants of one operator.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
-    /// The operator that was told, in words, such as `backup operator`.
+    /// Name of the operator in messages, such as `backup operator`.
     pub operator: &'static str,
-    /// The operator's own namespace: whoever may write there may use its identity anyway.
+    /// The operator's own namespace. It needs no grant: users who may write there can use the identity anyway.
     pub own: String,
-    /// For others.
+    /// Grants of other namespaces.
     pub others: Vec<Grant>,
 }
 
 impl Grants {
-    /// Refuses a place that the namespace may not use with the operator's identity; `ambient`: it would be used, since
-    /// no Secret is named.
+    /// Rejects a place that the namespace may not use with the operator's identity. `ambient` is true if the object
+    /// names no Secret, so that this identity would be used.
     ///
     /// # Errors
-    /// With the field and the remedy.
+    /// If the namespace has no grant for the place. The text has the field and the remedy.
     pub fn check(
         &self,
         namespace: &str,
@@ -74,16 +74,16 @@ impl Grants {
             StorageSource::S3(s3) => ("s3", s3.endpoint.as_deref(), "awsSecret"),
             StorageSource::Gcs(gcs) => ("gs", gcs.endpoint.as_deref(), "gcpSecret"),
             StorageSource::Abs(abs) => ("abs", abs.endpoint.as_deref(), "absSecret"),
-            // Nobody's identity reaches these.
+            // The operator's identity gives no access to these.
             StorageSource::Oss(_) | StorageSource::Pvc(_) | StorageSource::Local(_) => {
                 return Ok(());
             }
         };
-        // A token goes to whatever answers at an endpoint.
+        // The client would send a token to any server at the endpoint.
         if endpoint.is_some_and(|endpoint| !endpoint.is_empty()) {
             return Err(format!(
-                "spec.{block}.endpoint is given without spec.{block}.{secret}, and the operator's own identity is not \
-                 shown to other endpoints: name a Secret"
+                "spec.{block}.endpoint is set without spec.{block}.{secret}, but the operator does not send its own \
+                 identity to custom endpoints: set spec.{block}.{secret}"
             ));
         }
         let path = source.path();
@@ -98,8 +98,8 @@ impl Grants {
         }
         let operator = self.operator;
         Err(format!(
-            "spec.{block}.{secret} is not given, and namespace {namespace} may not use the operator's own identity for \
-             {wanted}: name a Secret, or ask the administrator to start the {operator} with \
+            "spec.{block}.{secret} is not set, and namespace {namespace} may not use the operator's own identity for \
+             {wanted}: set spec.{block}.{secret}, or ask the administrator to start the {operator} with \
              --ambient-identity={namespace}={wanted}"
         ))
     }
@@ -137,21 +137,21 @@ mod tests {
     }
 
     #[test]
-    fn by_default_only_the_operators_own_namespace_uses_its_identity() {
+    fn other_namespaces_need_a_grant() {
         let source = s3("backups/team-a/etcd");
         let source = StorageSource::S3(&source);
         assert_eq!(grants(&[]).check("operators", &source, true), Ok(()));
-        let refused = grants(&[]).check("team-a", &source, true).unwrap_err();
+        let rejected = grants(&[]).check("team-a", &source, true).unwrap_err();
         for remedy in [
             "spec.s3.awsSecret",
             "--ambient-identity=team-a=s3://backups/team-a/etcd",
         ] {
-            assert!(refused.contains(remedy), "{refused}");
+            assert!(rejected.contains(remedy), "{rejected}");
         }
     }
 
     #[test]
-    fn a_grant_is_for_one_namespace_and_for_whole_parts_of_a_path() {
+    fn grant_covers_namespace_and_whole_path_segments() {
         let grants = grants(&["team-a=s3://backups/team-a/", "*=gs://shared"]);
         for (namespace, path, allowed) in [
             ("team-a", "backups/team-a/etcd", true),
@@ -174,20 +174,20 @@ mod tests {
         };
         assert!(
             grants
-                .check("anybody", &StorageSource::Gcs(&gcs), true)
+                .check("team-z", &StorageSource::Gcs(&gcs), true)
                 .is_ok()
         );
     }
 
     #[test]
-    fn a_secret_needs_no_grant_and_an_endpoint_gets_no_token() {
+    fn custom_endpoint_without_secret_is_rejected() {
         let mut source = s3("backups/team-a/etcd");
         source.endpoint = Some("https://elsewhere".to_owned());
         let granted = grants(&["team-a=s3://backups"]);
-        let refused = granted
+        let rejected = granted
             .check("team-a", &StorageSource::S3(&source), true)
             .unwrap_err();
-        assert!(refused.contains("spec.s3.endpoint"), "{refused}");
+        assert!(rejected.contains("spec.s3.endpoint"), "{rejected}");
         source.aws_secret = Some("aws".to_owned());
         assert_eq!(
             grants(&[]).check("team-a", &StorageSource::S3(&source), false),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_grant_is_refused() {
+    fn malformed_grants_are_rejected() {
         for text in [
             "",
             "team-a",

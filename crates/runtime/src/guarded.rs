@@ -1,4 +1,4 @@
-//! Objects as they are watched and kept: one that cannot be parsed stops nobody, and nothing is kept that nobody reads.
+//! Objects in the watch cache. An object that cannot be parsed does not end the watch, and unused data is dropped.
 
 use std::borrow::Cow;
 
@@ -8,8 +8,8 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use serde::{Deserialize, Deserializer};
 
-/// An object that may not be parseable, without the record of who manages which of its fields: as parsed JSON that takes
-/// several times what all the rest of the object does.
+/// An object that may not be parseable, without `metadata.managedFields`. As parsed JSON, that field takes several
+/// times the memory of the rest of the object.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_of_an_object_says_nothing_of_who_manages_its_fields() {
+    fn cached_objects_have_no_managed_fields() {
         let object = |spec: serde_json::Value| {
             let managed = json!([{ "manager": "kubectl", "operation": "Apply", "fieldsV1": { "f:spec": {} } }]);
             let metadata =

@@ -1,4 +1,4 @@
-//! The image an operator runs from: seed members prepare their data with the same program.
+//! The image of the running operator. Seed members prepare their data with a program from this image.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -8,7 +8,7 @@ use crate::Operator;
 use crate::member::OperatorImage;
 use crate::outcome::Chain;
 
-/// The operator's own image, looked up when it is first needed.
+/// The operator's own image, read from its pod at the first use.
 pub struct OwnImage {
     client: Client,
     namespace: String,
@@ -17,7 +17,7 @@ pub struct OwnImage {
 }
 
 impl OwnImage {
-    /// Without `image` that of the operator's own pod is used.
+    /// Uses `image`, or the image of the operator's own pod if `image` is `None`.
     pub fn new(operator: &Operator, image: Option<String>) -> Self {
         let known = image.map(|image| OperatorImage {
             image,
@@ -31,7 +31,10 @@ impl OwnImage {
         }
     }
 
-    /// The image, or why it is not known and what to do.
+    /// The image.
+    ///
+    /// # Errors
+    /// If the operator's pod cannot be read. The text has the reason and the remedy.
     pub async fn get(&self) -> Result<&OperatorImage, String> {
         self.known.get_or_try_init(|| self.read()).await
     }
@@ -41,7 +44,7 @@ impl OwnImage {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let found = pods.get(pod).await.map_err(|error| {
             let cause = Chain(&error).to_string();
-            format!("the operator's own pod {namespace}/{pod} cannot be read ({cause}): set --operator-image")
+            format!("cannot read the operator's own pod {namespace}/{pod} ({cause}): set --operator-image")
         })?;
         let containers = found.spec.map(|spec| spec.containers).unwrap_or_default();
         let container = containers.into_iter().next().unwrap_or_default();

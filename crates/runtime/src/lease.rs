@@ -1,9 +1,8 @@
-//! Leader election over a Lease named like the binary. A standby asks again every two seconds, so that a
-//! lease released at a shutdown is taken over at once; a leader that cannot renew gives up before another
-//! may begin.
+//! Leader election with a Lease that has the name of the binary. A standby retries every two seconds, so it takes over
+//! a released lease quickly. A leader that cannot renew the lease gives up before another process can take it over.
 //!
-//! A lease has no fencing: for a moment two processes can believe that they lead. Nothing here makes
-//! that harmless; the operators' steps do (invariant 11).
+//! A lease has no fencing: for a moment, two processes can both consider themselves the leader. The steps of the
+//! operators make this harmless (invariant 11), not this module.
 
 use std::time::{Duration, Instant};
 
@@ -16,19 +15,19 @@ use crate::client::sending_once;
 
 /// How long a lease is valid after its last renewal.
 const DURATION: Duration = Duration::from_secs(20);
-/// How long before its end a lease is renewed; also how long a leader tries in vain before it gives up.
+/// A lease is renewed this long before it expires. A leader gives up after failing to renew for this long.
 const GRACE: Duration = Duration::from_secs(12);
-/// How often a standby looks.
+/// Interval at which a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
-/// No call about the lease may take longer: a hanging connection must not outlive the lease. Longer than a standby's
-/// pause, because it also ends idle connections.
+/// Time limit of each request about the lease: a connection that hangs must not outlive the lease. Longer than the
+/// retry interval of a standby, because the limit also closes idle connections.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Why the process does not lead.
+/// Leader election failed, or the lease was lost.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The client for the lease could not be made.
-    #[error("no client for the lease")]
+    /// The client for the lease cannot be created.
+    #[error("cannot create the client for the lease")]
     Client(#[source] kube::Error),
     /// Another process holds the lease.
     #[error("the lease {name} was taken over by another process")]
@@ -47,34 +46,37 @@ pub enum Error {
     },
 }
 
-/// Who wants to lead, and where the Lease stands.
+/// A candidate of the leader election, and its Lease.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// The Lease's name: the name of the binary.
+    /// Name of the Lease; by default the name of the binary.
     pub name: String,
-    /// The Lease's namespace: the operator's own.
+    /// Namespace of the Lease: that of the operator.
     pub namespace: String,
-    /// Unique among the processes: the pod's name.
+    /// Identity that is unique among the candidates: the name of the pod.
     pub identity: String,
 }
 
-/// A lease that is held.
+/// A lease that this process holds.
 pub struct Lease {
     candidate: Candidate,
     lock: LeaseManager,
 }
 
-/// A client of its own for the lease: its calls end long before the lease does, so they are not sent again by
-/// themselves when the API server refuses them for now (429, 503, 504): that may go on for minutes.
+/// The client for the lease. Its requests time out long before the lease expires. The client does not retry requests
+/// that the API server rejects with 429, 503 or 504, because such retries can take minutes.
+///
+/// # Errors
+/// If the client cannot be created from `config`.
 pub fn client(mut config: Config) -> Result<Client, Error> {
     config.connect_timeout = Some(CALL_TIMEOUT);
     config.read_timeout = Some(CALL_TIMEOUT);
     sending_once(config).map_err(Error::Client)
 }
 
-/// Waits until this process leads. Failures are told once and tried again: a standby has nothing else to do.
+/// Waits until this process leads. Failures are logged and retried without limit.
 pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
-    let mut told = false;
+    let mut logged = false;
     loop {
         match attempt(client, &candidate).await {
             Ok(Some(lock)) => {
@@ -85,9 +87,9 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
                 );
                 return Lease { candidate, lock };
             }
-            Ok(None) if !told => {
-                info!(lease = candidate.name, "standing by: another process leads");
-                told = true;
+            Ok(None) if !logged => {
+                info!(lease = candidate.name, "standby: another process leads");
+                logged = true;
             }
             Ok(None) => {}
             Err(error) => {
@@ -95,7 +97,7 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
                 warn!(
                     lease = candidate.name,
                     error = cause,
-                    "the lease cannot be read or taken"
+                    "cannot read or take the lease; retrying"
                 );
                 sleep(RETRY).await;
             }
@@ -103,8 +105,8 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// Tries for one retry period. The lock is made anew each time because it looks at the Lease only when made
-/// and when the lease it knows of ends.
+/// Tries for one retry interval. Each try creates a new lock, because a lock reads the Lease only at its creation and
+/// when the term that it read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,
@@ -125,7 +127,7 @@ async fn attempt(
 }
 
 impl Lease {
-    /// Renews the lease for as long as that works; returns why it does not any more.
+    /// Renews the lease until a renewal fails for too long or another process takes the lease. Returns that failure.
     pub async fn hold(&self) -> Error {
         let mut outage = Outage::default();
         loop {
@@ -147,7 +149,7 @@ impl Lease {
                     warn!(
                         lease = self.candidate.name,
                         error = cause,
-                        "the lease is not renewed yet"
+                        "cannot renew the lease; retrying"
                     );
                     sleep(Duration::from_millis(500)).await;
                 }
@@ -155,7 +157,7 @@ impl Lease {
         }
     }
 
-    /// Gives the lease back, so that another process leads within its retry period.
+    /// Releases the lease, so that a standby leads within its retry interval.
     pub async fn release(self) {
         match timeout(GRACE, self.lock.release()).await {
             Ok(Ok(())) => info!(lease = self.candidate.name, "lease released"),
@@ -164,18 +166,18 @@ impl Lease {
                 warn!(
                     lease = self.candidate.name,
                     error = cause,
-                    "the lease is left to run out"
+                    "cannot release the lease; it will expire"
                 );
             }
             Err(_) => warn!(
                 lease = self.candidate.name,
-                "the lease is left to run out: no answer in time"
+                "cannot release the lease in time; it will expire"
             ),
         }
     }
 }
 
-/// Failures that follow each other closely are one outage; a renewal in between makes a long pause.
+/// Groups failed renewals into one outage. A longer pause between two failures means that a renewal succeeded.
 #[derive(Default)]
 struct Outage {
     began: Option<Instant>,
@@ -184,12 +186,12 @@ struct Outage {
 
 impl Outage {
     fn is_over_limit(&mut self, now: Instant) -> bool {
-        let goes_on = self
+        let continues = self
             .last
             .is_some_and(|last| now.duration_since(last) < DURATION.saturating_sub(GRACE));
         let began = match self.began {
-            Some(began) if goes_on => began,
-            _ => now.checked_sub(CALL_TIMEOUT).unwrap_or(now), // The first failure may have taken that long to show.
+            Some(began) if continues => began,
+            _ => now.checked_sub(CALL_TIMEOUT).unwrap_or(now), // The first request may have hung for this long.
         };
         self.began = Some(began);
         self.last = Some(now);
@@ -202,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leader_gives_up_before_its_lease_runs_out() {
+    fn leader_gives_up_before_lease_expires() {
         let renewed = Instant::now();
         let first = renewed + DURATION.saturating_sub(GRACE) + CALL_TIMEOUT;
         let mut outage = Outage::default();
@@ -218,21 +220,22 @@ mod tests {
         );
     }
 
-    /// An API server that refuses for now may do so for minutes: whoever has not heard of a renewal does not lead on.
+    /// Retries inside the client could take minutes, and the leader would learn too late that its lease was not
+    /// renewed.
     #[tokio::test]
-    async fn a_call_about_the_lease_is_sent_once() {
+    async fn lease_requests_are_not_retried() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let requests = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
         tokio::spawn({
-            let asked = std::sync::Arc::clone(&asked);
+            let requests = std::sync::Arc::clone(&requests);
             async move {
                 while let Ok((mut caller, _)) = listener.accept().await {
                     let mut request = [0; 4096];
                     let _ = caller.read(&mut request).await;
-                    asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    requests.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                     let refusal = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
                     let _ = caller.write_all(refusal.as_bytes()).await;
                 }
@@ -241,11 +244,11 @@ mod tests {
         let client = client(Config::new(url.parse().unwrap())).unwrap();
         let answer = client.apiserver_version().await;
         assert!(answer.is_err());
-        assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1);
+        assert_eq!(requests.load(std::sync::atomic::Ordering::SeqCst), 1);
     }
 
     #[test]
-    fn an_outage_that_ended_is_not_held_against_the_leader() {
+    fn renewal_ends_outage() {
         let start = Instant::now();
         let mut outage = Outage::default();
         assert!(!outage.is_over_limit(start));

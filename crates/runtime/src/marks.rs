@@ -1,7 +1,7 @@
-//! The two conditions the driver itself writes, because no operator's own status does: `Unreadable`, on an object
-//! that cannot be parsed, and `Managed`, which says whether an operator has taken the object.
+//! The two conditions that the driver writes itself, outside of the status of an operator: `Unreadable`, on an object
+//! that cannot be parsed, and `Managed`, which reports whether an operator manages the object.
 //!
-//! Each has a field manager of its own, so that they never disturb a status.
+//! Each condition has its own field manager, so it does not change the rest of the status.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -22,30 +22,30 @@ use crate::outcome::{Chain, Notice, Report};
 use crate::process::Operator;
 use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
-/// The condition of an object that cannot be parsed.
+/// Type of the condition on an object that cannot be parsed.
 pub const UNREADABLE: &str = "Unreadable";
-/// The condition that says whether an operator has taken the object.
+/// Type of the condition that reports whether an operator manages the object.
 pub const MANAGED: &str = "Managed";
 
-/// How long an operator of the other kind may take before the object counts as nobody's: it may be starting, or
-/// waiting for a lease.
+/// An object outside of this operator's scope counts as unmanaged after this time. An operator with the other scope may
+/// still be starting or waiting for its lease.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// An object that cannot be parsed and of which nothing was heard for so long is told of again.
-const FORGOTTEN: Duration = Duration::from_hours(24);
+/// An object that still cannot be parsed is reported again if no event arrived for this time.
+const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;
 
-/// Writes the marks of one operator.
+/// Writes these conditions for one operator.
 pub(crate) struct Marks<K> {
     client: Client,
     name: &'static str,
     scope: Scope,
     namespace: String,
     report: Arc<Report>,
-    /// What was last told of unreadable objects, by uid: only to spare writes.
+    /// Last reported parse error of each object, by UID. Only saves writes.
     unreadable: Mutex<Unreadable>,
-    /// Since when objects with this scope annotation are seen that are not ours, by uid.
+    /// Scope annotation of each object outside of this operator's scope, and when it was first seen, by UID.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
     kind: PhantomData<fn() -> K>,
 }
@@ -67,9 +67,9 @@ where
         }
     }
 
-    /// Invariant 15: the object gets a condition and an Event; nobody else waits for it.
+    /// Invariant 15: the object gets a condition and an Event, and does not delay other objects.
     pub(crate) async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
-        if !is_news(
+        if !is_new_error(
             &mut locked(&self.unreadable),
             reference,
             &invalid.error,
@@ -78,10 +78,10 @@ where
             return;
         }
         let note = format!(
-            "the object cannot be read and is left alone: {}; correct that field",
+            "the object cannot be parsed and is ignored: {}; correct that field",
             invalid.error
         );
-        self.report.tell(
+        self.report.publish(
             reference,
             &Notice::warning(UNREADABLE, "Read", note.clone()),
         );
@@ -97,23 +97,24 @@ where
         }
     }
 
-    /// The object is this operator's: says so once. Nothing is rewritten that says it already, so that two
-    /// operators of one kind do not take turns.
+    /// Reports that this operator manages the object. An existing condition with the same meaning is not rewritten, so
+    /// two operators with the same scope do not overwrite each other in turn.
     pub(crate) async fn ours(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
         let said = condition_of(object, MANAGED);
-        if said.is_some_and(|said| said["status"] == "True" && said["reason"] == self.scope.word())
+        if said
+            .is_some_and(|said| said["status"] == "True" && said["reason"] == self.scope.reason())
         {
             return;
         }
-        let note = format!("by {} in namespace {}", self.name, self.namespace);
+        let note = format!("managed by {} in namespace {}", self.name, self.namespace);
         let generation = object.meta().generation;
-        let condition = condition(MANAGED, "True", self.scope.word(), &note, generation);
+        let condition = condition(MANAGED, "True", self.scope.reason(), &note, generation);
         self.write(reference, "scope", &json!([condition])).await;
     }
 
-    /// The object is another operator's by its scope annotation: says so when none has taken it. Returns when to
-    /// look again.
+    /// The scope annotation assigns the object to another operator. Reports the object as unmanaged if no such operator
+    /// takes it within [`GRACE`]. Returns the delay until the next check.
     pub(crate) async fn not_ours(
         &self,
         reference: &ObjectReference,
@@ -121,7 +122,7 @@ where
     ) -> Option<Duration> {
         let object = object?;
         let annotation = object.annotations().get(SCOPE_ANNOTATION).cloned();
-        if taken_by_another(&status_of(object), self.scope.word()) {
+        if managed_by_other_scope(&status_of(object), self.scope.reason()) {
             locked(&self.waiting).remove(&uid(reference));
             return None;
         }
@@ -132,7 +133,7 @@ where
         let note = remedy(annotation.as_deref(), &self.namespace);
         let said = condition_of(object, MANAGED);
         if said.is_none_or(|said| said["status"] != "False" || said["message"] != note) {
-            self.report.tell(
+            self.report.publish(
                 reference,
                 &Notice::warning("NotManaged", "Scope", note.clone()),
             );
@@ -145,7 +146,7 @@ where
 
     fn grace_left(&self, uid: String, annotation: Option<&str>, now: Instant) -> Duration {
         let mut waiting = locked(&self.waiting);
-        // Objects that are gone leave no trace for ever.
+        // Entries of deleted objects expire.
         waiting.retain(|_, (_, since)| now.duration_since(*since) < GRACE * 100);
         let fresh = || (annotation.map(str::to_owned), now);
         let seen = waiting.entry(uid).or_insert_with(fresh);
@@ -155,8 +156,8 @@ where
         GRACE.saturating_sub(now.duration_since(seen.1))
     }
 
-    /// Written raw and by a manager of its own: server-side apply by the operator's manager would take
-    /// everything else out of the status, and with it what invariant 10 relies on.
+    /// Applies the conditions with a separate field manager. Server-side apply with the operator's field manager would
+    /// remove all other fields from the status, including the records of invariant 10.
     async fn write(&self, reference: &ObjectReference, part: &str, conditions: &Value) {
         let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
             return;
@@ -175,23 +176,28 @@ where
             Err(error) if !crate::apply::is_not_found(&error) => warn!(
                 object = name,
                 error = Chain(&error).to_string(),
-                "a condition is not written"
+                "cannot write a condition"
             ),
             _ => {}
         }
     }
 }
 
-/// Whether this was not told of the object yet; objects that are gone leave no trace for ever.
-fn is_news(told: &mut Unreadable, object: &ObjectReference, error: &str, now: Instant) -> bool {
-    told.retain(|_, (_, at)| now.duration_since(*at) < FORGOTTEN);
-    let known = told.insert(uid(object), (error.to_owned(), now));
+/// Records the parse error of an object. True if this error was not recorded before. Entries of deleted objects expire.
+fn is_new_error(
+    reported: &mut Unreadable,
+    object: &ObjectReference,
+    error: &str,
+    now: Instant,
+) -> bool {
+    reported.retain(|_, (_, at)| now.duration_since(*at) < REPEAT_AFTER);
+    let known = reported.insert(uid(object), (error.to_owned(), now));
     known.is_none_or(|(known, _)| known != error)
 }
 
 impl Scope {
-    /// The reason of `Managed`: which kind of operator has taken the object.
-    fn word(&self) -> &'static str {
+    /// Reason of the condition `Managed`.
+    fn reason(&self) -> &'static str {
         match self {
             Self::Namespace(_) => "Namespaced",
             Self::Cluster => "ClusterWide",
@@ -199,25 +205,25 @@ impl Scope {
     }
 }
 
-/// Whether an operator of the other kind has taken the object.
-fn taken_by_another(status: &Value, own: &str) -> bool {
+/// True if an operator with the other scope manages the object. `own` is the reason of this operator.
+fn managed_by_other_scope(status: &Value, own: &str) -> bool {
     find(status, MANAGED).is_some_and(|said| said["status"] == "True" && said["reason"] != own)
 }
 
 fn remedy(annotation: Option<&str>, namespace: &str) -> String {
     match annotation {
         None => format!(
-            "no operator has taken the object: the cluster-wide operator in namespace {namespace} takes only objects \
-             annotated {SCOPE_ANNOTATION}: {SCOPE_CLUSTER_WIDE}; add that annotation, or install an operator in this \
-             namespace"
+            "no operator manages the object: the cluster-wide operator in namespace {namespace} manages only objects \
+             with the annotation {SCOPE_ANNOTATION}: {SCOPE_CLUSTER_WIDE}; add that annotation, or install an operator \
+             in this namespace"
         ),
         Some(SCOPE_CLUSTER_WIDE) => format!(
-            "no operator has taken the object: its annotation {SCOPE_ANNOTATION} asks for a cluster-wide operator; remove \
+            "no operator manages the object: its annotation {SCOPE_ANNOTATION} requires a cluster-wide operator; remove \
              that annotation, or install an operator with --cluster-wide"
         ),
         Some(other) => format!(
-            "no operator has taken the object: its annotation {SCOPE_ANNOTATION} is {other:?}, which no operator takes; \
-             make it {SCOPE_CLUSTER_WIDE}, or remove it"
+            "no operator manages the object: its annotation {SCOPE_ANNOTATION} has the unknown value {other:?}; set it to \
+             {SCOPE_CLUSTER_WIDE}, or remove it"
         ),
     }
 }
@@ -271,21 +277,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unreadable_object_is_told_of_once_and_forgotten_when_it_is_gone() {
+    fn parse_error_is_reported_once_and_expires() {
         let object = |uid: &str| ObjectReference {
             uid: Some(uid.into()),
             ..ObjectReference::default()
         };
-        let (mut told, now) = (Unreadable::default(), Instant::now());
-        assert!(is_news(&mut told, &object("1"), "no size", now));
-        assert!(!is_news(&mut told, &object("1"), "no size", now));
-        assert!(is_news(&mut told, &object("1"), "no version", now));
-        assert!(is_news(&mut told, &object("2"), "no size", now + FORGOTTEN));
-        assert_eq!(told.len(), 1);
+        let (mut reported, now) = (Unreadable::default(), Instant::now());
+        let later = now + REPEAT_AFTER;
+        assert!(is_new_error(&mut reported, &object("1"), "no size", now));
+        assert!(!is_new_error(&mut reported, &object("1"), "no size", now));
+        assert!(is_new_error(&mut reported, &object("1"), "no version", now));
+        assert!(is_new_error(&mut reported, &object("2"), "no size", later));
+        assert_eq!(reported.len(), 1);
     }
 
     #[test]
-    fn conditions_are_found_in_any_object() {
+    fn finds_conditions_in_any_object() {
         let marked = json!({ "status": { "conditions": [{ "type": UNREADABLE }] } });
         assert!(condition_of(&marked, UNREADABLE).is_some());
         assert!(condition_of(&marked, MANAGED).is_none());
@@ -294,29 +301,29 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_nobodys_until_an_operator_of_its_kind_says_it_is_its_own() {
+    fn object_is_unmanaged_until_matching_operator_takes_it() {
         let managed = |status: &str, reason: &str| {
             json!({ "observedGeneration": 3,
                 "conditions": [{ "type": MANAGED, "status": status, "reason": reason }] })
         };
-        // (status, seen by a namespaced operator, by a cluster-wide one)
+        // (status, result for a namespaced operator, result for a cluster-wide operator)
         let cases = [
             (json!(null), false, false),
             (json!({ "phase": "Creating" }), false, false),
             (managed("False", "NotManaged"), false, false),
-            // It was ours and its annotation was changed: the other kind has not come yet.
+            // The annotation was changed, and an operator with the other scope has not taken the object yet.
             (managed("True", "Namespaced"), false, true),
             (managed("True", "ClusterWide"), true, false),
             (json!({ "observedGeneration": 3 }), false, false),
         ];
         for (status, namespaced, cluster_wide) in cases {
             assert_eq!(
-                taken_by_another(&status, "Namespaced"),
+                managed_by_other_scope(&status, "Namespaced"),
                 namespaced,
                 "{status}"
             );
             assert_eq!(
-                taken_by_another(&status, "ClusterWide"),
+                managed_by_other_scope(&status, "ClusterWide"),
                 cluster_wide,
                 "{status}"
             );
@@ -324,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_to_do_about_an_object_of_nobody_is_said() {
+    fn unmanaged_object_is_reported_with_remedy() {
         assert!(remedy(None, "ops").contains("add that annotation"));
         assert!(remedy(Some("clusterwide"), "ops").contains("--cluster-wide"));
         assert!(remedy(Some("all"), "ops").contains("\"all\""));

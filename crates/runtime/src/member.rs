@@ -34,36 +34,35 @@ pub use difference::{
 };
 pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
-pub use network::{BESIDE_A_CLAIM, Operators, network_policy};
+pub use network::{BACKUP_POD_LABELS, Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, pod, pod_security};
 pub use seed::{
     Contents, FETCH, Making, OperatorImage, Origin, Report, Seed, Source, seed_name, seed_pod,
 };
 pub use services::{
-    client_service, closed, headless_service, is_closed, member_service, says_the_same,
+    client_service, closed, has_same_policy, headless_service, is_closed, member_service,
     without_second_port,
 };
 pub use volume::volume_claim;
 
-/// Annotation with a hash of what the spec says about pods: a pod whose hash differs from
-/// [`spec_hash`] was made for another spec.
+/// Annotation with a hash of the parts of the spec that concern pods. If the hash of a pod differs from [`spec_hash`],
+/// the pod was created for another spec.
 pub const ANNOTATION_SPEC_HASH: &str = "etcd.database.coreos.com/spec-hash";
 
-/// What all members of one cluster have in common.
+/// Properties that all members of a cluster share.
 #[derive(Clone, Debug)]
 pub struct Members<'a> {
-    /// The EtcdCluster's name.
+    /// Name of the EtcdCluster.
     pub cluster: &'a str,
-    /// Its namespace.
+    /// Namespace of the EtcdCluster.
     pub namespace: &'a str,
-    /// Its spec.
+    /// Spec of the EtcdCluster.
     pub spec: &'a EtcdClusterSpec,
-    /// The reference that lets garbage collection remove everything with the EtcdCluster; `None` only for an
-    /// object that was never in an API server.
+    /// Owner reference for garbage collection. `None` only for an EtcdCluster that was not read from an API server.
     pub owner: Option<OwnerReference>,
-    /// The token of the recorded bootstrap.
+    /// Token of the recorded bootstrap.
     pub token: &'a str,
-    /// The cluster ID, once recorded.
+    /// The cluster ID, if recorded.
     pub cluster_id: Option<&'a str>,
 }
 
@@ -85,7 +84,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// How members are reached.
+    /// The rule for the addresses of members.
     pub fn addresses(&self) -> Addresses {
         let tls = self.spec.tls.as_ref();
         Addresses {
@@ -94,18 +93,16 @@ impl<'a> Members<'a> {
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
             peer_tls: peers_of(tls).usual().0,
-            // Whoever accepts both is reached by all in the way that everybody speaks.
+            // While members accept both, the plain-text URL works for every client.
             client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
     }
 
-    /// How members talk to each other.
+    /// The stage of TLS between members.
     pub fn peers(&self) -> PeerStage {
         peers_of(self.spec.tls.as_ref())
     }
 
-    /// Labels a member's objects carry and, for pods and claims, what finds a cluster again whose object was
-    /// recreated without its status.
     fn metadata(&self, name: String, labels: BTreeMap<String, String>) -> ObjectMeta {
         ObjectMeta {
             name: Some(name),
@@ -116,6 +113,8 @@ impl<'a> Members<'a> {
         }
     }
 
+    /// The annotations of pods and PVCs that identify their cluster, even if the EtcdCluster was recreated without its
+    /// status.
     fn identity_annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::from([(
             names::ANNOTATION_CLUSTER_TOKEN.to_owned(),
@@ -128,30 +127,30 @@ impl<'a> Members<'a> {
     }
 }
 
-/// One member and how its pod is to begin.
+/// One member, and how its etcd starts.
 #[derive(Clone, Debug)]
 pub struct Member<'a> {
-    /// The member's name: that of its pod, claim and Service.
+    /// Name of the member, its pod, its PVC and its Service.
     pub name: &'a str,
     /// The etcd version to run.
     pub version: &'a EtcdVersion,
-    /// Whether it votes now; a label, changed when the member is promoted.
+    /// Value of the role label, which changes when the member is promoted.
     pub role: Role,
-    /// What etcd is told about the cluster it belongs to.
+    /// The cluster that etcd starts in.
     pub start: Start,
 }
 
-/// A member's part in the quorum.
+/// Role of a member in the quorum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It votes; the disruption budget counts it.
+    /// The member votes, and the PodDisruptionBudget counts it.
     Voter,
-    /// It does not vote yet.
+    /// The member does not vote yet.
     Learner,
 }
 
 impl Role {
-    /// The label's value.
+    /// The value of the role label.
     pub fn label(self) -> &'static str {
         match self {
             Self::Voter => names::ROLE_VOTER,
@@ -160,34 +159,34 @@ impl Role {
     }
 }
 
-/// What etcd is told when its pod starts.
+/// The initial cluster in the flags of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// A first member: state `new`, with the names of all first members. Only inside the recorded
-    /// bootstrap (invariant 6). On a disk that holds data already etcd goes on with that data.
+    /// A first member: state `new`, with the names of all first members. Only within the recorded bootstrap
+    /// (invariant 6). If the disk has data, etcd continues with that data.
     Bootstrap {
-        /// The names of all first members, this one included.
+        /// The names of all first members, including this one.
         members: Vec<String>,
     },
-    /// A member that was added and has never run: state `existing`, with [`initial_cluster`] of the list the
-    /// addition returned.
+    /// A member that was added and has never run: state `existing`, with [`initial_cluster`] of the member list that
+    /// the addition returned.
     Join {
-        /// `name=peer-url,...` of all members, this one included.
+        /// `name=peer-url,...` of all members, including this one.
         initial_cluster: String,
     },
-    /// A member that ran before and gets its pod back on its disk. It is told of nobody but itself: with its
-    /// data it needs nothing more, and without it etcd finds nobody to ask and refuses to start, instead of
-    /// coming up empty under its old ID (invariant 6).
+    /// A member that ran before and gets a new pod on its disk: state `existing`, with no other member in the list.
+    /// With its data, etcd needs no list. Without its data, etcd finds no member to contact and fails to start, instead
+    /// of starting empty under its old ID (invariant 6).
     OnDisk,
 }
 
-/// The value of `--initial-cluster` for a member that joins `members`, where its own entry has no name yet.
+/// The value of `--initial-cluster` for the member `joining`, which has no name in `members` yet.
 pub fn initial_cluster(members: &[etcd::Member], joining: &str) -> String {
     let mut parts = Vec::new();
     for member in members {
         for url in &member.peer_urls {
             let known = Some(member.name.as_str()).filter(|name| !name.is_empty());
-            // A member that has not started yet has no name; its address tells it.
+            // A member that has not started has no name in the list; its URL contains the name.
             let name = known
                 .or_else(|| names::member_of_url(url))
                 .unwrap_or(joining);
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_joining_member_is_told_of_all_members_and_of_those_not_started_by_their_address() {
+    fn initial_cluster_takes_names_of_unstarted_members_from_urls() {
         let members = [
             entry(1, "db-aaaaaaaaaa", "http://db-aaaaaaaaaa.prod.svc:2380"),
             entry(2, "", "http://db-bbbbbbbbbb.prod.svc:2380"),

@@ -1,22 +1,23 @@
-//! What the operator tells about an object, as an Event and as a line of the log.
+//! A notice about an object, published as an Event and logged.
 
-/// One thing to tell the user about an object.
+/// A notice about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Whether the user should worry.
+    /// True for an Event of type Warning.
     pub warning: bool,
-    /// Stable, PascalCase.
+    /// Reason of the Event: stable, PascalCase.
     pub reason: &'static str,
-    /// What the operator was doing: stable, PascalCase verb.
+    /// The operator's action: a stable verb in PascalCase.
     pub action: &'static str,
-    /// A sentence for people, with the remedy.
+    /// The message, with the remedy.
     pub note: String,
-    /// Something was done: told each time, where a state of things is told once.
+    /// True if the operator changed something: the notice is published each time. Otherwise the notice describes a
+    /// state and is published once while the state lasts.
     pub change: bool,
 }
 
 impl Notice {
-    /// Something happened as it should.
+    /// A state that needs no attention.
     pub fn normal(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             warning: false,
@@ -27,7 +28,7 @@ impl Notice {
         }
     }
 
-    /// The operator has done something.
+    /// A change that the operator made.
     pub fn change(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             change: true,
@@ -35,7 +36,7 @@ impl Notice {
         }
     }
 
-    /// Something needs the user.
+    /// A state that needs attention.
     pub fn warning(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             warning: true,

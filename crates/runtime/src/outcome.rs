@@ -1,8 +1,9 @@
-//! The one place where the result of a reconcile becomes a log line, an Event and a metric.
+//! Publishes the result of each reconcile as log lines, Events and metrics.
 //!
-//! Metric labels come from `&'static str`s and the namespace, so their number is bounded; the text of an
-//! error reaches logs and Events, never a label. No text given to this module may hold a Secret's content.
-//! Invariant 14.
+//! Metric labels are `&'static str`s and namespaces, so their number is bounded. The text of an error appears in logs
+//! and Events, never in a label.
+//!
+//! Invariant 14: callers pass no content of a Secret to this module.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
@@ -22,39 +23,39 @@ use tracing::{debug, info, warn};
 use crate::event::{Queue, Reporter, SERIES, Series};
 pub use crate::notice::Notice;
 
-/// How long an unchanged notice is not repeated. Events themselves last an hour by default.
+/// An unchanged state is published again after this time. Events expire after an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
-/// How many Events of one reason about one object are written at once.
+/// Maximum number of Events with one reason about one object in a burst.
 const BURST: u32 = 20;
-/// How long until one more may be.
+/// Interval after which one more Event is allowed.
 const REFILL: Duration = Duration::from_secs(30);
 
-/// What a reconcile did and has to say.
+/// Result of a successful reconcile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// When to look again, at the latest; `None` waits for a change.
+    /// Delay until the next reconcile at the latest; `None` waits for a change.
     pub requeue: Option<Duration>,
-    /// What the user should see; each becomes an Event and a log line.
+    /// Notices for the user. Each becomes an Event and a log line.
     pub notices: Vec<Notice>,
 }
 
-/// An error of a reconcile: it can be sorted into few kinds.
+/// An error of a reconcile, with a reason from a small fixed set.
 pub trait Failure: StdError + Send + Sync + 'static {
     /// A stable, PascalCase reason: metric label and Event reason.
     fn reason(&self) -> &'static str;
 
-    /// What was done before the failure, or beside it.
+    /// Changes that the reconcile made in spite of the failure.
     fn notices(&self) -> &[Notice] {
         &[]
     }
 
-    /// When it is worth another try, where the failure itself knows; it does not count as another one then.
-    fn again_in(&self) -> Option<Duration> {
+    /// Delay until the retry, if the failure determines it. Such a failure does not increase the back-off.
+    fn retry_after(&self) -> Option<Duration> {
         None
     }
 }
 
-/// Prints an error with its causes, each once.
+/// Displays an error with its causes. A cause that the text above already contains is omitted.
 pub struct Chain<'a>(pub &'a dyn StdError);
 
 impl fmt::Display for Chain<'_> {
@@ -86,7 +87,7 @@ struct Why {
     reason: &'static str,
 }
 
-/// What is counted about reconciles.
+/// The metrics of reconciles.
 #[derive(Clone)]
 pub struct Metrics {
     duration: Family<Where, Histogram, fn() -> Histogram>,
@@ -96,7 +97,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics under the object's word, such as `cluster`: `etcd_operator_cluster_reconcile_...`.
+    /// Registers the metrics. `word` is part of their names: `etcd_operator_cluster_reconcile_...` for `cluster`.
     pub fn register(registry: &mut Registry, word: &str) -> Self {
         // From 5 ms to 82 s: a reconcile that takes longer is stuck.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 15));
@@ -109,57 +110,57 @@ impl Metrics {
         let registry = registry.sub_registry_with_prefix(format!("etcd_operator_{word}"));
         registry.register(
             "reconcile_duration",
-            "Seconds one reconcile took",
+            "Duration of a reconcile in seconds",
             metrics.duration.clone(),
         );
         registry.register(
             "reconcile_failed",
-            "Reconciles that failed, by reason",
+            "Failed reconciles, by reason",
             metrics.failed.clone(),
         );
         registry.register(
             "notices",
-            "What users were told in Events, by reason",
+            "Events published, by reason",
             metrics.notices.clone(),
         );
         registry.register(
             "notices_withheld",
-            "Events not written because there were too many about one object",
+            "Events dropped by the rate limit of one object",
             metrics.withheld.clone(),
         );
         metrics
     }
 }
 
-/// What was told lately, and how much more may be.
+/// Recently published notices, and the rate limits.
 #[derive(Default)]
-struct Told {
-    /// By object and reason, by note.
-    notes: HashMap<(String, &'static str), HashMap<String, Said>>,
-    /// By object and reason.
+struct History {
+    /// By UID and reason, then by note.
+    notes: HashMap<(String, &'static str), HashMap<String, Published>>,
+    /// By UID and reason.
     allowances: HashMap<(String, &'static str), Allowance>,
 }
 
-/// A note that was told.
-struct Said {
+/// A note that was published.
+struct Published {
     at: Instant,
     series: Series,
-    /// It does not hold any more: should it hold again, that is news.
-    over: bool,
-    /// Something was done: that it was told is remembered only to count it.
+    /// The state has ended. If the state occurs again, the note is published again.
+    ended: bool,
+    /// The note reports a change: the entry only serves to count repetitions.
     change: bool,
 }
 
-impl Said {
+impl Published {
     fn is_needed(&self, now: Instant) -> bool {
         let long = if self.change { SERIES } else { REPEAT_AFTER };
         now.duration_since(self.at) < long
     }
 }
 
-/// How many Events of one reason about one object may still be written: as many as [`BURST`] at once, then one each
-/// [`REFILL`]. A cluster that flaps must not drown the API server in Events, and what flaps must not hold back the Event
-/// of a recovery.
+/// Rate limit of the Events with one reason about one object: a burst of [`BURST`], then one for each [`REFILL`]. A
+/// cluster that flaps must not overload the API server with Events. The limit applies to each reason, so flapping does
+/// not suppress the Event of a recovery.
 struct Allowance {
     left: u32,
     since: Instant,
@@ -178,28 +179,26 @@ impl Allowance {
     }
 }
 
-/// What became of a notice.
-enum Telling {
-    /// It is published as this Event.
-    As(Series),
-    /// Just that was told already.
-    Told,
-    /// Too much was told about the object.
-    Withheld,
+enum Decision {
+    Publish(Series),
+    /// The same state was published before.
+    Duplicate,
+    /// The rate limit is exhausted.
+    RateLimited,
 }
 
-/// Reports outcomes of one operator.
+/// Publishes the outcomes of one operator.
 pub struct Report {
     client: Client,
     reporter: Reporter,
     metrics: Metrics,
-    told: Mutex<Told>,
-    /// Locked before the other one.
-    published: Mutex<Queue>,
+    history: Mutex<History>,
+    /// Lock order: `queue` before `history`.
+    queue: Mutex<Queue>,
 }
 
 impl Report {
-    /// For the operator named `controller`, running as `instance`.
+    /// `controller` is the name of the operator, `instance` the name of its pod.
     pub fn new(client: Client, controller: &str, instance: &str, metrics: Metrics) -> Self {
         let reporter = Reporter {
             controller: controller.to_owned(),
@@ -209,12 +208,12 @@ impl Report {
             client,
             reporter,
             metrics,
-            told: Mutex::default(),
-            published: Mutex::default(),
+            history: Mutex::default(),
+            queue: Mutex::default(),
         }
     }
 
-    /// Reports one reconcile of one object. A failed publication of an Event fails nothing.
+    /// Publishes the result of one reconcile. A failed publication has no effect on the reconcile.
     pub fn outcome<F: Failure>(
         &self,
         object: &ObjectReference,
@@ -231,9 +230,9 @@ impl Report {
         match result {
             Ok(done) => {
                 debug!(?took, requeue = ?done.requeue, "reconciled");
-                self.settle(object, &done.notices);
+                self.mark_ended(object, &done.notices);
                 for notice in &done.notices {
-                    self.tell(object, notice);
+                    self.publish(object, notice);
                 }
             }
             Err(error) => {
@@ -245,45 +244,45 @@ impl Report {
                 let notice = Notice::warning(reason, "Reconcile", Chain(error).to_string());
                 warn!(reason, error = notice.note, ?took, "reconcile failed");
                 for notice in error.notices() {
-                    self.tell(object, notice);
+                    self.publish(object, notice);
                 }
-                self.tell(object, &notice);
+                self.publish(object, &notice);
             }
         }
     }
 
-    /// What was told and is not found any more is over.
-    fn settle(&self, object: &ObjectReference, notices: &[Notice]) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        for ((uid, reason), notes) in &mut told.notes {
+    /// Marks published states as ended if the latest reconcile no longer reports them.
+    fn mark_ended(&self, object: &ObjectReference, notices: &[Notice]) {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        for ((uid, reason), notes) in &mut history.notes {
             if Some(uid) == object.uid.as_ref() {
-                for (note, said) in notes {
+                for (note, published) in notes {
                     let holds = |one: &Notice| one.reason == *reason && one.note == *note;
-                    said.over = !notices.iter().any(holds);
+                    published.ended = !notices.iter().any(holds);
                 }
             }
         }
     }
 
-    /// Tells the user one thing: an Event and a log line, unless just that was told already.
-    pub fn tell(&self, object: &ObjectReference, notice: &Notice) {
-        // What is counted later is published later.
-        let mut published = self
-            .published
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let series = match self.telling(object, notice, Instant::now()) {
-            Telling::As(series) => series,
-            Telling::Told => return,
-            Telling::Withheld => {
+    /// Publishes a notice as an Event and logs it, unless the same state was published before.
+    pub fn publish(&self, object: &ObjectReference, notice: &Notice) {
+        // The lock keeps the order: a higher count is published later.
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let series = match self.decide(object, notice, Instant::now()) {
+            Decision::Publish(series) => series,
+            Decision::Duplicate => return,
+            Decision::RateLimited => {
                 let namespace = object.namespace.clone().unwrap_or_default();
                 self.metrics
                     .withheld
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // A state is told as soon as it may be; of what was done, this line is the only record.
-                    info!(reason = notice.reason, "{} (no Event)", notice.note);
+                    // A state is published once the limit allows; for a change, this line is the only record.
+                    info!(
+                        reason = notice.reason,
+                        "{} (no Event: rate limit)", notice.note
+                    );
                 }
                 return;
             }
@@ -301,56 +300,57 @@ impl Report {
                 reason: notice.reason,
             })
             .inc();
-        // Nobody waits for an Event: the next step is worth more than the word about the last one.
+        // The publication runs in the background, so it does not delay the next step.
         let (object, notice) = (object.clone(), notice.clone());
         let (client, reporter) = (self.client.clone(), self.reporter.clone());
         let uid = object.uid.clone().unwrap_or_default();
-        published.push(&uid, async move {
+        queue.push(&uid, async move {
             if let Err(error) = series.publish(client, reporter, object, &notice).await {
                 debug!(
                     error = Chain(&error).to_string(),
-                    "the Event was not accepted"
+                    "cannot publish the Event"
                 );
             }
         });
     }
 
-    /// Each note has a series of its own: what is told again is counted.
-    fn telling(&self, object: &ObjectReference, notice: &Notice, now: Instant) -> Telling {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = &mut *told;
-        for notes in told.notes.values_mut() {
-            notes.retain(|_, said| said.is_needed(now));
+    /// Each note has its own series, which counts repetitions.
+    fn decide(&self, object: &ObjectReference, notice: &Notice, now: Instant) -> Decision {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = &mut *history;
+        for notes in history.notes.values_mut() {
+            notes.retain(|_, published| published.is_needed(now));
         }
-        told.notes.retain(|_, notes| !notes.is_empty());
-        told.allowances
+        history.notes.retain(|_, notes| !notes.is_empty());
+        history
+            .allowances
             .retain(|_, one| now.duration_since(one.since) < REPEAT_AFTER);
         let uid = object.uid.clone().unwrap_or_default();
         let key = (uid, notice.reason);
-        let notes = told.notes.entry(key.clone()).or_default();
-        let said = notes.get(&notice.note);
-        if said.is_some_and(|said| !said.over) && !notice.change {
-            return Telling::Told;
+        let notes = history.notes.entry(key.clone()).or_default();
+        let before = notes.get(&notice.note);
+        if before.is_some_and(|published| !published.ended) && !notice.change {
+            return Decision::Duplicate;
         }
-        let allowance = told.allowances.entry(key).or_insert(Allowance {
+        let allowance = history.allowances.entry(key).or_insert(Allowance {
             left: BURST,
             since: now,
         });
         if !allowance.take(now) {
-            return Telling::Withheld;
+            return Decision::RateLimited;
         }
         let last = notes
             .remove(&notice.note)
-            .map(|said| (said.series, said.at));
+            .map(|published| (published.series, published.at));
         let series = Series::next(last, object.name.as_deref(), now);
-        let said = Said {
+        let published = Published {
             at: now,
             series: series.clone(),
-            over: false,
+            ended: false,
             change: notice.change,
         };
-        notes.insert(notice.note.clone(), said);
-        Telling::As(series)
+        notes.insert(notice.note.clone(), published);
+        Decision::Publish(series)
     }
 }
 
@@ -367,22 +367,22 @@ mod tests {
     struct Inner;
 
     fn report() -> Report {
-        let service = tower_never();
+        let client = unreachable_client();
         Report::new(
-            service,
+            client,
             "etcd-operator",
             "pod",
             Metrics::register(&mut Registry::default(), "cluster"),
         )
     }
 
-    fn tower_never() -> Client {
+    fn unreachable_client() -> Client {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         Client::try_from(config).unwrap()
     }
 
     #[test]
-    fn a_chain_says_each_cause_once() {
+    fn chain_contains_each_cause_once() {
         assert_eq!(Chain(&Outer(Inner)).to_string(), "outer: inner");
     }
 
@@ -394,35 +394,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_notice_is_told_again_only_when_it_changed() {
+    async fn state_is_published_once_until_it_changes() {
         let (report, object, now) = (report(), object("1"), Instant::now());
-        let tells =
-            |notice: &Notice, at| matches!(report.telling(&object, notice, at), Telling::As(_));
-        let first = Notice::warning("QuorumLost", "Wait", "two of three members are gone");
-        let other = Notice::warning("QuorumLost", "Wait", "three of three members are gone");
-        assert!(tells(&first, now));
-        assert!(!tells(&first, now));
-        assert!(tells(&other, now));
-        assert!(!tells(&first, now), "both hold");
-        assert!(tells(&other, now + REPEAT_AFTER));
-        // What ended and comes again is news.
-        report.settle(&object, std::slice::from_ref(&other));
-        assert!(tells(&first, now));
-        assert!(!tells(&other, now));
+        let is_published = |notice: &Notice, at| {
+            matches!(report.decide(&object, notice, at), Decision::Publish(_))
+        };
+        let first = Notice::warning("QuorumLost", "Wait", "two of three members are lost");
+        let other = Notice::warning("QuorumLost", "Wait", "three of three members are lost");
+        assert!(is_published(&first, now));
+        assert!(!is_published(&first, now));
+        assert!(is_published(&other, now));
+        assert!(!is_published(&first, now), "both hold");
+        assert!(is_published(&other, now + REPEAT_AFTER));
+        // A state that ended and occurs again is published again.
+        report.mark_ended(&object, std::slice::from_ref(&other));
+        assert!(is_published(&first, now));
+        assert!(!is_published(&other, now));
     }
 
     #[tokio::test]
-    async fn what_was_told_leaves_nothing_in_the_end() {
+    async fn history_of_notices_expires() {
         let (report, now) = (report(), Instant::now());
-        let tell = |uid: &str, notice: &Notice, at| drop(report.telling(&object(uid), notice, at));
+        let publish =
+            |uid: &str, notice: &Notice, at| drop(report.decide(&object(uid), notice, at));
         for uid in ["1", "2", "3"] {
-            tell(uid, &Notice::change("MemberStarted", "Start", uid), now);
-            tell(uid, &Notice::warning("QuorumLost", "Wait", uid), now);
+            publish(uid, &Notice::change("MemberStarted", "Start", uid), now);
+            publish(uid, &Notice::warning("QuorumLost", "Wait", uid), now);
         }
         let kept = |notice: &Notice, at| {
-            tell("last", notice, at);
-            let told = report.told.lock().unwrap();
-            (told.notes.len(), told.allowances.len())
+            publish("last", notice, at);
+            let history = report.history.lock().unwrap();
+            (history.notes.len(), history.allowances.len())
         };
         let change = Notice::change("MemberStarted", "Start", "last");
         assert_eq!(kept(&change, now), (7, 7));
@@ -431,34 +433,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_change_is_told_also_when_it_is_the_same_again() {
+    async fn every_change_is_published() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let change = Notice::change("MemberStarted", "Start", "create the pod of db-a");
         for _ in 0..3 {
             assert!(matches!(
-                report.telling(&object, &change, now),
-                Telling::As(_)
+                report.decide(&object, &change, now),
+                Decision::Publish(_)
             ));
         }
     }
 
     #[tokio::test]
-    async fn a_flapping_reason_is_told_at_a_bounded_rate_and_holds_back_no_other() {
+    async fn rate_limit_of_one_reason_does_not_delay_others() {
         let (report, now) = (report(), Instant::now());
-        let told = |uid: &str, round: u32, at| {
+        let is_published = |uid: &str, round: u32, at| {
             let notice = Notice::warning("MemberUnhealthy", "Plan", format!("round {round}"));
-            matches!(report.telling(&object(uid), &notice, at), Telling::As(_))
+            matches!(
+                report.decide(&object(uid), &notice, at),
+                Decision::Publish(_)
+            )
         };
         let count = (0..BURST * 3)
-            .filter(|round| told("1", *round, now))
+            .filter(|round| is_published("1", *round, now))
             .count();
         assert_eq!(u32::try_from(count).unwrap(), BURST);
-        assert!(told("2", 0, now));
+        assert!(is_published("2", 0, now));
         let recovered = Notice::change("RecoveryComplete", "Recover", "cluster 1");
-        let telling = report.telling(&object("1"), &recovered, now);
-        assert!(matches!(telling, Telling::As(_)));
-        assert!(told("1", 1000, now + REFILL));
-        assert!(!told("1", 1001, now + REFILL));
+        let decision = report.decide(&object("1"), &recovered, now);
+        assert!(matches!(decision, Decision::Publish(_)));
+        assert!(is_published("1", 1000, now + REFILL));
+        assert!(!is_published("1", 1001, now + REFILL));
     }
 
     #[test]

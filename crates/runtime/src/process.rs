@@ -1,7 +1,7 @@
-//! The life of an operator process: logs, client, admin server, CRD, lease, controller, and the end.
+//! The life of an operator process: logs, client, admin server, CRD, lease, controller, shutdown.
 //!
-//! The order matters at the end: reconciles finish, then the lease is given back, so that the next process
-//! begins at once and never beside this one.
+//! The order of the shutdown matters: reconciles finish before the lease is released. So the next process starts at
+//! once, but never concurrently with this one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,114 +32,115 @@ use crate::outcome::{Metrics, Report};
 use crate::scope::Scope;
 use crate::{crd, lease};
 
-/// How long running reconciles may take to finish after the signal; the pod's own grace period is 30 s.
+/// Time for running reconciles to finish after the signal. The grace period of the pod is 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
 
-/// An operator waits for others nearly all the time; a thread for each of a large machine's cores would only cost
+/// An operator mostly waits for network responses, so one thread for each core of a large machine would only cost
 /// memory.
-const WORKERS: usize = 2;
-/// The longest silence on a connection to the API server. A connection whose other end is gone says nothing for ever;
-/// a watch is told how far it is about once a minute.
-const SILENCE: Duration = Duration::from_mins(2);
-/// Looking up names and reading files block a thread each. While DNS is down look-ups hang for long, and what asked
-/// has given up before; so their number is bounded.
-const BLOCKING: usize = 64;
+const WORKER_THREADS: usize = 2;
+/// Read timeout of connections to the API server. Without it, a connection to a lost server hangs indefinitely. A
+/// healthy watch receives a bookmark about once a minute.
+const READ_TIMEOUT: Duration = Duration::from_mins(2);
+/// Each DNS lookup and file read blocks a thread. While DNS is down, lookups hang for longer than their callers wait,
+/// so the number of threads is limited.
+const MAX_BLOCKING_THREADS: usize = 64;
 
-/// Why the process ended by itself.
+/// The process ended without a shutdown signal.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The runtime could not be started.
-    #[error("the runtime cannot be started")]
+    /// The async runtime cannot be started.
+    #[error("cannot start the async runtime")]
     Runtime(#[source] std::io::Error),
-    /// Neither in-cluster configuration nor a kubeconfig.
-    #[error("no Kubernetes to talk to: run in a pod, or set KUBECONFIG")]
+    /// Neither an in-cluster configuration nor a kubeconfig exists.
+    #[error("no Kubernetes configuration found: run in a pod, or set KUBECONFIG")]
     Config(#[source] kube::config::InferConfigError),
-    /// The client could not be built.
-    #[error("the Kubernetes client cannot be made")]
+    /// The Kubernetes client cannot be created.
+    #[error("cannot create the Kubernetes client")]
     Client(#[source] kube::Error),
-    /// The admin server.
-    #[error("admin server")]
+    /// The admin server failed.
+    #[error("the admin server failed")]
     Admin(#[from] admin::Error),
     /// The lease was lost: another process may act.
     #[error("no longer the leader")]
     Lease(#[from] lease::Error),
-    /// The signal handler could not be installed.
-    #[error("signals cannot be received")]
+    /// The signal handler cannot be installed.
+    #[error("cannot install the signal handlers")]
     Signal(#[source] std::io::Error),
-    /// The controller came to an end without being asked to.
-    #[error("the controller ended")]
+    /// The controller ended without a shutdown.
+    #[error("the controller ended unexpectedly")]
     ControllerEnded,
 }
 
-/// What makes one operator differ from the others.
+/// The properties in which the operators differ.
 pub struct Definition {
-    /// The binary's name: the Lease's, the field manager's and the Events' too.
+    /// Name of the binary, also used for the Lease, the field manager and Events.
     pub name: &'static str,
-    /// The word in metric names: `cluster`, `backup`, `restore`.
+    /// Part of metric names: `cluster`, `backup` or `restore`.
     pub word: &'static str,
-    /// The kind it serves.
+    /// The kind that the operator reconciles.
     pub kind: ApiResource,
-    /// Makes its CRD.
+    /// Builds the CRD of that kind.
     pub crd: fn() -> CustomResourceDefinition,
 }
 
-/// What a running operator works with.
+/// Clients, identity and reports of a running operator.
 #[derive(Clone)]
 pub struct Operator {
-    /// The binary's name; the field manager of all its writes.
+    /// Name of the binary; the field manager of all writes.
     pub name: &'static str,
-    /// Talks to the API server as the operator's ServiceAccount. What is refused for now (429, 503, 504) it asks for
-    /// again by itself, for minutes.
+    /// Client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503 or 504,
+    /// possibly for minutes.
     pub client: Client,
-    /// The same, and sends each request once: for writes that must not be made later than they were meant.
-    pub once: Client,
-    /// Which objects it takes.
+    /// The same client without retries, for writes that must not be sent late.
+    pub client_without_retry: Client,
+    /// The objects that the operator manages.
     pub scope: Scope,
-    /// Its own namespace.
+    /// Namespace of the operator.
     pub namespace: String,
-    /// Its own pod's name.
+    /// Name of the operator's pod.
     pub identity: String,
-    /// Where outcomes are reported.
+    /// Publishes outcomes.
     pub report: Arc<Report>,
-    /// Ends when the process should.
+    /// Cancelled at the shutdown of the process.
     pub shutdown: CancellationToken,
-    /// The number of objects, for the metrics.
+    /// Number of objects, for the metrics.
     pub objects: Objects,
-    /// The operator's own metrics.
-    pub figures: Figures,
+    /// Metrics that only this operator has.
+    pub metrics: OperatorMetrics,
 }
 
 impl Operator {
-    /// An operator of this name, with its word in the names of its metrics, which are put into `registry`. Nothing of it
-    /// runs yet.
+    /// Creates an operator without starting it. Registers its metrics in `registry`, with `word` in their names.
     pub fn new(
         (name, word): (&'static str, &str),
-        (client, once): (Client, Client),
+        (client, client_without_retry): (Client, Client),
         scope: Scope,
         (namespace, identity): (String, String),
         registry: &mut Registry,
     ) -> Self {
         let metrics = Metrics::register(registry, word);
         let objects = Objects::register(registry, word);
-        let figures = Figures::default();
-        registry.register_collector(Box::new(figures.clone()));
+        let operator_metrics = OperatorMetrics::default();
+        registry.register_collector(Box::new(operator_metrics.clone()));
         Self {
             name,
             report: Arc::new(Report::new(client.clone(), name, &identity, metrics)),
             client,
-            once,
+            client_without_retry,
             scope,
             namespace,
             identity,
             shutdown: CancellationToken::new(),
             objects,
-            figures,
+            metrics: operator_metrics,
         }
     }
 }
 
-/// Runs an operator from its command line to its end. `work` is called once this process leads, and returns
-/// after `Operator::shutdown`.
+/// Runs an operator until its end. `work` is called when this process leads, and returns after `Operator::shutdown`.
+///
+/// # Errors
+/// If a part of the process cannot start, the lease is lost, or the controller or the admin server ends by itself.
 pub fn run<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
 where
     F: FnOnce(Operator) -> W,
@@ -147,21 +148,21 @@ where
 {
     log_to_stderr(options.log_json);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .max_blocking_threads(BLOCKING)
+        .worker_threads(WORKER_THREADS)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
         .enable_all()
         .build()
         .map_err(Error::Runtime)?;
-    runtime.block_on(live(definition, options, work))
+    runtime.block_on(run_until_ended(definition, options, work))
 }
 
-/// Logs to standard error: text, or JSON; `RUST_LOG` filters, `info` by default.
+/// Logs to standard error as text or JSON. `RUST_LOG` sets the level; the default is `info`.
 pub fn log_to_stderr(json: bool) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // A second initialisation in one process (tests) keeps the first.
+    // A second call in one process (in tests) has no effect.
     let _ = if json {
         builder.json().try_init()
     } else {
@@ -171,7 +172,10 @@ pub fn log_to_stderr(json: bool) {
     };
 }
 
-/// Runs one task of a pod that an operator has made, logs included, to its end; its answer is the container's exit code.
+/// Runs the task of a container that an operator started, with logs. The result becomes the exit code of the container.
+///
+/// # Errors
+/// If the async runtime cannot be started.
 pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> std::io::Result<ExitCode> {
     log_to_stderr(log_json);
     let worked = tokio::runtime::Runtime::new()?.block_on(task);
@@ -182,7 +186,7 @@ pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> std::io::Re
     })
 }
 
-/// From now on a panic, wherever it is, is the death of the process and not of one task: what a fail point stands for.
+/// Makes every panic abort the process instead of one task. Failpoints use this to simulate a crash.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|what| {
         tracing::error!("{what}");
@@ -190,27 +194,36 @@ pub fn abort_on_panic() {
     }));
 }
 
-async fn live<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
+async fn run_until_ended<F, W>(
+    definition: Definition,
+    options: Common,
+    work: F,
+) -> Result<(), Error>
 where
     F: FnOnce(Operator) -> W,
     W: Future<Output = ()>,
 {
     info!(
         version = env!("CARGO_PKG_VERSION"),
-        "{} starts", definition.name
+        "starting {}", definition.name
     );
     options
         .warnings()
         .iter()
         .for_each(|warning| warn!("{warning}"));
     let mut config = Config::infer().await.map_err(Error::Config)?;
-    config.read_timeout = Some(SILENCE);
+    config.read_timeout = Some(READ_TIMEOUT);
     let lease_client = lease::client(config.clone())?;
-    let once = sending_once(config.clone()).map_err(Error::Client)?;
+    let client_without_retry = sending_once(config.clone()).map_err(Error::Client)?;
     let client = Client::try_from(config).map_err(Error::Client)?;
 
     let mut registry = Registry::default();
-    let (operator, leader) = assemble(&definition, &options, (client, once), &mut registry);
+    let (operator, leader) = assemble(
+        &definition,
+        &options,
+        (client, client_without_retry),
+        &mut registry,
+    );
     let readiness = Readiness::default();
     let listener = admin::bind(options.listen_addr).await?;
     let mut server = tokio::spawn(admin::serve(
@@ -246,14 +259,14 @@ where
     let lease = tokio::select! {
         lease = lead => lease,
         () = operator.shutdown.cancelled() => return Ok(()),
-        ended = &mut server => return served(ended),
+        ended = &mut server => return admin_result(ended),
     };
     leader.set(1);
     tokio::select! {
-        // Invariant 11: from here on another process may act; nothing is finished, the process ends.
+        // Invariant 11: another process may act from now on, so the process ends without finishing its reconciles.
         lost = lease.hold() => return Err(lost.into()),
-        ended = &mut server => return served(ended),
-        () = until_ended(work(operator.clone()), &operator.shutdown) => {}
+        ended = &mut server => return admin_result(ended),
+        () = drain(work(operator.clone()), &operator.shutdown) => {}
     }
     lease.release().await;
     if operator.shutdown.is_cancelled() {
@@ -266,7 +279,7 @@ where
 fn assemble(
     definition: &Definition,
     options: &Common,
-    (client, once): (Client, Client),
+    (client, client_without_retry): (Client, Client),
     registry: &mut Registry,
 ) -> (Operator, Gauge) {
     let namespace = options
@@ -285,7 +298,7 @@ fn assemble(
     let names = (definition.name, definition.word);
     let operator = Operator::new(
         names,
-        (client, once),
+        (client, client_without_retry),
         scope,
         (namespace, identity),
         registry,
@@ -294,13 +307,15 @@ fn assemble(
     let leader = Gauge::default();
     registry.register(
         "etcd_operator_leader",
-        "1 while this process leads",
+        "1 if this process is the leader, 0 on standby",
         leader.clone(),
     );
     (operator, leader)
 }
 
-fn served(ended: Result<Result<(), admin::Error>, tokio::task::JoinError>) -> Result<(), Error> {
+fn admin_result(
+    ended: Result<Result<(), admin::Error>, tokio::task::JoinError>,
+) -> Result<(), Error> {
     match ended {
         Ok(result) => result.map_err(Error::Admin),
         Err(panicked) => Err(Error::Admin(admin::Error::Serve(std::io::Error::other(
@@ -309,15 +324,15 @@ fn served(ended: Result<Result<(), admin::Error>, tokio::task::JoinError>) -> Re
     }
 }
 
-/// Waits for the work; once the shutdown has begun, not longer than the drain time.
-async fn until_ended(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
+/// Waits until `work` ends, or until [`DRAIN`] has passed since the shutdown began.
+async fn drain(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
     let deadline = async {
         shutdown.cancelled().await;
         tokio::time::sleep(DRAIN).await;
     };
     tokio::select! {
         () = work => {}
-        () = deadline => warn!("a reconcile did not finish in {DRAIN:?}; it will be planned again"),
+        () = deadline => warn!("a reconcile did not finish within {DRAIN:?}; the next leader plans it again"),
     }
 }
 
@@ -329,30 +344,30 @@ fn cancel_on_signal(shutdown: CancellationToken) -> Result<(), Error> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        info!("shutting down: running reconciles finish first");
+        info!("shutting down after running reconciles finish");
         shutdown.cancel();
     });
     Ok(())
 }
 
-/// An operator's own metrics, which it has only once it works.
+/// Metrics that an operator registers only after it starts to lead.
 #[derive(Clone, Debug, Default)]
-pub struct Figures(Arc<OnceLock<Box<dyn Collector>>>);
+pub struct OperatorMetrics(Arc<OnceLock<Box<dyn Collector>>>);
 
-impl Figures {
-    /// Collects these from now on; the first collector stays.
+impl OperatorMetrics {
+    /// Sets the collector. A second call has no effect.
     pub fn collect(&self, collector: impl Collector) {
         let _ = self.0.set(Box::new(collector));
     }
 }
 
-impl Collector for Figures {
+impl Collector for OperatorMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.0.get().map_or(Ok(()), |own| own.encode(encoder))
     }
 }
 
-/// What the process itself takes, under Prometheus' usual names.
+/// Memory and threads of the process, under the standard names of Prometheus.
 #[derive(Debug)]
 struct Memory;
 
@@ -399,7 +414,7 @@ impl Objects {
         objects
     }
 
-    /// Counts with this from now on.
+    /// Sets the function that counts objects by namespace.
     pub fn count_with(&self, count: impl Fn() -> BTreeMap<String, i64> + Send + Sync + 'static) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(count));
     }
@@ -436,7 +451,7 @@ impl Collector for ObjectsCollector {
         }
         let descriptor = encoder.encode_descriptor(
             &self.name,
-            "Objects this operator sees, by namespace",
+            "Objects in the operator's watch cache, by namespace",
             None,
             MetricType::Gauge,
         )?;
@@ -449,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_says_what_memory_it_takes() {
+    fn exports_memory_and_threads_of_process() {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Memory));
         let mut text = String::new();

@@ -1,8 +1,8 @@
-//! How far a container is that moves bytes, told to the operator that waits for it.
+//! Progress of a transfer in a container, read by the operator over TCP.
 //!
-//! A termination message comes only at the end, and a pod without a token can write nothing of itself. So the
-//! container says two numbers to whoever connects, and reads nothing: there is nothing to ask for and nothing to
-//! change. What the operator reads is bounded, and for display alone: no decision follows from it.
+//! A termination message exists only after the container has ended, and a pod without a token cannot write to the API
+//! server. So the container sends two numbers to each client that connects, and reads nothing. The operator reads a
+//! bounded number of bytes and only displays them: no decision depends on them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,24 +13,24 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tracing::debug;
 
-/// Where the container tells it: a port nothing of etcd uses.
+/// Port of the progress server; etcd does not use it.
 pub const PORT: u16 = 2390;
 
-/// How long the operator waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// More than two numbers take.
-const LONGEST: u64 = 64;
+/// Time limit of one request.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum bytes of a response: more than two numbers need.
+const MAX_RESPONSE: u64 = 64;
 
-/// Bytes done, and in all where that is known.
+/// Progress of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Done.
+    /// Bytes transferred.
     pub bytes: u64,
-    /// In all.
+    /// Bytes to transfer, if known.
     pub total: Option<u64>,
 }
 
-/// How far something is that moves bytes; shared between who moves them and who tells it.
+/// Counter shared between a transfer and its progress server.
 #[derive(Debug, Default)]
 pub struct Meter {
     bytes: AtomicU64,
@@ -38,7 +38,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The state now.
+    /// The current progress.
     pub fn read(&self) -> Moved {
         let total = self.total.load(Ordering::Relaxed);
         Moved {
@@ -47,12 +47,12 @@ impl Meter {
         }
     }
 
-    /// So many bytes are done.
+    /// Sets the number of transferred bytes.
     pub fn advance_to(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// As it is to be read from now on.
+    /// Sets both numbers.
     pub fn set(&self, moved: Moved) {
         self.advance_to(moved.bytes);
         self.total
@@ -60,7 +60,8 @@ impl Meter {
     }
 }
 
-/// Tells what `now` says to everybody who connects, until it is dropped. Without the port nothing is told.
+/// Sends the result of `now` to each client that connects, until the future is dropped. If the port is in use, there is
+/// no progress server.
 pub async fn serve(now: impl Fn() -> Moved) {
     let everywhere = [
         SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)),
@@ -68,7 +69,7 @@ pub async fn serve(now: impl Fn() -> Moved) {
     ];
     match TcpListener::bind(&everywhere[..]).await {
         Ok(listener) => serve_at(listener, now).await,
-        Err(error) => debug!(%error, "the progress is not told"),
+        Err(error) => debug!(%error, "cannot listen on the progress port"),
     }
 }
 
@@ -77,30 +78,34 @@ async fn serve_at(listener: TcpListener, now: impl Fn() -> Moved) {
         match listener.accept().await {
             Ok((mut stream, _)) => {
                 let text = written(now());
-                // Nobody who does not read holds this up.
-                let _ = timeout(PATIENCE, stream.write_all(text.as_bytes())).await;
+                // A client that does not read must not block the server.
+                let _ = timeout(TIMEOUT, stream.write_all(text.as_bytes())).await;
             }
             Err(error) => {
-                debug!(%error, "the progress was not told");
-                tokio::time::sleep(PATIENCE).await;
+                debug!(%error, "cannot accept a progress client");
+                tokio::time::sleep(TIMEOUT).await;
             }
         }
     }
 }
 
-/// What the container at this address says, if it says something.
+/// Reads the progress from the container at this address; `None` without a valid response in time.
 pub async fn read(address: IpAddr) -> Option<Moved> {
     read_at(SocketAddr::from((address, PORT))).await
 }
 
 async fn read_at(address: SocketAddr) -> Option<Moved> {
-    let asked = async {
+    let request = async {
         let stream = TcpStream::connect(address).await.ok()?;
         let mut text = String::new();
-        stream.take(LONGEST).read_to_string(&mut text).await.ok()?;
+        stream
+            .take(MAX_RESPONSE)
+            .read_to_string(&mut text)
+            .await
+            .ok()?;
         parsed(&text)
     };
-    timeout(PATIENCE, asked).await.ok().flatten()
+    timeout(TIMEOUT, request).await.ok().flatten()
 }
 
 fn written(moved: Moved) -> String {
@@ -121,7 +126,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn progress_is_told_to_whoever_asks() {
+    async fn progress_server_answers_each_client() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let moved = Moved {
@@ -129,14 +134,14 @@ mod tests {
             total: Some(9),
         };
         let server = tokio::spawn(serve_at(listener, move || moved));
-        // One that says nothing and hears nothing is in nobody's way.
+        // A client that neither sends nor reads does not block the others.
         let _silent = TcpStream::connect(address).await.unwrap();
         assert_eq!(read_at(address).await, Some(moved));
         server.abort();
     }
 
     #[test]
-    fn what_is_not_two_numbers_is_no_progress() {
+    fn malformed_progress_is_ignored() {
         for moved in [
             Moved::default(),
             Moved {

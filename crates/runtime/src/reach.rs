@@ -1,6 +1,7 @@
-//! How the operators reach a cluster: its client certificate and its credentials, from the Secrets it names.
+//! Access to the members of a cluster: the client certificate and the credentials, from the Secrets that the spec
+//! names.
 //!
-//! Kept in memory only; nothing of it is printed (invariant 14).
+//! Kept in memory only, never printed (invariant 14).
 
 use api::EtcdCluster;
 use etcd::Access;
@@ -9,7 +10,10 @@ use kube::{Client, ResourceExt};
 use crate::credentials::ClusterAuth;
 use crate::tls::ClusterTls;
 
-/// The way to the members of an EtcdCluster, or why there is none: field, Secret and remedy.
+/// Reads what an operator needs to connect to the members of an EtcdCluster.
+///
+/// # Errors
+/// If a Secret cannot be used. The text has the field, the Secret and the remedy.
 pub async fn of_cluster(client: &Client, cluster: &EtcdCluster) -> Result<Access, String> {
     let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
     let policy = cluster.spec.tls.as_ref();

@@ -1,24 +1,24 @@
-//! Which objects an operator takes.
+//! The scope of an operator: the objects that it manages.
 
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 
-/// The annotation by which a cluster-wide operator and namespaced ones share a Kubernetes cluster (v1beta2).
+/// Annotation that assigns an object to the cluster-wide operator or to a namespaced one (v1beta2).
 pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
-/// The annotation's value that hands an object to the cluster-wide operator.
+/// Value of the annotation that assigns an object to the cluster-wide operator.
 pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 
-/// Which objects an operator takes.
+/// The objects that an operator manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Those of one namespace that carry no scope annotation.
+    /// Objects of one namespace without the scope annotation.
     Namespace(String),
-    /// Those of all namespaces whose scope annotation says `clusterwide`.
+    /// Objects of all namespaces with the scope annotation `clusterwide`.
     Cluster,
 }
 
 impl Scope {
-    /// The API over everything the operator may see.
+    /// The API for all objects that the operator may read.
     pub fn api<K>(&self, client: Client) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -29,7 +29,7 @@ impl Scope {
         }
     }
 
-    /// Whether the object is this operator's, by v1beta2's rule.
+    /// True if the object belongs to this operator by the rule of v1beta2.
     pub fn takes<K: Resource>(&self, object: &K) -> bool {
         let annotation = object
             .annotations()

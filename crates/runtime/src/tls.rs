@@ -27,29 +27,29 @@ pub use started::Authorities;
 /// How long reading one Secret may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A Secret that is used, and what it holds.
+/// A TLS Secret and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Its name.
+    /// Name of the Secret.
     pub secret: String,
-    /// What it holds, or why that cannot be used.
+    /// The content, or the fault that makes it unusable.
     pub found: Result<Material, Fault>,
 }
 
-/// The Secrets of a cluster's TLS. None is there where the cluster does not use TLS; generated certificates of members
-/// are each member's own and not among them.
+/// The TLS Secrets of a cluster; all `None` if the cluster does not use TLS. Generated certificates are not included,
+/// because each member has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterTls {
-    /// Between members.
+    /// Certificate for traffic between members.
     pub peer: Option<Slot>,
-    /// Towards clients.
+    /// Certificate that members show to clients.
     pub server: Option<Slot>,
-    /// The operator's own.
+    /// Client certificate of the operators.
     pub operator: Option<Slot>,
 }
 
 impl ClusterTls {
-    /// Reads the Secrets a cluster names. What cannot be read is a fault of that Secret.
+    /// Reads the Secrets a cluster names. A Secret that cannot be read becomes its fault.
     pub async fn read(
         client: &Client,
         (namespace, cluster): (&str, &str),
@@ -81,7 +81,10 @@ impl ClusterTls {
         self.peer.is_some() || self.server.is_some()
     }
 
-    /// How the operators reach the members. The fault when the Secret for that cannot be used.
+    /// The access of the operators to the members.
+    ///
+    /// # Errors
+    /// If the operator Secret cannot be used: the fault of that Secret.
     pub fn access(&self) -> Result<Access, Fault> {
         match &self.operator {
             None => Ok(Access::default()),
@@ -89,13 +92,13 @@ impl ClusterTls {
         }
     }
 
-    /// Everything that is wrong with the material, for members that are reached like this. Pure.
+    /// All faults of the material for members with these addresses. Pure.
     pub fn faults(&self, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
         check::faults(self, addresses, now)
     }
 
-    /// What is wrong with the material for members that run, by the authorities they were started with. Pure. A Secret
-    /// that has a fault in itself is not looked at again.
+    /// All faults of the material for running members, which trust the authorities they were started with. A Secret
+    /// with a fault in `own` is not reported again. Pure.
     pub fn faults_of_started(
         &self,
         started: &BTreeMap<String, Authorities>,
@@ -107,10 +110,10 @@ impl ClusterTls {
         faults
     }
 
-    /// Completes a spec by what the Secrets tell: how their keys are called and, where the spec does not say how
-    /// members are reached and no member runs yet (`running` says how those are reached that do), the form of
-    /// address the certificates are made for. The pods' form is chosen when they cover no other.
-    pub fn settle(
+    /// Completes a spec from the content of the Secrets: the names of their keys and, if the spec sets no member
+    /// address, the form of the member addresses. `running` is the form that running members use, and takes precedence.
+    /// Otherwise the form is `Pod` if the certificates cover only that form, else `Service`.
+    pub fn complete_spec(
         &self,
         spec: &mut EtcdClusterSpec,
         (namespace, cluster): (&str, &str),
@@ -146,14 +149,14 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // The default stays unsaid, so that what is made for it is what is made for a spec that does not say.
+        // The default is not written, so a spec without the field and a spec with the default build equal objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }
     }
 }
 
-/// How a cluster's members are reached by whoever has this Secret's content.
+/// The access to a cluster's members with the client certificate of this Secret.
 pub fn access(material: &Material) -> Access {
     let identity = (material.certificate.clone(), material.key.clone());
     Access {

@@ -1,4 +1,4 @@
-//! Members with the flags of their pods, as real processes that reach each other over IPv6 alone.
+//! Members with the flags of their pods, as real processes that reach each other only over IPv6.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::net::Ipv6Addr;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const NAMES: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// One member: what is of its own on a machine where pods have addresses of their own.
+/// The ports and the data directory of one member. Pods have their own addresses instead.
 struct Place {
     name: &'static str,
     peer: u16,
@@ -25,7 +25,7 @@ struct Place {
     data: TempDir,
 }
 
-/// A running etcd; dropping it ends the process.
+/// A running etcd. Dropping it kills the process.
 struct Running(Child);
 
 impl Drop for Running {
@@ -35,8 +35,8 @@ impl Drop for Running {
     }
 }
 
-/// The pod's own arguments. Members have their Service's name there and all the same ports; here each is `[::1]` with
-/// ports of its own. Nothing else is changed, what they listen on least of all.
+/// The arguments of the pod. In a pod, the URLs contain the name of the member's Service, and all members use the same
+/// ports. Here each member uses `[::1]` with its own ports. The listen addresses are not changed.
 fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String> {
     let cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
     let members = Members::of(&cluster, "default", "token", None);
@@ -92,10 +92,10 @@ fn run(place: &Place, places: &[Place], version: &EtcdVersion, programs: &Progra
     Running(command.spawn().unwrap())
 }
 
-/// Three members that know each other by bracketed addresses form a cluster, and serve there: an address of all
-/// interfaces is one of both families, so the same flags do on clusters of one family and of two.
+/// Three members with IPv6 addresses form a cluster and serve. The unspecified listen address includes both IP
+/// families, so the same flags work on single-stack and dual-stack clusters.
 #[tokio::test]
-async fn members_with_the_flags_of_their_pods_form_a_cluster_over_ipv6_alone() {
+async fn members_form_cluster_over_ipv6_only() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let version = EtcdVersion::parse(&format!("{minor}.9")).unwrap();
         let programs = Programs::find(minor);
@@ -126,7 +126,7 @@ async fn members_with_the_flags_of_their_pods_form_a_cluster_over_ipv6_alone() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            // The others may know of the leader before this one does.
+            // This member may learn of the leader later than the others.
             let status = loop {
                 match client
                     .status(&format!("http://[::1]:{}", place.client))
@@ -142,7 +142,7 @@ async fn members_with_the_flags_of_their_pods_form_a_cluster_over_ipv6_alone() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             };
             assert!(status.version.starts_with(minor), "{}", status.version);
-            // What the kubelet asks for readiness.
+            // The port of the readiness probe.
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, place.metrics)).unwrap();
             std::net::TcpStream::connect(("127.0.0.1", place.client)).unwrap();
         }

@@ -37,15 +37,11 @@ pub(super) async fn source(
 fn members_of(cluster: &EtcdCluster, namespace: &str, tls: &ClusterTls) -> Source {
     let name = cluster.name_any();
     // By the form of address that the certificates are made for.
-    let mut addressed = cluster.clone();
-    tls.settle(&mut addressed.spec, (namespace, &name), None);
-    let addresses = Members::of(&addressed, namespace, "", None).addresses();
+    let mut settled = cluster.clone();
+    tls.complete_spec(&mut settled.spec, (namespace, &name), None);
+    let addresses = Members::of(&settled, namespace, "", None).addresses();
     let mut urls = urls_of(cluster, &addresses);
-    if addressed
-        .spec
-        .tls
-        .is_some_and(|tls| tls.accepts_plaintext())
-    {
+    if settled.spec.tls.is_some_and(|tls| tls.accepts_plaintext()) {
         // Members on the way there may not take both yet: whoever answers is asked.
         let with_tls = Addresses {
             client_tls: true,

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use runtime::member::{BESIDE_A_CLAIM, OperatorImage, container_security, pod_security};
+use runtime::member::{BACKUP_POD_LABELS, OperatorImage, container_security, pod_security};
 use sha2::{Digest, Sha256};
 
 use crate::pvc::{AUTH, Order, ROOT, TLS, Task};
@@ -65,7 +65,7 @@ pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
         }),
         ..Volume::default()
     };
-    let labels = BESIDE_A_CLAIM.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let labels = BACKUP_POD_LABELS.map(|(key, value)| (key.to_owned(), value.to_owned()));
     Pod {
         metadata: ObjectMeta {
             name: Some(name(order)),

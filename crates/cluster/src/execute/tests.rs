@@ -324,7 +324,8 @@ async fn a_start_that_is_refused_is_not_tried_again_at_the_next_look() {
         ("services", mark(), 1),
     ] {
         let start = (State::Join, mark);
-        let (asked, acted) = started_again((kind, refused), start, (true, LONG), 4).await;
+        let again = started_again((kind, refused), start, (true, LONG), 4);
+        let (asked, acted) = Box::pin(again).await;
         assert_eq!(asked.len(), requests, "{asked:?}");
         for again in &acted[1..] {
             assert_eq!(again.in_words(), acted[0].in_words(), "told as before");
@@ -334,7 +335,8 @@ async fn a_start_that_is_refused_is_not_tried_again_at_the_next_look() {
     }
     // A race that was lost is no refusal.
     let race = Does::Answers(409, "AlreadyExists");
-    let (asked, _) = started_again((CLAIMS, race), (State::Join, mark()), (true, LONG), 2).await;
+    let again = started_again((CLAIMS, race), (State::Join, mark()), (true, LONG), 2);
+    let (asked, _) = Box::pin(again).await;
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 

@@ -170,7 +170,7 @@ pub(super) fn shared(
         {
             Some(open)
                 if !drifted(&client(open), service)
-                    && member::says_the_same(&client(open), service) =>
+                    && member::has_same_policy(&client(open), service) =>
             {
                 Kept::AsMade(open)
             }

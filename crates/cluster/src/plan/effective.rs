@@ -32,7 +32,7 @@ impl Effective {
         // A cluster that runs stays with its form of address, whatever its certificates cover by now.
         let form = objects.form.clone();
         let tls = &objects.tls;
-        tls.settle(&mut cluster.spec, (&namespace, &name), form);
+        tls.complete_spec(&mut cluster.spec, (&namespace, &name), form);
         if let Some(next) = &mut rollout.next {
             next.faults = faults(&cluster, &objects.next_tls, next.to.as_ref(), now);
         }
@@ -85,10 +85,10 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    fn effective(wanted: &str, record: Option<Option<TlsPolicy>>) -> (Objects, Effective) {
+    fn effective(wanted: &str, record: Option<&str>) -> (Objects, Effective) {
         let mut objects = made_durable();
         objects.cluster.spec.tls = policy(wanted);
-        objects.started.record = record.map(|at| TlsStatus::new("token", at.as_ref()));
+        objects.started.record = record.map(|at| TlsStatus::new("token", policy(at).as_ref()));
         let effective = Effective::of(&objects, Timestamp::UNIX_EPOCH);
         (objects, effective)
     }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn spec_in_effect_follows_the_rollout_and_the_object_stays_as_written() {
-        let (objects, effective) = effective(PEERS, Some(None));
+        let (objects, effective) = effective(PEERS, Some("null"));
         assert_eq!(effective.cluster().spec.tls, None);
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));
         let next = effective.tls_rollout().next.as_ref().unwrap();

@@ -64,7 +64,7 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
             };
             let text = format!(
                 "the node of {} has not given it its CPU and memory yet: {}",
-                seat.name, resizing.words
+                seat.name, resizing.message
             );
             draft.wait(reason, text, STEADY);
         }

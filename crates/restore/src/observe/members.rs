@@ -16,7 +16,9 @@ use super::{ObserveContext, READ, pod, reach, read};
 use crate::naming;
 use crate::plan::in_place;
 use crate::snapshot::is_in_the_way;
-use crate::snapshot::{Child, Former, FormerPod, Life, Pod, PodFacts, Seed, Serving, Snapshot};
+use crate::snapshot::{
+    Child, Former, FormerPod, Life, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
+};
 
 /// What has the names of the seed's objects, whosever it is; or why nobody can say.
 pub(super) struct Named {

@@ -56,7 +56,7 @@ pub(crate) fn as_addressed(
     certificates: &ClusterTls,
 ) -> EtcdCluster {
     let name = effective.name_any();
-    certificates.settle(&mut effective.spec, (namespace, &name), None);
+    certificates.complete_spec(&mut effective.spec, (namespace, &name), None);
     effective
 }
 

@@ -98,7 +98,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     if !same {
         let message =
             "the EtcdCluster's status names another cluster ID than when the restore began";
-        return abandon(Trouble::new(Reason::SeedFailed, message));
+        return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
     // Invariant 11: an operator that stood still may have let it go, when another restore had the cluster.
     if !is_held(restore) {
@@ -112,18 +112,18 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         return Plan::wait_for("the seed member to be ready");
     }
     match plan.outlook {
-        super::Outlook::Stuck(trouble) | super::Outlook::Halted(trouble) => abandon(trouble),
+        super::Outlook::Stuck(trouble) | super::Outlook::Halted(trouble) => abandon(&trouble),
         _ => plan,
     }
 }
 
 /// Invariant 10: that it is given up is recorded before anything of the seed is removed.
-pub(super) fn abandon(trouble: Trouble) -> Plan {
-    let message = trouble.message.clone();
-    let trouble = Trouble {
-        message: format!("{message}; the cluster that was there is left as it was"),
-        ..trouble
-    };
+pub(super) fn abandon(trouble: &Trouble) -> Plan {
+    let message = &trouble.message;
+    let trouble = Trouble::new(
+        trouble.reason,
+        format!("{message}; the cluster that was there is left as it was"),
+    );
     let mut plan = Plan::act(Action::Abandon(trouble), "");
     plan.outlook = super::Outlook::Working(Trouble::new(
         Reason::InProgress,

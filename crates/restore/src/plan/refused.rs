@@ -36,9 +36,9 @@ pub fn refused(
         return Plan::stuck(trouble);
     }
     if is_told_for(restore, REFUSED, now) {
-        return in_place::abandon(trouble);
+        return in_place::abandon(&trouble);
     }
-    told(trouble)
+    told(&trouble)
 }
 
 /// What becomes of a plan that gives the restore up for what was seen.
@@ -51,18 +51,18 @@ pub fn lasting(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Time
     let missing = |why: &Trouble| why.reason == Reason::StorageMissing;
     match (&plan.action, seen.filter(|why| missing(why))) {
         (Action::Abandon(why), Some(seen)) if missing(why) && !is_told_for(restore, SEEN, now) => {
-            told(seen.clone())
+            told(seen)
         }
         _ => plan,
     }
 }
 
-fn told(trouble: Trouble) -> Plan {
+fn told(trouble: &Trouble) -> Plan {
     let message = format!(
         "{}; if that stays so the restore is given up, and the cluster that is there left as it is",
         trouble.message
     );
-    Plan::stuck(Trouble { message, ..trouble })
+    Plan::stuck(Trouble::new(trouble.reason, message))
 }
 
 fn is_told_for(restore: &EtcdRestore, long: SignedDuration, now: Timestamp) -> bool {

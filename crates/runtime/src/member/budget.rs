@@ -1,4 +1,4 @@
-//! The disruption budget: a drain never takes the voters below their quorum.
+//! The PodDisruptionBudget: an eviction never takes the voters below quorum.
 
 use api::names;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
@@ -7,13 +7,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
 
-/// How many of `voters` make a quorum.
+/// The quorum of `voters` voters.
 pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// The budget for a cluster of `voters` voters. Learners are not counted: losing one costs no quorum. A voter that the
-/// client Service passes by for a while votes all the same.
+/// The budget of a cluster with `voters` voters. Learners do not count, because losing a learner does not affect the
+/// quorum. A voter with the role label `busy` is temporarily removed from the client Service, but still votes.
 pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionBudget {
     let by_role = LabelSelectorRequirement {
         key: names::LABEL_ROLE.to_owned(),
@@ -28,7 +28,7 @@ pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionB
     PodDisruptionBudget {
         metadata: members.metadata(name, names::cluster_labels(members.cluster)),
         spec: Some(PodDisruptionBudgetSpec {
-            // Invariant 3, towards evictions.
+            // Invariant 3 for evictions.
             min_available: Some(IntOrString::Int(
                 i32::try_from(quorum(voters)).unwrap_or(i32::MAX),
             )),
@@ -49,7 +49,7 @@ mod tests {
 
     /// Invariant 3.
     #[test]
-    fn the_budget_keeps_a_quorum_of_voters() {
+    fn budget_keeps_quorum_of_voters() {
         for (voters, kept) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {
             let budget = disruption_budget(&Fixture::default().members(), voters);
             assert_eq!(
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_counts_voters_of_its_own_cluster_only() {
+    fn budget_selects_voters_of_own_cluster_only() {
         let spec = disruption_budget(&Fixture::default().members(), 3)
             .spec
             .unwrap();
@@ -72,6 +72,6 @@ mod tests {
         let roles = &selector.match_expressions.unwrap()[0];
         assert_eq!(roles.key, "etcd.database.coreos.com/role");
         let values = roles.values.clone().unwrap_or_default();
-        assert_eq!(values, ["busy", "voter"], "one that is busy votes");
+        assert_eq!(values, ["busy", "voter"], "a busy voter votes");
     }
 }

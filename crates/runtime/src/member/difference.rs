@@ -1,11 +1,11 @@
-//! What of a running pod is not as it would be built for the same member today, and how it gets there: labels and
-//! annotations in place, CPU and memory by the pod's subresource `resize`, everything else by a new pod.
+//! Compares a running pod with the spec. Labels and annotations change in place, CPU and memory change by the
+//! subresource `resize`, everything else needs a new pod.
 //!
-//! Pure. What the user said when the pod was made stands on it: a hash of what it cannot take while it runs
-//! ([`spec_hash`]), and the words about what it can. Words are compared with words, never a built pod with a running
-//! one; so what the API server, a webhook or a kubelet fills in is no difference, nor is what another release of the
-//! operator builds otherwise, nor what a member is told at its first start. The image is compared by whoever plans
-//! versions.
+//! Pure. Each pod carries the spec that it was created for: a hash of the fields that need a new pod ([`spec_hash`]),
+//! and a copy of the fields that change in place. The comparison is between specs, not between a built pod and a
+//! running pod. So values that the API server, a webhook or the kubelet fill in are no difference. Neither are pods
+//! that another release of the operator builds differently, nor the flags of a member's first start. The planner of
+//! versions compares the image.
 
 use std::collections::BTreeMap;
 
@@ -16,68 +16,69 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::hash::{is_resizable, said_only};
+use super::hash::{is_resizable, without_empty};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
-/// Annotation of a pod with what the user said of it that is changed in place: labels, annotations, CPU and memory.
-/// It tells which keys to take away when the spec does not name them any more.
-pub(super) const ANNOTATION_SAID: &str = "etcd.database.coreos.com/said";
-/// Annotation of a pod with the CPU and memory the API server refused to give it in place.
+/// Annotation with the part of the spec that was applied to the object and changes in place. On a pod: labels,
+/// annotations, CPU and memory. It shows which keys to remove after the spec no longer has them.
+pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said";
+/// Annotation with the CPU and memory for which the API server rejected an in-place resize of the pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
 
-/// What of a pod differs, and the remedy for each part. Nothing, where the pod is as it should be.
+/// The differences between a pod and the spec, each with its remedy. Empty if the pod matches the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// To be changed in place, without a restart.
+    /// Labels and annotations to change in place, without a restart.
     pub metadata: Option<MetadataPatch>,
-    /// To be changed in place where the API server and the node allow it; never beside [`Difference::pod`].
+    /// CPU and memory to change in place, if the API server and the node allow it. Never set together with
+    /// [`Difference::pod`].
     pub resources: Option<ResourcesPatch>,
-    /// The pod has to be made anew, and this is why.
+    /// The reason why the pod must be replaced.
     pub pod: Option<String>,
-    /// CPU and memory were asked for and the node has not given them yet.
+    /// A resize that the node has not completed.
     pub resizing: Option<Resizing>,
 }
 
 impl Difference {
-    /// Nothing differs that concerns the pod's containers.
+    /// True if nothing differs that concerns the containers of the pod.
     pub fn is_settled(&self) -> bool {
         self.resources.is_none() && self.pod.is_none() && self.resizing.is_none()
     }
 }
 
-/// Labels and annotations to set; without a value to take away.
+/// Labels and annotations to set. `None` removes the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataPatch {
-    /// By key.
+    /// Labels by key.
     pub labels: BTreeMap<String, Option<String>>,
-    /// By key.
+    /// Annotations by key.
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
-/// CPU and memory that a node has not given yet.
+/// A resize that the node has not completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resizing {
-    /// It will when something else on it has gone, nobody knows when.
+    /// True if the node must first free resources, which can take any time.
     pub deferred: bool,
-    /// The kubelet's words.
-    pub words: String,
+    /// Message of the kubelet.
+    pub message: String,
 }
 
 /// CPU and memory to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourcesPatch {
-    /// The etcd container's `resources`; `null` takes away.
+    /// Patch of the etcd container's `resources`; `null` removes a value.
     pub resources: Value,
-    /// Annotations to set when that was taken.
+    /// Annotations to set after the API server accepted the resize.
     pub taken: BTreeMap<String, Option<String>>,
-    /// Annotations to set when that was refused for good.
+    /// Annotations to set after the API server rejected the resize permanently.
     pub refused: BTreeMap<String, Option<String>>,
 }
 
-/// What the user said of a pod that is changed in place.
+/// The part of the spec that changes in place.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-struct Said {
+struct AppliedSpec {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -86,7 +87,7 @@ struct Said {
     resources: Value,
 }
 
-impl Said {
+impl AppliedSpec {
     fn of(spec: &EtcdClusterSpec) -> Self {
         let none = PodPolicy::default();
         let policy = spec.pod.as_ref().unwrap_or(&none);
@@ -102,7 +103,7 @@ impl Said {
     }
 
     fn read(pod: &Pod) -> Option<Self> {
-        serde_json::from_str(annotation(pod, ANNOTATION_SAID)?).ok()
+        serde_json::from_str(annotation(pod, ANNOTATION_APPLIED_SPEC)?).ok()
     }
 
     fn text(&self) -> String {
@@ -110,28 +111,31 @@ impl Said {
     }
 }
 
-/// The annotations that tell what a pod was made for.
+/// The annotations with the spec that a pod is created for.
 pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
     [
         (names::ANNOTATION_TLS.to_owned(), tls(spec)),
         (ANNOTATION_SPEC_HASH.to_owned(), spec_hash(spec)),
-        (ANNOTATION_SAID.to_owned(), Said::of(spec).text()),
+        (
+            ANNOTATION_APPLIED_SPEC.to_owned(),
+            AppliedSpec::of(spec).text(),
+        ),
     ]
 }
 
-/// The image and the version a pod was made for, as its annotations say.
+/// The image and the version that a pod was created for, from its annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// The image; without an annotation that can be true, that of the container.
+    /// The image of the annotation. If the annotation is missing or its tag differs, the image of the container.
     pub image: String,
     /// The version, if known.
     pub version: Option<String>,
 }
 
 impl Notes {
-    /// Reads the annotations of a pod. A webhook may have put another registry in front of the image, which is no change
-    /// of what was asked for. An annotation with another tag than the container was changed by hand: then the container
-    /// says what runs.
+    /// Reads the annotations of a pod. A webhook may have replaced the registry in the image of the container; the
+    /// annotation keeps the requested image. If the tags of annotation and container differ, the annotation was changed
+    /// by hand, and the image of the container is used.
     pub fn of(pod: &Pod) -> Self {
         let image = image(pod);
         let version = annotation(pod, names::ANNOTATION_VERSION).cloned();
@@ -172,34 +176,34 @@ impl Notes {
     }
 }
 
-/// The image of a pod's etcd.
+/// The image of the etcd container.
 fn image(pod: &Pod) -> String {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let etcd = { containers }.find(|one| one.name == names::CONTAINER_ETCD);
     etcd.and_then(|one| one.image.clone()).unwrap_or_default()
 }
 
-/// The tag of an image; one by digest alone has none.
+/// The tag of an image; `None` for an image with only a digest.
 fn tag(image: &str) -> Option<&str> {
     let name = image.split('@').next()?.rsplit('/').next()?;
     name.split_once(':').map(|(_, tag)| tag)
 }
 
-/// The TLS a pod is started with, as its annotation says it.
+/// The TLS settings that a pod is started with, in the form of its annotation.
 fn tls(spec: &EtcdClusterSpec) -> String {
     serde_json::to_string(&spec.tls).unwrap_or_default()
 }
 
-/// The recorded [`spec_hash`] of the spec a pod was made for. `None` if another operator made the pod.
+/// The recorded [`spec_hash`] of the spec that a pod was created for. `None` if another operator created the pod.
 pub fn recorded_hash(pod: &Pod) -> Option<String> {
     annotation(pod, ANNOTATION_SPEC_HASH).cloned()
 }
 
-/// Compares a pod, as read from the API server, with what the spec says today.
+/// Compares a pod, as read from the API server, with the current spec.
 pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
-    let wanted = Said::of(spec);
+    let wanted = AppliedSpec::of(spec);
     let recorded = recorded_hash(pod);
-    let before = Said::read(pod);
+    let before = AppliedSpec::read(pod);
     let is_same = recorded.as_deref() == Some(&spec_hash(spec));
     let tls = is_same.then(|| tls(spec));
     let metadata = metadata(&wanted, before.as_ref(), tls, pod);
@@ -207,7 +211,7 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
         let why = if recorded.is_none() {
             "its pod was made by another operator"
         } else {
-            "its pod was made for another spec.pod, spec.etcd, spec.memberAddress or spec.TLS"
+            "spec.pod, spec.etcd, spec.memberAddress or spec.TLS changed after its pod was created"
         };
         return Difference {
             metadata,
@@ -224,16 +228,16 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
 }
 
 fn metadata(
-    wanted: &Said,
-    before: Option<&Said>,
+    wanted: &AppliedSpec,
+    before: Option<&AppliedSpec>,
     tls: Option<String>,
     pod: &Pod,
 ) -> Option<MetadataPatch> {
-    let none = Said::default();
+    let none = AppliedSpec::default();
     let known = before.unwrap_or(&none);
     let same = known.labels == wanted.labels && known.annotations == wanted.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // TLS that the hash counts as the same is no other pod; the words may have been changed by hand.
+    // With an equal hash, different TLS settings need no new pod. The annotation may have been changed by hand.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -246,18 +250,18 @@ fn metadata(
         });
     }
     let change = |wanted: &BTreeMap<String, String>, known: &BTreeMap<String, String>| {
-        let gone = known.keys().filter(|key| !wanted.contains_key(*key));
-        let gone = gone.map(|key| (key.clone(), None));
+        let removed = known.keys().filter(|key| !wanted.contains_key(*key));
+        let removed = removed.map(|key| (key.clone(), None));
         let set = wanted.iter().map(|(k, v)| (k.clone(), Some(v.clone())));
-        gone.chain(set).collect::<BTreeMap<_, _>>()
+        removed.chain(set).collect::<BTreeMap<_, _>>()
     };
     let mut annotations = change(&wanted.annotations, &known.annotations);
-    // What was given of CPU and memory is not changed by this.
-    let said = Said {
+    // This patch does not change the CPU and memory that were applied.
+    let applied = AppliedSpec {
         resources: known.resources.clone(),
         ..wanted.clone()
     };
-    annotations.insert(ANNOTATION_SAID.to_owned(), Some(said.text()));
+    annotations.insert(ANNOTATION_APPLIED_SPEC.to_owned(), Some(applied.text()));
     annotations.extend(notes);
     Some(MetadataPatch {
         labels: change(&wanted.labels, &known.labels),
@@ -265,14 +269,19 @@ fn metadata(
     })
 }
 
-fn resources(wanted: &Said, before: Option<&Said>, pod: &Pod, found: &mut Difference) {
-    let known = before.map_or(&Value::Null, |said| &said.resources);
+fn resources(
+    wanted: &AppliedSpec,
+    before: Option<&AppliedSpec>,
+    pod: &Pod,
+    found: &mut Difference,
+) {
+    let known = before.map_or(&Value::Null, |applied| &applied.resources);
     let refused = annotation(pod, ANNOTATION_RESIZE_REFUSED);
     if *known == wanted.resources {
         match resize(pod) {
-            Some(Resize::Infeasible(words)) => {
+            Some(Resize::Infeasible(message)) => {
                 found.pod = Some(format!(
-                    "its node cannot give it spec.pod.resources: {words}"
+                    "its node cannot provide spec.pod.resources: {message}"
                 ));
             }
             Some(Resize::Pending(resizing)) => found.resizing = Some(resizing),
@@ -280,27 +289,27 @@ fn resources(wanted: &Said, before: Option<&Said>, pod: &Pod, found: &mut Differ
         }
         return;
     }
-    let words = wanted.resources.to_string();
-    if refused == Some(&words) {
-        let why = "spec.pod.resources cannot be changed in a running pod";
+    let requested = wanted.resources.to_string();
+    if refused == Some(&requested) {
+        let why = "the API server rejects the change of spec.pod.resources in the running pod";
         found.pod = Some(why.to_owned());
         return;
     }
-    let said = Said {
+    let applied = AppliedSpec {
         resources: wanted.resources.clone(),
         ..before.cloned().unwrap_or_default()
     };
     let one = |key: &str, value: Option<String>| BTreeMap::from([(key.to_owned(), value)]);
-    let mut taken = one(ANNOTATION_SAID, Some(said.text()));
+    let mut taken = one(ANNOTATION_APPLIED_SPEC, Some(applied.text()));
     taken.insert(ANNOTATION_RESIZE_REFUSED.to_owned(), None);
     found.resources = Some(ResourcesPatch {
         resources: patch(known, &wanted.resources),
         taken,
-        refused: one(ANNOTATION_RESIZE_REFUSED, Some(words)),
+        refused: one(ANNOTATION_RESIZE_REFUSED, Some(requested)),
     });
 }
 
-/// What the kubelet says of a resize that it has not done (`PodResizePending` and `PodResizeInProgress`).
+/// A resize that the kubelet has not completed (conditions `PodResizePending` and `PodResizeInProgress`).
 enum Resize {
     Infeasible(String),
     Pending(Resizing),
@@ -309,43 +318,43 @@ enum Resize {
 fn resize(pod: &Pod) -> Option<Resize> {
     let conditions = pod.status.as_ref()?.conditions.as_deref();
     let conditions = conditions.unwrap_or_default();
-    let says = |kind: &str| {
+    let holding = |kind: &str| {
         let is_true = |one: &&PodCondition| one.type_ == kind && one.status == "True";
         conditions.iter().find(is_true)
     };
-    let words = |one: &PodCondition| {
+    let message = |one: &PodCondition| {
         one.message
             .clone()
             .or(one.reason.clone())
             .unwrap_or_default()
     };
-    if let Some(pending) = says("PodResizePending") {
+    if let Some(pending) = holding("PodResizePending") {
         return Some(match pending.reason.as_deref() {
-            Some("Infeasible") => Resize::Infeasible(words(pending)),
+            Some("Infeasible") => Resize::Infeasible(message(pending)),
             _ => Resize::Pending(Resizing {
                 deferred: true,
-                words: words(pending),
+                message: message(pending),
             }),
         });
     }
-    let under_way = |words: String| {
+    let in_progress = |message: String| {
         Resize::Pending(Resizing {
             deferred: false,
-            words,
+            message,
         })
     };
-    // Kubernetes counts a pod's changes from 1.33 on, and the kubelet says which it has seen.
+    // Since Kubernetes 1.33, a pod has a generation, and the kubelet reports the generation that it has observed.
     let seen = pod.status.as_ref()?.observed_generation;
     let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
     if unseen {
-        return Some(under_way(
-            "the kubelet has not seen the change yet".to_owned(),
+        return Some(in_progress(
+            "the kubelet has not observed the change yet".to_owned(),
         ));
     }
-    says("PodResizeInProgress").map(|one| under_way(words(one)))
+    holding("PodResizeInProgress").map(|one| in_progress(message(one)))
 }
 
-/// CPU and memory of what was said; the rest cannot be changed in place and is hashed.
+/// CPU and memory of the resources. Other resources do not change in place and are part of the hash.
 fn resizable(resources: &ResourceRequirements) -> Value {
     let pick = |side: &Option<BTreeMap<String, _>>| {
         let all = side.iter().flatten();
@@ -353,31 +362,32 @@ fn resizable(resources: &ResourceRequirements) -> Value {
         all.map(|(name, quantity)| (name.clone(), json!(quantity)))
             .collect::<serde_json::Map<_, _>>()
     };
-    let said = said_only(json!({
+    let set = without_empty(json!({
         "requests": pick(&resources.requests),
         "limits": pick(&resources.limits),
     }));
-    match &said {
+    match &set {
         Value::Object(sides) if sides.is_empty() => Value::Null,
-        _ => said,
+        _ => set,
     }
 }
 
-/// From what was said to what is said. As in a pod that is made, a limit is also the request where none is said.
+/// The patch from the known to the wanted resources. As at the creation of a pod, a limit is also the default of the
+/// request.
 fn patch(known: &Value, wanted: &Value) -> Value {
-    let said = |of: &Value, side: &str| of[side].as_object().cloned().unwrap_or_default();
+    let part = |of: &Value, side: &str| of[side].as_object().cloned().unwrap_or_default();
     let requests = |of: &Value| {
-        let mut all = said(of, "limits");
-        all.extend(said(of, "requests"));
+        let mut all = part(of, "limits");
+        all.extend(part(of, "requests"));
         all
     };
     let change = |known: serde_json::Map<String, Value>, wanted: serde_json::Map<String, Value>| {
-        let gone = known.into_iter().map(|(name, _)| (name, Value::Null));
-        gone.chain(wanted).collect::<serde_json::Map<_, _>>()
+        let removed = known.into_iter().map(|(name, _)| (name, Value::Null));
+        removed.chain(wanted).collect::<serde_json::Map<_, _>>()
     };
     json!({
         "requests": change(requests(known), requests(wanted)),
-        "limits": change(said(known, "limits"), said(wanted, "limits")),
+        "limits": change(part(known, "limits"), part(wanted, "limits")),
     })
 }
 

@@ -1,6 +1,6 @@
-//! etcd's command line: which flags a member gets, by version.
+//! The command line of etcd, by version.
 //!
-//! Flag names were read in the sources of etcd 3.5.35, 3.6.16 and 3.7.3.
+//! Source of the flag names: etcd 3.5.35, 3.6.16 and 3.7.3.
 
 use api::cluster::{EtcdOptions, TlsPolicy};
 use api::duration::DurationText;
@@ -9,13 +9,13 @@ use api::version::EtcdVersion;
 
 use super::{Member, Members, Start, initial_cluster_of_names};
 
-/// How many learners may join at once, from etcd 3.6 on. As large as the largest cluster: changing the flag
-/// would need a restart of every member.
+/// Maximum number of concurrent learners, from etcd 3.6 on. The value is the size of the largest cluster, because
+/// changing the flag would need a restart of every member.
 pub const MAX_LEARNERS: u8 = 7;
-/// The variable that says so: etcd reads every flag from its environment, too.
+/// The environment variable for this limit: etcd also reads its flags from the environment.
 pub const VARIABLE_MAX_LEARNERS: &str = "ETCD_MAX_LEARNERS";
 
-/// The arguments of the etcd container, without the program.
+/// The arguments of the etcd container, without the program itself.
 pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let addresses = members.addresses();
     let name = member.name;
@@ -23,7 +23,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // Go listens on IPv6 as well where the system has it.
+        // Go also listens on IPv6 if the system supports it.
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
@@ -49,7 +49,7 @@ fn peer_listeners(members: &Members<'_>) -> String {
     urls.collect::<Vec<_>>().join(",")
 }
 
-/// Plain text and TLS on one port: etcd tells them apart by a connection's first bytes (`serve` in its
+/// Plain text and TLS can share one port: etcd distinguishes them by the first bytes of a connection (`serve` in its
 /// `server/embed/serve.go`).
 fn client_listeners(members: &Members<'_>) -> String {
     let url = |tls| format!("{}://0.0.0.0:{CLIENT_PORT}", scheme(tls));
@@ -64,7 +64,7 @@ fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let (state, initial_cluster) = match &member.start {
         Start::Bootstrap { members: first } => ("new", initial_cluster_of_names(members, first)),
         Start::Join { initial_cluster } => ("existing", initial_cluster.clone()),
-        // Invariant 6: alone in its list, an empty member cannot come up.
+        // Invariant 6: an empty member that is alone in its list fails to start.
         Start::OnDisk => (
             "existing",
             initial_cluster_of_names(members, &[member.name.to_owned()]),
@@ -85,14 +85,14 @@ fn version_arguments(version: &EtcdVersion) -> Vec<String> {
         ));
     }
     if version.minor() == (3, 4) {
-        // Both became the default in 3.5.
+        // Both are the default from 3.5 on.
         arguments.push("--pre-vote=true".to_owned());
         arguments.push("--logger=zap".to_owned());
     }
     arguments
 }
 
-/// `--listen-metrics-urls` came with 3.3.
+/// `--listen-metrics-urls` exists from 3.3 on.
 pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
@@ -140,14 +140,14 @@ fn option_arguments(options: &EtcdOptions) -> Vec<String> {
         .collect()
 }
 
-/// etcd takes both as a number of milliseconds.
+/// etcd expects both durations as a number of milliseconds.
 fn milliseconds(text: &DurationText) -> Option<String> {
     text.parse()
         .map(|duration| duration.as_millis().to_string())
 }
 
-/// The user's own flags, last. Those the operator owns are refused by validation; an object stored before the
-/// rule existed must not break its members.
+/// The user's own flags. Validation rejects flags that the operator owns, but an object stored before that rule existed
+/// may have them. Such flags are left out here.
 fn extra_arguments(members: &Members<'_>) -> Vec<String> {
     let extra = members
         .spec
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_member_knows_all_first_members() {
+    fn first_member_gets_list_of_first_members() {
         let arguments = Fixture::default().arguments();
         assert!(has(&arguments, "--initial-cluster-state=new"));
         assert!(has(&arguments, "--initial-cluster-token=token"));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_joining_member_gets_the_list_its_addition_returned() {
+    fn joining_member_gets_list_returned_by_addition() {
         let arguments = Fixture::default()
             .start(Start::Join {
                 initial_cluster: "a=b,c=d".into(),
@@ -206,9 +206,9 @@ mod tests {
         assert!(has(&arguments, "--initial-cluster-state=existing"));
     }
 
-    /// Invariant 6: without its data such a member finds nobody to join and does not start.
+    /// Invariant 6: without its data, such a member finds no cluster to join and does not start.
     #[test]
-    fn a_member_back_on_its_disk_is_told_of_nobody_else() {
+    fn restarted_member_gets_only_itself_as_initial_cluster() {
         let arguments = Fixture::default().start(Start::OnDisk).arguments();
         assert!(has(
             &arguments,
@@ -218,18 +218,18 @@ mod tests {
     }
 
     #[test]
-    fn addresses_follow_the_member_address_and_the_cluster_domain() {
+    fn addresses_follow_member_address_and_cluster_domain() {
         let pod = r#"{"memberAddress":"Pod","pod":{"ClusterDomain":".cluster.local"}}"#;
         let arguments = Fixture::with(pod).arguments();
         let url = "--advertise-client-urls=http://db-aaaaaaaaaa.db.prod.svc.cluster.local:2379";
         assert!(has(&arguments, url), "{arguments:?}");
     }
 
-    /// Go binds the unspecified IPv4 address to both families, and on a system without IPv4 to IPv6 alone
-    /// (`favoriteAddrFamily` in its package `net`); what members tell each other are names. So the same arguments
-    /// serve IPv4, IPv6 and dual stack, and no address of a pod is in them.
+    /// Go binds the unspecified IPv4 address to both IP families, and on a system without IPv4 to IPv6 only
+    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names. So the same arguments work with IPv4,
+    /// IPv6 and dual stack, and contain no IP address of a pod.
     #[test]
-    fn arguments_hold_no_address_of_one_ip_family() {
+    fn arguments_work_with_both_ip_families() {
         let arguments = Fixture::default().arguments();
         for flag in ["peer", "client", "metrics"] {
             let listens = format!("--listen-{flag}-urls=http://0.0.0.0:");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_follow_the_version() {
+    fn flags_depend_on_version() {
         // (version, pre-vote, metrics listener)
         for (version, pre_vote, metrics) in [
             ("3.2.13", false, false),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn typed_options_become_flags_in_etcds_units() {
+    fn typed_options_become_flags_in_units_of_etcd() {
         let arguments = Fixture::with(
             r#"{"etcd":{"quotaBackendBytes":8589934592,"autoCompactionMode":"periodic","autoCompactionRetention":"30m",
                 "heartbeatInterval":"200ms","electionTimeout":"2s","snapshotCount":5000,"maxRequestBytes":2097152}}"#,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_arguments_come_last_and_never_replace_the_operators() {
+    fn extra_arguments_never_override_owned_flags() {
         let extra = r#"{"pod":{"extraArgs":["--log-level=debug","--name=other","--initial-cluster-state=new"]}}"#;
         let arguments = Fixture::with(extra).arguments();
         assert_eq!(arguments.last().unwrap(), "--log-level=debug");
@@ -301,7 +301,7 @@ mod tests {
 
     /// Invariant 23.
     #[test]
-    fn a_member_listens_as_its_stage_says_and_is_dialled_where_it_listens() {
+    fn listeners_and_advertised_urls_follow_tls_stage() {
         let with = |stage: &str, accepts: bool| {
             Fixture::with(&format!(
                 r#"{{"TLS":{{"static":{{"member":{{"peerSecret":"p","serverSecret":"s"}},"operatorSecret":"o"}},

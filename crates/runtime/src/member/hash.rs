@@ -1,9 +1,9 @@
-//! A hash of what the spec says about pods, to see whether a running pod has to be made anew.
+//! A hash of the spec that shows whether a running pod must be replaced.
 //!
-//! It is of the user's words, not of the built pod: a new release of the operator that builds pods differently
-//! restarts nobody's members ([ADR 14](../../../../docs/adr/0014-what-rolls-out.md)). The hash of the same words is the
-//! same in every release; a test pins it. A release that has to hash other words gives the form another number and
-//! continues to recognize the older forms.
+//! The input is the spec, not the built pod: a new release of the operator that builds pods differently restarts no
+//! members ([ADR 14](../../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release, and
+//! a test pins two of them. A release that must hash other fields uses a new number of the form, and continues to
+//! recognize the older forms.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use api::cluster::{EtcdClusterSpec, TlsPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// The form of the hash, in front of it.
+/// Prefix of the hash: the number of its form.
 const FORM: &str = "1-";
 
-/// The form's number and sixteen hexadecimal digits. Only what a pod cannot take while it runs: the image stands in
-/// the pod and the version in an annotation; a volume is changed without its pod; labels, annotations, CPU and memory
-/// are changed in place (`difference`).
+/// The hash: the number of the form and sixteen hexadecimal digits. Only fields whose change needs a new pod count. The
+/// image and the version are compared separately, volumes change without their pod, and labels, annotations, CPU and
+/// memory change in place (`difference`).
 pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     let mut pod = spec.pod.clone().unwrap_or_default();
     pod.persistent_volume_claim_spec = None;
     pod.labels.clear();
     pod.annotations.clear();
-    // Without effect, so no difference.
+    // These fields have no effect.
     pod.busybox_image = None;
     pod.dns_timeout_in_second = None;
     if let Some(resources) = &mut pod.resources {
@@ -31,18 +31,18 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
             side.for_each(|all| all.retain(|name, _| !is_resizable(name)));
         }
     }
-    let said = serde_json::json!({
+    let hashed = serde_json::json!({
         "pod": pod,
         "etcd": spec.etcd,
         "memberAddress": spec.member_address,
-        "tls": spec.tls.as_ref().map(said_of_tls),
+        "tls": spec.tls.as_ref().map(hashed_tls),
     });
-    format!("{FORM}{}", digest(said))
+    format!("{FORM}{}", digest(hashed))
 }
 
-/// Of generated certificates a pod depends on which there are; how long they are valid and for which names it sees
+/// For generated certificates, only their existence counts. A member notices a changed validity or changed names
 /// without a restart.
-fn said_of_tls(tls: &TlsPolicy) -> Value {
+fn hashed_tls(tls: &TlsPolicy) -> Value {
     match tls.generated() {
         Some(generated) => serde_json::json!({
             "generated": { "peer": generated.peer(), "client": generated.client() },
@@ -53,21 +53,21 @@ fn said_of_tls(tls: &TlsPolicy) -> Value {
     }
 }
 
-fn digest(said: Value) -> String {
-    let digest = Sha256::digest(said_only(said).to_string());
+fn digest(value: Value) -> String {
+    let digest = Sha256::digest(without_empty(value).to_string());
     hex::encode(&digest[..8])
 }
 
-/// An absent field and one that says nothing are the same; fields in the order of their names.
-pub(super) fn said_only(value: Value) -> Value {
+/// Removes empty fields, so that an absent field and an empty field are equal, and sorts fields by name.
+pub(super) fn without_empty(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let said = fields
+            let fields = fields
                 .into_iter()
-                .map(|(key, value)| (key, said_only(value)));
-            let said: BTreeMap<String, Value> =
-                said.filter(|(_, value)| !is_empty(value)).collect();
-            Value::Object(said.into_iter().collect())
+                .map(|(key, value)| (key, without_empty(value)));
+            let fields: BTreeMap<String, Value> =
+                fields.filter(|(_, value)| !is_empty(value)).collect();
+            Value::Object(fields.into_iter().collect())
         }
         other => other,
     }
@@ -82,7 +82,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Kubernetes changes these two in a running container.
+/// Kubernetes can change these two in a running container.
 pub(super) fn is_resizable(resource: &str) -> bool {
     matches!(resource, "cpu" | "memory")
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::super::fixture::spec;
     use super::*;
 
-    const MUCH: &str = r#"{"repository":"registry.local/etcd","memberAddress":"Pod",
+    const MANY_FIELDS: &str = r#"{"repository":"registry.local/etcd","memberAddress":"Pod",
         "etcd":{"quotaBackendBytes":8589934592,"autoCompactionMode":"periodic","heartbeatInterval":"200ms"},
         "TLS":{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"}},
         "pod":{"labels":{"team":"a"},"annotations":{"note":"b"},"nodeSelector":{"disk":"fast"},"antiAffinity":true,
@@ -100,16 +100,16 @@ mod tests {
             "resources":{"requests":{"cpu":"1","ephemeral-storage":"1Gi"},"limits":{"memory":"1Gi"}},
             "extraArgs":["--log-level=debug"],"terminationGracePeriodSeconds":20,"priorityClassName":"high"}}"#;
 
-    /// A release that changes one of these restarts the members of everybody: give the form another number instead,
-    /// and recognise this one.
+    /// A release that changes one of these hashes restarts the members of all users. Use a new number of the form
+    /// instead, and recognize this one.
     #[test]
-    fn the_hash_of_the_same_words_is_the_same_in_every_release() {
+    fn spec_hash_is_stable_across_releases() {
         assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");
-        assert_eq!(spec_hash(&spec(MUCH)), "1-5ef8befa2e869d57");
+        assert_eq!(spec_hash(&spec(MANY_FIELDS)), "1-5ef8befa2e869d57");
     }
 
     #[test]
-    fn the_hash_changes_with_what_a_running_pod_cannot_take() {
+    fn hash_changes_if_new_pod_is_needed() {
         let before = spec_hash(&spec("{}"));
         for changed in [
             r#"{"pod":{"resources":{"limits":{"ephemeral-storage":"1Gi"}}}}"#,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_ignores_what_no_pod_depends_on_and_what_is_changed_in_place() {
+    fn hash_ignores_in_place_changes() {
         let before = spec_hash(&spec("{}"));
         for same in [
             r#"{"size":5}"#,

@@ -1,4 +1,4 @@
-//! The NetworkPolicy of a cluster: who may connect to its members. Whether it is enforced is up to the network.
+//! The NetworkPolicy of a cluster: the peers that may connect to its members. The network plugin enforces it, or not.
 
 use std::collections::BTreeMap;
 
@@ -13,26 +13,26 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
 
-/// The label every namespace has, with its name.
+/// Label that Kubernetes sets on each namespace, with the name of the namespace.
 const NAMESPACE: &str = "kubernetes.io/metadata.name";
 
-/// The labels of the pods that write a cluster's backups to a claim. They run in the cluster's namespace.
-pub const BESIDE_A_CLAIM: [(&str, &str); 2] = [
+/// Labels of the pods that write backups to a PVC. They run in the namespace of the cluster.
+pub const BACKUP_POD_LABELS: [(&str, &str); 2] = [
     ("app.kubernetes.io/name", "etcd-backup"),
     ("app.kubernetes.io/managed-by", names::MANAGER_BACKUP),
 ];
 
-/// Where the operators run, all three of them.
+/// The pods of the three operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Operators {
-    /// Their namespace.
+    /// Namespace of the operators.
     pub namespace: String,
-    /// Labels of their pods; none: every pod there.
+    /// Labels of their pods. Empty means every pod in that namespace.
     pub labels: BTreeMap<String, String>,
 }
 
-/// The policy of a cluster that has one. It also holds for a seed that prepares its data: it only lets in. The kubelet's
-/// probes come from the pod's own node, which Kubernetes never keeps out.
+/// Builds the policy. It also applies to a seed that prepares its data: the policy restricts only ingress. Probes of
+/// the kubelet come from the pod's own node, which Kubernetes always allows.
 pub fn network_policy(
     members: &Members<'_>,
     access: &NetworkAccess,
@@ -50,14 +50,14 @@ pub fn network_policy(
             ..NetworkPolicyPeer::default()
         });
     } else {
-        let labels = BESIDE_A_CLAIM.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let labels = BACKUP_POD_LABELS.map(|(key, value)| (key.to_owned(), value.to_owned()));
         clients.push(NetworkPolicyPeer {
             pod_selector: Some(selector(labels.into())),
             ..NetworkPolicyPeer::default()
         });
         clients.extend(access.clients.iter().cloned());
     }
-    // The operators ask for the health of a member that does not serve clients yet.
+    // The operators check the health of members that do not serve clients yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()
@@ -100,7 +100,7 @@ fn selector(labels: BTreeMap<String, String>) -> LabelSelector {
     }
 }
 
-/// Without `from` everybody may connect to that port.
+/// Without `from`, the rule allows all sources.
 fn rule(port: u16, from: Option<Vec<NetworkPolicyPeer>>) -> NetworkPolicyIngressRule {
     NetworkPolicyIngressRule {
         from,
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn members_reach_members_and_operators_and_clients_the_client_port_alone() {
+    fn operators_and_clients_reach_only_the_client_port() {
         let team = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
         let policy = built(&json!({ "clients": [team] }));
         let (spec, of) = (&policy["spec"], |port: i64| {
@@ -154,17 +154,17 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        // Without them no backup of this cluster would get onto a claim.
+        // Without this rule, a pod that writes a backup to a PVC could not read the cluster.
         let beside_a_claim = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });
         assert_eq!(of(2379), json!([member, operator, beside_a_claim, team]));
-        assert_eq!(of(2381), Value::Null, "everybody");
+        assert_eq!(of(2381), Value::Null, "all sources");
         assert_eq!(spec["policyTypes"], json!(["Ingress"]));
     }
 
     #[test]
-    fn without_named_clients_the_own_namespace_is_let_in() {
+    fn own_namespace_is_allowed_without_named_clients() {
         let policy = built(&json!({}));
         let from = policy["spec"]["ingress"][1]["from"]
             .as_array()
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_may_be_kept_to_those_who_collect_them() {
+    fn metrics_can_be_restricted_to_collectors() {
         let metrics = json!([{ "namespaceSelector": { "matchLabels": { "team": "watch" } } }]);
         let policy = built(&json!({ "metrics": metrics }));
         let from = policy["spec"]["ingress"][2]["from"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! A member's pod: one etcd container on one data volume, under the restricted pod security profile.
+//! The pod of a member: one etcd container with one data volume, conforming to the restricted pod security standard.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use super::{
     MAX_LEARNERS, Member, Members, VARIABLE_MAX_LEARNERS, difference, etcd_arguments, probe,
 };
 
-/// The user and group of everything in a member's pod.
+/// UID and GID of the containers in a member's pod.
 pub const USER: i64 = 65532;
 const PROGRAM: &str = "/usr/local/bin/etcd";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
-/// What the API server makes pods tolerate a lost node for (`DefaultTolerationSeconds`).
-const KUBERNETES_WAITS: Duration = Duration::from_mins(5);
+/// Time for which pods tolerate a lost node by default (admission plugin `DefaultTolerationSeconds`).
+const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -45,7 +45,7 @@ fn labels(
     member: &Member<'_>,
     policy: &PodPolicy,
 ) -> BTreeMap<String, String> {
-    // The operator's own labels win: Services and the disruption budget rely on them.
+    // The operator's own labels take precedence: Services and the PodDisruptionBudget select by them.
     let mut labels = policy.labels.clone();
     labels.extend(names::member_labels(members.cluster, member.name));
     labels.insert(names::LABEL_ROLE.to_owned(), member.role.label().to_owned());
@@ -84,7 +84,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         subdomain: Some(names::headless_service(members.cluster)),
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
-        // One variable for each Service of the namespace would be noise, and etcd reads those that begin with ETCD_.
+        // Service links would add variables for each Service of the namespace, and etcd reads variables with the prefix
+        // ETCD_.
         enable_service_links: Some(false),
         containers,
         init_containers: (!policy.init_containers.is_empty())
@@ -125,7 +126,7 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(members, member.version)),
-        // What etcd said last tells a damaged disk from a bad setting, and the operator reads no logs.
+        // The last log lines distinguish a damaged disk from an invalid setting, and the operator reads no logs.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(
@@ -139,9 +140,9 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// How many learners may join at once is said here and not by a flag: flags do not change in a running pod, one that a
-/// release does not know keeps it from starting, and a variable that it does not know is no more than a line in its log.
-/// So a pod can change its image in both directions.
+/// The limit of learners is a variable and not a flag. etcd fails to start with an unknown flag, but only logs an unknown
+/// variable. Neither can change in a running pod. With the variable, the image of a pod can change to an older and to a
+/// newer release.
 fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
     let one = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
@@ -149,35 +150,38 @@ fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) ->
         ..EnvVar::default()
     };
     let learners = one((VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string()));
-    let defragmentation = says_when_it_is_busy(member, policy).map(one);
+    let defragmentation = stop_grpc_on_defragmentation(member, policy).map(one);
     let users = policy.etcd_env.iter();
     let users = users
-        .filter(|one| is_the_users(&one.name, arguments))
+        .filter(|one| is_allowed_variable(&one.name, arguments))
         .cloned();
     let ours = [learners].into_iter().chain(defragmentation);
     ours.chain(users).collect()
 }
 
-/// Whether a variable of `spec.pod.etcdEnv` gets into the pod. Validation refuses the variables of flags that the operator
-/// owns; an object stored before the rule existed must not give them to etcd, for `ETCD_FORCE_NEW_CLUSTER` alone loses a
-/// cluster. A variable whose flag is on the command line is left out, because etcd does not start with both (`verifyEnv`
-/// in its `pkg/flags`).
-fn is_the_users(variable: &str, arguments: &[String]) -> bool {
+/// Whether a variable of `spec.pod.etcdEnv` is set in the pod. Validation rejects variables of flags that the operator
+/// owns, but an object stored before that rule existed may have them: `ETCD_FORCE_NEW_CLUSTER` alone can destroy a
+/// cluster. A variable is also left out if its flag is on the command line, because etcd does not start with both
+/// (`verifyEnv` in its `pkg/flags`).
+fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
     let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
     refused_variable(variable).is_none() && !flag_of_env(variable).is_some_and(given)
 }
 
-/// Has etcd tell clients that ask for its health (`grpc.health.v1`) that it does not serve while it is defragmented, so
-/// that they go to another member: a flag up to 3.6 (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since
-/// 3.5.14), a feature gate from 3.6 on. 3.6 does not start with both, and no release with a variable whose flag is given
-/// (`verifyEnv` in etcd's `pkg/flags`): where the user speaks of either, nothing is added.
-fn says_when_it_is_busy(member: &Member<'_>, policy: &PodPolicy) -> Option<(&'static str, String)> {
-    let speaks_of = |text: &str| {
+/// The variable that makes etcd report `NOT_SERVING` in gRPC health checks (`grpc.health.v1`) during a defragmentation,
+/// so that clients switch to another member. It is a flag up to 3.6 (`--experimental-stop-grpc-service-on-defrag`, in
+/// 3.5 since 3.5.14) and a feature gate from 3.6 on. 3.6 does not start with both, and no release starts with a
+/// variable and its flag (`verifyEnv` in etcd's `pkg/flags`). So nothing is added if the user sets either.
+fn stop_grpc_on_defragmentation(
+    member: &Member<'_>,
+    policy: &PodPolicy,
+) -> Option<(&'static str, String)> {
+    let sets_it = |text: &str| {
         let text = text.to_lowercase().replace('_', "-");
         text.contains("feature-gates") || text.contains("stop-grpc-service-on-defrag")
     };
-    let says = policy.extra_args.iter().any(|argument| speaks_of(argument));
-    if says || policy.etcd_env.iter().any(|one| speaks_of(&one.name)) {
+    let by_argument = policy.extra_args.iter().any(|argument| sets_it(argument));
+    if by_argument || policy.etcd_env.iter().any(|one| sets_it(&one.name)) {
         return None;
     }
     Some(if member.version.minor() >= (3, 6) {
@@ -198,7 +202,7 @@ fn port(name: &str, number: u16) -> ContainerPort {
     }
 }
 
-/// The data volume where every container that needs it mounts it.
+/// The mount of the data volume, equal in every container that needs it.
 pub fn data_mount() -> VolumeMount {
     VolumeMount {
         name: names::VOLUME_DATA.to_owned(),
@@ -224,7 +228,7 @@ fn data_volume(member: &str, policy: &PodPolicy) -> Volume {
     }
 }
 
-/// The pod's security context where the spec gives none: the restricted profile, with a group that owns the disk.
+/// Default security context of the pod: the restricted profile, with a group that owns the disk.
 pub fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
@@ -240,7 +244,7 @@ pub fn pod_security() -> PodSecurityContext {
     }
 }
 
-/// A container's security context where the spec gives none.
+/// Default security context of a container.
 pub fn container_security() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
@@ -253,7 +257,7 @@ pub fn container_security() -> SecurityContext {
     }
 }
 
-/// The spec's affinity; else members avoid each other's nodes, strictly with v1beta2's `antiAffinity`.
+/// The affinity of the spec. By default members prefer different nodes, and require them with v1beta2's `antiAffinity`.
 fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
     if let Some(given) = &policy.affinity {
         return given.clone();
@@ -297,12 +301,12 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
     }]
 }
 
-/// Those of the spec. Kubernetes deletes the pods of a lost node after five minutes, and what is in a pod is lost with
-/// it; where the user waits longer than that for a node, so does the pod.
+/// The tolerations of the spec. By default, Kubernetes evicts the pods of a lost node after five minutes, and an
+/// `emptyDir` is lost with its pod. If the user waits longer for a lost node, the pod tolerates it for the same time.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
     let mut all = policy.tolerations.clone();
     let after = members.spec.replace_after();
-    if after > KUBERNETES_WAITS {
+    if after > DEFAULT_TOLERATION {
         for taint in [TAINT_NOT_READY, TAINT_UNREACHABLE] {
             let known = |one: &Toleration| one.key.as_deref().is_none_or(|key| key == taint);
             if !policy.tolerations.iter().any(known) {

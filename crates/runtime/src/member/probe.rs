@@ -1,6 +1,6 @@
-//! The readiness probe: plain HTTP by the kubelet, so that the image needs no shell and no client.
+//! The readiness probe: HTTP requests of the kubelet, so the image needs no shell and no client.
 //!
-//! No liveness probe: it kills members that take long to load a large database, again and again.
+//! There is no liveness probe: it would kill a member repeatedly while the member loads a large database.
 
 use api::names::{CLIENT_PORT, METRICS_PORT};
 use api::version::EtcdVersion;
@@ -10,11 +10,11 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Members;
 use super::flags::has_metrics_listener;
 
-/// Ready means: the member reads linearizably, so it is in touch with a quorum. A full database (NOSPACE) still
-/// serves reads and must stay reachable for its repair.
+/// A ready member serves linearizable reads, so it has contact to a quorum. A member with a NOSPACE alarm stays ready:
+/// it serves reads and must be reachable for the repair.
 pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
-    // Up to 3.4 `/health` writes an entry to the log of the cluster, and etcd 3.6 does not start on a log with such
-    // entries (`v2ToV3Request` in its `apply_v2.go`). `/version` is served once the member has joined.
+    // Up to 3.4, a request to `/health` writes an entry to the Raft log, and etcd 3.6 does not start on a log with such
+    // entries (`v2ToV3Request` in its `apply_v2.go`). `/version` is served after the member has joined.
     let writes = !version.has_readyz() && version.minor() < (3, 5);
     let path = if version.has_readyz() {
         "/readyz"
@@ -28,8 +28,8 @@ pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     } else {
         CLIENT_PORT
     };
-    // A client port that asks for certificates cannot be asked more than whether it is open.
-    let (asked, open) = if port == CLIENT_PORT && members.addresses().client_tls {
+    // The kubelet has no client certificate, so it only checks whether the client port with TLS is open.
+    let (http_get, tcp_socket) = if port == CLIENT_PORT && members.addresses().client_tls {
         let port = IntOrString::Int(port.into());
         (None, Some(TCPSocketAction { port, host: None }))
     } else {
@@ -41,8 +41,8 @@ pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
         (Some(get), None)
     };
     Probe {
-        http_get: asked,
-        tcp_socket: open,
+        http_get,
+        tcp_socket,
         period_seconds: Some(1),
         timeout_seconds: Some(3),
         failure_threshold: Some(3),

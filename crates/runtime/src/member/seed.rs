@@ -1,13 +1,14 @@
-//! A seed member's pod: a member's pod with a container before etcd's that fetches a snapshot, from an object store or
-//! from another member, and leaves the program `etcd-restore-operator` for etcd's own container. That one begins with
-//! the program, which makes the data directory with the etcd image's own tool and then becomes etcd; where the directory
-//! is there it becomes etcd at once. What the program does stands in the crate `restore`.
+//! The pod of a seed member: a member's pod with an additional init container. The init container fetches a snapshot
+//! from an object store or from another member, and copies the program `etcd-restore-operator` to a shared volume.
 //!
-//! One container more in a row would cost its start, and up to a second until the kubelet sees that the one before it
-//! has ended.
+//! The etcd container starts with that program. The program creates the data directory with the tool in the etcd image,
+//! unless the directory exists, and then replaces itself with etcd. The crate `restore` contains the program.
 //!
-//! Pure: built from values, read from values. The restore operator makes seeds from backups, the cluster operator
-//! makes one from the survivor of a lost quorum.
+//! A second init container instead would cost its own start, and up to a second until the kubelet notices that the
+//! first one has ended.
+//!
+//! Pure. The restore operator creates seeds from backups. The cluster operator creates a seed from the survivor of a
+//! lost quorum.
 
 use std::path::PathBuf;
 
@@ -22,37 +23,37 @@ use sha2::{Digest, Sha256};
 
 use super::{Member, Members, Role, Start, data_mount, pod};
 
-/// Name of the container that fetches.
+/// Name of the init container that fetches the snapshot.
 pub const FETCH: &str = "fetch";
 
-/// Below what no mount of a user's may begin with.
+/// Mount of the shared volume. Validation rejects user mounts below this path.
 const TOOLS: &str = "/var/etcd-tools";
 const CLIENT_TLS: &str = "/run/seed/client-tls";
 const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
 
-/// The image the operators run from; its program prepares a seed.
+/// The image of the operators. Its program prepares the data of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorImage {
-    /// The image.
+    /// Name of the image.
     pub image: String,
-    /// When it is pulled.
+    /// Pull policy of the image.
     pub pull_policy: Option<String>,
 }
 
-/// From where a seed's first container fetches: what depends on it in the pod.
+/// The parts of a seed's pod that depend on the source of its snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Source {
-    /// Arguments of `seed fetch`. They name places and Secrets and hold no credentials (invariant 14).
+    /// Arguments of `seed fetch`. They name locations and Secrets, and contain no credentials (invariant 14).
     pub arguments: Vec<String>,
-    /// What the container needs to see.
+    /// Volume mounts of the init container.
     pub mounts: Vec<VolumeMount>,
-    /// What the pod needs for that.
+    /// Volumes of the pod for these mounts.
     pub volumes: Vec<Volume>,
 }
 
 impl Source {
-    /// From a member that runs, over etcd's Maintenance API. The container refuses another cluster's member, and a
-    /// snapshot older than `revision`.
+    /// Fetches from a running member with etcd's Maintenance API. The container rejects a member of another cluster,
+    /// and a snapshot older than `revision`.
     pub fn member(client_url: &str, cluster_id: ClusterId, revision: i64) -> Self {
         Self {
             arguments: vec![
@@ -64,7 +65,7 @@ impl Source {
         }
     }
 
-    /// The same, with the client certificate that the member asks for. Only the container that fetches sees it.
+    /// Adds the client certificate that the member requires. Only the init container mounts it.
     #[must_use]
     pub fn with_identity(mut self, secret: &str) -> Self {
         let name = "seed-client-tls";
@@ -80,7 +81,7 @@ impl Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(0o440),
-                // The member must be able to start again long after the Secret was deleted.
+                // The pod must be able to restart after the Secret was deleted.
                 optional: Some(true),
                 items: None,
             }),
@@ -90,53 +91,54 @@ impl Source {
     }
 }
 
-/// What a seed is made from.
+/// The properties of a seed member.
 #[derive(Clone, Debug)]
 pub struct Seed<'a> {
-    /// The member's name.
+    /// Name of the member.
     pub member: &'a str,
-    /// The version of the server, and of the tool that makes its data directory.
+    /// Version of etcd, and of the tool that creates its data directory.
     pub version: &'a EtcdVersion,
-    /// Where its data comes from.
+    /// Source of the snapshot.
     pub source: Source,
-    /// By how much the revision is raised, with everything below marked as compacted; etcd 3.6 and later.
+    /// Number by which the revision is raised. All older revisions are marked as compacted. etcd 3.6 and later.
     pub bump_revision: Option<u64>,
 }
 
-/// What a snapshot is, as found by reading it.
+/// The content of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
-    /// The revision an etcd that is started from it serves.
+    /// The revision that etcd serves after it was started from the snapshot.
     pub revision: i64,
-    /// Bytes of the snapshot.
+    /// Size of the snapshot in bytes.
     pub size: u64,
     /// SHA-256 of the snapshot, in hexadecimal.
     pub sha256: String,
-    /// etcd's own hash of the keys, where it is known what an etcd that is started from it must answer.
+    /// The hash of the keys (HashKV) that etcd must report after it was started from the snapshot, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<KeyHash>,
-    /// The backup it was fetched from; absent if a member was asked.
+    /// The backup that the snapshot was fetched from; absent if it was fetched from a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<Origin>,
 }
 
-/// The backup that a seed's data was made from, as recorded on the volume beside the data.
+/// The provenance of a seed's data: the backup, recorded on the volume next to the data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
-    /// The place, as SHA-256 of the block that names it, in hexadecimal: a termination message has little room.
+    /// SHA-256 of the block that names the location of the backup, in hexadecimal. A hash, because the size of a
+    /// termination message is limited.
     pub place: String,
-    /// By how much its revision was raised; 0 if it was not.
+    /// Number by which the revision was raised; 0 if it was not.
     pub bump_revision: u64,
 }
 
-/// With what a seed's data directory is made: the first argument of `seed start`, as JSON. What follows it is etcd's
-/// command, unchanged, so that whoever reads a pod's flags finds etcd's and no others.
+/// Settings for creating a seed's data directory: the first argument of `seed start`, as JSON. The next arguments are
+/// the unchanged command of etcd, so the flags in a seed's pod are only flags of etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Making {
-    /// The image's own etcdutl, or etcdctl before etcd 3.5.
+    /// Path of etcdutl in the etcd image; etcdctl before etcd 3.5.
     pub tool: PathBuf,
     /// Name of the seed member.
     pub name: String,
@@ -145,40 +147,40 @@ pub struct Making {
     pub peer_url: String,
     /// Token of the new cluster.
     pub token: String,
-    /// By how much to raise the revision; everything below is marked as compacted. etcd 3.6 and later.
+    /// Number by which to raise the revision. All older revisions are marked as compacted. etcd 3.6 and later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bump_revision: Option<u64>,
 }
 
-/// The termination message of a seed's program. Where it goes on as etcd it leaves none.
+/// The termination message of a seed's program. The program leaves no message after it replaced itself with etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
-    /// It worked.
+    /// The snapshot was fetched.
     Done(Contents),
-    /// It did not.
+    /// The program failed.
     Failed {
-        /// The condition's reason.
+        /// Reason of the condition.
         reason: String,
-        /// What and how to put it right.
+        /// The problem and its remedy.
         message: String,
     },
 }
 
 impl Report {
-    /// Reads a termination message; `None` for one that another program wrote.
+    /// Parses a termination message; `None` for the message of another program.
     pub fn read(message: &str) -> Option<Self> {
         serde_json::from_str(message).ok()
     }
 }
 
-/// The pod of a seed member. `members` carries the token of the cluster that begins with it.
+/// The pod of a seed member. `members` has the token of the cluster that starts from this seed.
 pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage) -> Pod {
     let member = Member {
         name: seed.member,
         version: seed.version,
         role: Role::Voter,
-        // Never `new`: without the restored data etcd must not come up as an empty cluster (invariant 6).
+        // Never `new`: without the restored data, etcd must not start as an empty cluster (invariant 6).
         start: Start::OnDisk,
     };
     let mut pod = pod(members, &member);
@@ -187,7 +189,7 @@ pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage)
         first.extend(spec.init_containers.take().unwrap_or_default());
         spec.init_containers = Some(first);
         if let Some(etcd) = spec.containers.first_mut() {
-            begin_with_the_program(etcd, members, &seed);
+            start_with_program(etcd, members, &seed);
         }
         let volumes = spec.volumes.get_or_insert_default();
         volumes.push(Volume {
@@ -229,8 +231,9 @@ fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> 
     }
 }
 
-/// The same image as the server: the same minor version's tool makes its data directory.
-fn begin_with_the_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
+/// Puts the program in front of etcd's command. The container keeps its image, so the tool that creates the data
+/// directory has the version of the server.
+fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
     let tool = if seed.version.has_etcdutl() {
         "/usr/local/bin/etcdutl"
     } else {
@@ -264,8 +267,8 @@ fn tools(read_only: bool) -> VolumeMount {
     }
 }
 
-/// The name of the seed member a restore makes: it follows from the restore's UID, so that two processes, or one after a
-/// crash, choose the same.
+/// The name of the seed member of a restore. The name depends only on the UID of the restore, so concurrent processes,
+/// or a process after a crash, choose the same name.
 pub fn seed_name(cluster: &str, restore: &str) -> String {
     let digest = Sha256::digest(restore);
     let mut random = [0; names::MEMBER_SUFFIX];
@@ -315,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_from_a_member_is_told_whom_to_ask_and_what_to_refuse() {
+    fn seed_from_member_gets_url_cluster_id_and_revision() {
         let pod = built("3.6.16", None);
         assert_eq!(
             fetch_arguments(&pod)[3..],
@@ -328,9 +331,9 @@ mod tests {
         assert_eq!(making(&pod).token, "token");
     }
 
-    /// What the cluster operator reads of a member's flags it finds in a seed's, and nothing else.
+    /// The cluster operator reads flags from pods, so a seed must have the flags of an ordinary member and no others.
     #[test]
-    fn a_seed_becomes_the_member_that_any_other_pod_of_it_is() {
+    fn seed_runs_etcd_like_ordinary_member() {
         let fixture = Fixture::durable();
         let member = Member {
             name: "db-aaaaaaaaaa",
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_revision_is_raised_where_that_is_asked_for() {
+    fn revision_is_raised_only_on_request() {
         let with = built("3.6.16", Some(1_000));
         let fetch = fetch_arguments(&with);
         assert!(
@@ -371,9 +374,9 @@ mod tests {
         assert!(!all.iter().any(|one| one.contains("bump")), "{all:?}");
     }
 
-    /// Invariant 20: what a member asks of its clients is shown to it, and to nobody else.
+    /// Invariant 20: only the container that connects to a member has a client certificate.
     #[test]
-    fn only_the_container_that_fetches_from_a_member_sees_the_client_certificate() {
+    fn only_fetch_container_mounts_client_certificate() {
         let fixture = Fixture::durable();
         let from = Source::member("https://db-b.prod.svc:2379", ClusterId(1), 1);
         let seed = Seed {
@@ -396,9 +399,9 @@ mod tests {
         }
     }
 
-    /// A recorded spec may be older than the rule that refuses it.
+    /// A recorded spec may be older than the validation rule.
     #[test]
-    fn a_seed_gets_no_variable_of_an_owned_flag() {
+    fn seed_gets_no_variables_of_owned_flags() {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
         let spec = built_of(&Fixture::with(json), None).spec.unwrap();
         let all = spec.init_containers.into_iter().flatten();
@@ -411,9 +414,9 @@ mod tests {
         );
     }
 
-    /// Invariant 6: without the restored data etcd does not come up as an empty cluster.
+    /// Invariant 6: without the restored data, etcd does not start as an empty cluster.
     #[test]
-    fn invariant_6_a_seed_from_a_member_is_never_started_as_a_new_cluster() {
+    fn invariant_6_seed_never_starts_as_new_cluster() {
         let pod = built("3.6.16", None);
         let etcd = etcd_arguments(&pod);
         assert!(etcd.contains(&"--initial-cluster-state=existing".to_owned()));

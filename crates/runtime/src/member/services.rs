@@ -1,4 +1,4 @@
-//! The Services: one for each member, the headless one, and the one clients use.
+//! The Services: one for each member, the headless Service, and the client Service.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
-use super::difference::ANNOTATION_SAID;
+use super::difference::ANNOTATION_APPLIED_SPEC;
 
-/// The member's own Service: its address for life. Created before the member is added and before its pod, it
-/// publishes the member's address also while it is not ready, which a joining member is.
+/// The Service of a member, which gives the member its permanent address. It is created before the member is added and
+/// before its pod. It publishes addresses that are not ready, because a joining member is not ready.
 pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     let labels = names::member_labels(members.cluster, member);
     Service {
@@ -28,8 +28,8 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
-/// The Service without endpoints: connections to it are refused at once instead of reaching the pod. The first
-/// members begin behind such Services, see [`is_closed`].
+/// The Service without endpoints: connections are refused at once instead of reaching the pod. The first members start
+/// with such Services, see [`is_closed`].
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service
@@ -42,9 +42,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// The Service as it is created while the way members talk to each other changes: without the second port, which is
-/// applied to it afterwards. What an object was created with an apply does not take away (it is another field manager's),
-/// and that port is to go again.
+/// The Service as it is created while TLS between members is switched: without the second port, which is applied
+/// afterwards. A later apply could not remove a port that the create set, because the create counts as another field
+/// manager. The second port must be removable.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -53,11 +53,11 @@ pub fn without_second_port(mut service: Service) -> Service {
     service
 }
 
-/// Whether a member's Service has no endpoints yet.
+/// True if a member's Service has no endpoints yet.
 ///
-/// A first member asks every other one whether it has been bootstrapped already, for a second each (etcd's
-/// `isMemberBootstrapped`). Members that start together listen and do not serve yet, so each waits the whole second
-/// for each other; a refused connection costs nothing.
+/// A first member asks each other member whether it was bootstrapped before, with a timeout of one second (etcd's
+/// `isMemberBootstrapped`). Members that start together listen but do not serve yet, so each request would take the whole
+/// second. A refused connection takes no time.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
     let selector = service
@@ -67,7 +67,7 @@ pub fn is_closed(service: &Service) -> bool {
     selector.is_some_and(|selector| selector.contains_key(names::LABEL_FORMED))
 }
 
-/// The headless Service named like the cluster: discovery, old clients, and addresses of the form
+/// The headless Service with the name of the cluster, for discovery, existing clients and addresses of the form
 /// `<member>.<cluster>.<namespace>.svc`.
 pub fn headless_service(members: &Members<'_>) -> Service {
     Service {
@@ -87,23 +87,23 @@ pub fn headless_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// The Service clients use. Before the cluster ID is recorded it has no endpoints, so that nothing is
-/// acknowledged by a bootstrap that may yet be abandoned. It selects the pods of this very cluster, by its token: what
-/// is left of one that was abandoned, or comes up late, acknowledges nothing either. It selects voters: a learner would
-/// refuse.
+/// The client Service. Before the cluster ID is recorded, it has no endpoints: a bootstrap that is abandoned later must
+/// not acknowledge writes. The selector contains the token of the cluster, so pods of an abandoned bootstrap get no
+/// clients. It selects only voters, because a learner rejects most requests.
 pub fn client_service(members: &Members<'_>) -> Service {
     let none = ClientServicePolicy::default();
     let policy = members.spec.services.as_ref();
     let policy = policy.and_then(|services| services.client.as_ref());
-    let said = policy.and_then(|policy| serde_json::to_string(policy).ok());
+    let applied = policy.and_then(|policy| serde_json::to_string(policy).ok());
     let policy = policy.unwrap_or(&none);
     let mut metadata = members.metadata(
         names::client_service(members.cluster),
         names::cluster_labels(members.cluster),
     );
     let annotations = policy.annotations.clone().into_iter();
-    // What the user said, to see when something is not said any more.
-    let annotations = annotations.chain(said.map(|said| (ANNOTATION_SAID.to_owned(), said)));
+    // The applied policy shows later which settings were removed from the spec.
+    let applied = applied.map(|applied| (ANNOTATION_APPLIED_SPEC.to_owned(), applied));
+    let annotations = annotations.chain(applied);
     let annotations: BTreeMap<String, String> = annotations.collect();
     metadata.annotations = (!annotations.is_empty()).then_some(annotations);
     let kind = policy.type_.as_ref().map(ToString::to_string);
@@ -126,21 +126,21 @@ pub fn client_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// Whether a client Service was made for what the spec says of it today: nothing that was said before, and is not any
-/// more, is left on it.
+/// True if the existing client Service was built for the same `spec.services.client` as `made`. Otherwise it may
+/// contain settings that were removed from the spec.
 #[must_use]
-pub fn says_the_same(made: &Service, there: &Service) -> bool {
-    let said = |of: &Service| {
+pub fn has_same_policy(made: &Service, there: &Service) -> bool {
+    let applied = |of: &Service| {
         of.metadata
             .annotations
             .as_ref()?
-            .get(ANNOTATION_SAID)
+            .get(ANNOTATION_APPLIED_SPEC)
             .cloned()
     };
-    said(made) == said(there)
+    applied(made) == applied(there)
 }
 
-/// Both IP families where Kubernetes has both; on a cluster of one family it means that one, IPv6 included.
+/// Both IP families on a dual-stack cluster. On a single-stack cluster, the value means the family of the cluster.
 fn both_families() -> String {
     "PreferDualStack".to_owned()
 }
@@ -149,7 +149,7 @@ fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
     let mut selector = names::cluster_labels(members.cluster);
     let token = names::token_label(members.token);
     selector.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
-    // A learner is ready, and refuses what clients ask of it (`isRPCSupportedForLearner` in etcd's `api/v3rpc`).
+    // A learner is ready, but rejects most requests (`isRPCSupportedForLearner` in etcd's `api/v3rpc`).
     selector.insert(names::LABEL_ROLE.to_owned(), names::ROLE_VOTER.to_owned());
     if members.cluster_id.is_none() {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
@@ -161,7 +161,7 @@ fn client_port() -> ServicePort {
     port("client", names::CLIENT_PORT)
 }
 
-/// Where a member is reached; where the way members talk to each other changes, on a second port, too.
+/// The ports of a member. While TLS between members is switched, there is a second peer port.
 fn ports(members: &Members<'_>) -> Vec<ServicePort> {
     let listeners = members.peers().listeners().iter();
     let peers = listeners.map(|(_, number)| match *number {
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_is_reachable_before_it_is_ready() {
+    fn member_is_reachable_before_it_is_ready() {
         let service = member_service(&Fixture::default().members(), "db-aaaaaaaaaa");
         assert_eq!(service.metadata.name.as_deref(), Some("db-aaaaaaaaaa"));
         let spec = service.spec.unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_second_port_while_tls_between_members_is_switched() {
+    fn second_peer_port_exists_during_tls_switch() {
         let ports = |service: Service| -> Vec<i32> {
             let ports = service.spec.unwrap().ports.unwrap();
             ports.iter().map(|port| port.port).collect()
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_service_serves_both_ip_families_and_insists_on_neither() {
+    fn services_prefer_dual_stack() {
         let fixture = Fixture::default();
         let members = fixture.members();
         for service in [
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_service_selects_no_pod_and_is_told_apart() {
+    fn closed_service_selects_no_pod() {
         let fixture = Fixture::default();
         let open = member_service(&fixture.members(), "db-aaaaaaaaaa");
         let closed = closed(open.clone());
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_service_has_no_endpoints_before_the_cluster_id_is_recorded() {
+    fn client_service_without_cluster_id_has_no_endpoints() {
         let selector = |cluster_id| {
             let fixture = Fixture {
                 cluster_id,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_service_selects_the_pods_of_this_cluster_and_of_no_other_of_its_name() {
+    fn client_service_selects_only_pods_with_token_of_cluster() {
         let fixture = Fixture::default();
         let of = |token| {
             let mut members = fixture.members();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_service_is_as_the_spec_says() {
+    fn client_service_follows_spec() {
         let made = |json: &str| {
             let fixture = Fixture::with(json);
             client_service(&fixture.members())
@@ -298,11 +298,11 @@ mod tests {
         assert_eq!(spec.load_balancer_class.as_deref(), Some("lb/x"));
         assert_eq!(spec.load_balancer_source_ranges.unwrap(), ["10.0.0.0/8"]);
         assert_eq!(spec.ports.unwrap()[0].node_port, Some(30379));
-        assert!(says_the_same(&plain, &made("{}")) && !says_the_same(&plain, &balanced));
+        assert!(has_same_policy(&plain, &made("{}")) && !has_same_policy(&plain, &balanced));
     }
 
     #[test]
-    fn services_keep_the_names_and_ports_of_v1beta2() {
+    fn services_have_names_and_ports_of_v1beta2() {
         let fixture = Fixture::default();
         let (client, headless) = (
             client_service(&fixture.members()),
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn every_service_goes_with_its_cluster() {
+    fn every_service_is_owned_by_its_cluster() {
         let fixture = Fixture::default();
         let members = fixture.members();
         for service in [

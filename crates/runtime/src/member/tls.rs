@@ -1,7 +1,7 @@
-//! TLS in a member's pod: Secrets mounted where v1beta2 mounted them, and etcd's flags.
+//! TLS in a member's pod: the Secrets, mounted at the paths of v1beta2, and the flags of etcd.
 //!
-//! Only the etcd container sees them. The operator's own client certificate is in no member's pod: the probe asks the
-//! metrics listener, which is plain HTTP and serves no data.
+//! Only the etcd container mounts the Secrets. No member's pod has the operator's client certificate: the readiness
+//! probe uses the metrics listener, which is plain HTTP and serves no data.
 
 use api::cluster::{KeyNames, PodPolicy};
 use api::version::EtcdVersion;
@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMo
 use super::{Member, Members};
 use crate::tls::Purpose;
 
-/// Read-only for the pod's group, which is etcd's.
+/// Read-only for the group of the pod, with which etcd runs.
 const MODE: i32 = 0o440;
-/// Where the spec gives the pod no group, nobody knows as whom etcd runs.
+/// If the spec sets no group for the pod, the user and group of etcd are unknown.
 const MODE_WITHOUT_GROUP: i32 = 0o444;
 
-/// TLS 1.2 with forward secrecy and authenticated encryption; every etcd from 3.4 on knows these names. TLS 1.3 has
-/// its own, which Go does not let anybody choose.
+/// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. Every etcd from 3.4 on accepts these
+/// names. Go does not allow a choice of cipher suites for TLS 1.3.
 const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
@@ -66,7 +66,6 @@ fn mounted(members: &Members<'_>, member: &str) -> Vec<Mounted> {
     peer.into_iter().chain(server).collect()
 }
 
-/// The volumes of the pod.
 pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -> Vec<Volume> {
     let given = policy.security_context.as_ref();
     let grouped = given.is_none_or(|context| context.fs_group.is_some());
@@ -86,7 +85,7 @@ pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -
             secret: Some(SecretVolumeSource {
                 secret_name: Some(mounted.secret),
                 default_mode: Some(if grouped { MODE } else { MODE_WITHOUT_GROUP }),
-                // These and no others: a Secret may hold more than members may see.
+                // Only these keys: a Secret may contain keys that members must not read.
                 items: Some(vec![
                     item(from.certificate, to.certificate),
                     item(from.key, to.key),
@@ -100,7 +99,6 @@ pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -
     mounted(members, member).into_iter().map(volume).collect()
 }
 
-/// Where the etcd container sees them.
 pub(super) fn mounts(members: &Members<'_>, member: &str) -> Vec<VolumeMount> {
     let mount = |mounted: Mounted| VolumeMount {
         name: mounted.volume().to_owned(),
@@ -111,7 +109,7 @@ pub(super) fn mounts(members: &Members<'_>, member: &str) -> Vec<VolumeMount> {
     mounted(members, member).into_iter().map(mount).collect()
 }
 
-/// etcd's flags. Whoever connects to a member shows a certificate (invariant 20).
+/// The TLS flags of etcd. Members require a certificate from each client and peer (invariant 20).
 pub(super) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let all = mounted(members, member.name);
     let mut arguments = Vec::new();
@@ -129,7 +127,7 @@ pub(super) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
             format!("--{prefix}client-cert-auth=true"),
         ]);
         if matches!(mounted.purpose, Purpose::Peer) {
-            arguments.extend(by_certificate_alone(member.version));
+            arguments.extend(skip_reverse_dns(member.version));
         }
     }
     if !all.is_empty() {
@@ -141,16 +139,17 @@ pub(super) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
     arguments
 }
 
-/// etcd verifies a peer's certificate and then, beside that, looks up the address the peer comes from: the names of
-/// that address in reverse DNS must match a name with a wildcard (`checkCertSAN`, `isHostInDNS` in
-/// `client/pkg/transport/listener_tls.go`). Where reverse DNS is slow or away, no peer gets in. The certificate, its
-/// authority and its use are verified all the same, and so is the name of the member that is dialled.
-fn by_certificate_alone(version: &EtcdVersion) -> Option<String> {
+/// The flag that turns off the reverse DNS check of peers. After verifying a peer's certificate, etcd looks up the
+/// peer's IP address in reverse DNS, and a wildcard name in the certificate must match a result (`checkCertSAN`,
+/// `isHostInDNS` in `client/pkg/transport/listener_tls.go`). If reverse DNS is slow or down, etcd would reject every
+/// peer. etcd still verifies the certificate, its issuer and its usage, and the name of the member to which it
+/// connects.
+fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     let flag = "peer-skip-client-san-verification";
     if version.has_stable_flag_names() {
         Some(format!("--{flag}=true"))
     } else {
-        // It came with 3.4.
+        // The flag exists from 3.4 on.
         (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
     }
 }
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn members_with_tls_ask_everybody_for_a_certificate() {
+    fn members_with_tls_require_client_certificates() {
         let arguments = Fixture::with(TLS).arguments();
         for argument in [
             "--listen-peer-urls=https://0.0.0.0:2380",
@@ -187,9 +186,9 @@ mod tests {
         assert!(!arguments.iter().any(|one| one.contains("auto-tls")));
     }
 
-    /// Invariant 20: what is left out is the look-up of an address, under the name each release knows.
+    /// Invariant 20: only the reverse DNS check is turned off, by the flag name of each release.
     #[test]
-    fn no_peer_depends_on_reverse_dns() {
+    fn peers_do_not_depend_on_reverse_dns() {
         let of = |version| Fixture::with(TLS).version(version).arguments();
         assert!(has(
             &of("3.6.16"),
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_peers_and_clients_may_use_tls_alone() {
+    fn peer_tls_and_client_tls_are_independent() {
         let peers =
             Fixture::with(r#"{"TLS":{"static":{"member":{"peerSecret":"p"}}}}"#).arguments();
         assert!(has(&peers, "--listen-client-urls=http://0.0.0.0:2379"));
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operators_certificate_is_in_no_members_pod_and_the_others_in_etcds_container_alone() {
+    fn only_etcd_container_mounts_certificates_of_member() {
         let mut fixture = Fixture::with(TLS);
         let static_ = fixture.spec.tls.as_mut().unwrap().static_.as_mut().unwrap();
         static_.member.as_mut().unwrap().server_keys = KeyNames::Usual;
@@ -233,7 +232,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // Found under other names, mounted under the same.
+        // The keys in the Secret have other names, but the mounted files have the same names.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

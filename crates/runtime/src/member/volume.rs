@@ -1,11 +1,11 @@
-//! The volume claim of a durable member: named like the member, kept for its life.
+//! The PersistentVolumeClaim (PVC) of a member. It has the name of the member and is kept for the member's lifetime.
 
 use api::names;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 use super::Members;
 
-/// The member's claim, or `None` when the cluster keeps its data in the pod (`emptyDir`).
+/// The PVC of a member; `None` if the cluster stores its data in the pod (`emptyDir`).
 pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVolumeClaim> {
     let mut spec = members
         .spec
@@ -13,7 +13,7 @@ pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVol
         .as_ref()?
         .persistent_volume_claim_spec
         .clone()?;
-    // The API server demands one, and a member's disk has one user.
+    // The API server requires an access mode, and only one pod uses the volume.
     spec.access_modes
         .get_or_insert_with(|| vec!["ReadWriteOnce".to_owned()]);
     let mut metadata = members.metadata(
@@ -34,12 +34,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_without_a_claim_spec_has_no_claims() {
+    fn no_pvc_without_pvc_spec() {
         assert_eq!(volume_claim(&Fixture::default().members(), "db-a"), None);
     }
 
     #[test]
-    fn a_claim_says_which_cluster_its_data_belongs_to() {
+    fn pvc_identifies_its_cluster() {
         let fixture = Fixture::durable();
         let claim = volume_claim(&fixture.members(), "db-aaaaaaaaaa").unwrap();
         assert_eq!(claim.metadata.name.as_deref(), Some("db-aaaaaaaaaa"));

@@ -1,7 +1,7 @@
-//! Whether TLS material holds: the key is the certificate's, the chain leads to the authority that will be asked, the
-//! time, the use and the names are right. Pure; rustls and webpki verify, nothing is verified by hand.
+//! Checks TLS material before a member uses it: private key, chain to the authority of the other side, validity, usage
+//! and names. Pure. rustls and webpki verify everything.
 //!
-//! Invariant 20: a member is started only with material without a fault.
+//! Invariant 20: a member is started only with material that has no fault.
 
 use api::names::{Addresses, MEMBER_SUFFIX};
 use jiff::Timestamp;
@@ -15,23 +15,23 @@ use super::material::{Fault, FaultKind, Keys, Material, Purpose};
 use super::{ClusterTls, Slot};
 use crate::certificate::Certificate;
 
-/// One Secret being looked at.
-struct Look<'a> {
+/// The check of one Secret.
+struct SecretCheck<'a> {
     purpose: Purpose,
     secret: &'a str,
     material: &'a Material,
     keys: Keys,
 }
 
-/// What others will do with a certificate.
+/// The role of the certificate's holder in the TLS handshake.
 #[derive(Clone, Copy)]
 enum Use {
     Server,
     Client,
 }
 
-impl<'a> Look<'a> {
-    fn at(purpose: Purpose, slot: Option<&'a Slot>) -> Option<Result<Self, Fault>> {
+impl<'a> SecretCheck<'a> {
+    fn new(purpose: Purpose, slot: Option<&'a Slot>) -> Option<Result<Self, Fault>> {
         let slot = slot?;
         Some(
             slot.found
@@ -50,7 +50,7 @@ impl<'a> Look<'a> {
         Fault::new(self.purpose, self.secret, code, what)
     }
 
-    /// The certificates in one of its keys.
+    /// The certificates in one key of the Secret.
     fn certificates(
         &self,
         key: &str,
@@ -61,7 +61,7 @@ impl<'a> Look<'a> {
             Ok(all) if !all.is_empty() => Ok(all),
             _ => Err(self.fault(
                 FaultKind::CertificateUnreadable,
-                &format!("{key} holds no certificate in PEM form: correct it"),
+                &format!("{key} contains no certificate in PEM format: replace it"),
             )),
         }
     }
@@ -74,19 +74,19 @@ impl<'a> Look<'a> {
         self.certificates(self.keys.ca, &self.material.ca)
     }
 
-    /// The key can be read and is the certificate's.
+    /// Checks that the private key can be parsed and belongs to the certificate.
     fn pair(&self, provider: &CryptoProvider) -> Result<(), Fault> {
         let (certificate, key) = (self.keys.certificate, self.keys.key);
         let chain = self.chain()?;
         let Ok(private) = PrivateKeyDer::from_pem_slice(&self.material.key) else {
-            let what = format!("{key} holds no private key in PEM form: correct it");
+            let what = format!("{key} contains no private key in PEM format: replace it");
             return Err(self.fault(FaultKind::CertificateUnreadable, &what));
         };
         match CertifiedKey::from_der(chain, private, provider) {
             Ok(_) => Ok(()),
             Err(rustls::Error::InconsistentKeys(_)) => {
                 let what = format!(
-                    "{key} is not the key of {certificate}: put in the two that were made together"
+                    "{key} is not the private key of {certificate}: store a certificate with its own key"
                 );
                 Err(self.fault(FaultKind::KeyMismatch, &what))
             }
@@ -97,46 +97,47 @@ impl<'a> Look<'a> {
         }
     }
 
-    /// The certificate leads to one of these authorities and may be used like this, at this time. An authority that has
-    /// run out is none to etcd: Go verifies the whole chain, where webpki takes whom it is told to trust for granted.
+    /// Checks that the certificate has a chain to one of these authorities, for this usage and at this time. etcd also
+    /// rejects an expired authority, because Go verifies the whole chain. webpki does not check the validity of a trust
+    /// anchor, so expired authorities are filtered out here.
     fn trusted(
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
         wanted: Use,
         with: With<'_>,
     ) -> Result<(), Fault> {
-        let ended = |one: &&CertificateDer<'static>| {
+        let expired = |one: &&CertificateDer<'static>| {
             let read = Certificate::read((*one).clone());
             read.filter(|one| one.not_after < with.1)
         };
-        let valid = authorities.iter().filter(|one| ended(one).is_none());
+        let valid = authorities.iter().filter(|one| expired(one).is_none());
         let valid: Vec<_> = valid.cloned().collect();
-        let led = self.leads((&valid, theirs), wanted, with);
-        if led.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
-            return led?.map_or(Ok(()), Err);
+        let fault = self.chain_fault((&valid, theirs), wanted, with);
+        if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
+            return fault?.map_or(Ok(()), Err);
         }
-        // By one that has run out?
+        // The certificate may have been issued by one of the expired authorities.
         for one in authorities {
             let own = std::slice::from_ref(one);
-            let Some(end) = ended(&one).map(|ended| ended.not_after) else {
+            let Some(end) = expired(&one).map(|expired| expired.not_after) else {
                 continue;
             };
-            let refused = self.leads((own, theirs), wanted, with)?;
-            if refused.is_none_or(|fault| fault.code != FaultKind::UnknownAuthority) {
+            let rejected = self.chain_fault((own, theirs), wanted, with)?;
+            if rejected.is_none_or(|fault| fault.code != FaultKind::UnknownAuthority) {
                 let what = format!(
-                    "{} was signed by an authority in {theirs} that expired at {end}: put in a new authority, and \
-                     certificates by it in every Secret; members on volumes can then be started again by deleting the \
-                     pods of all of them",
+                    "{} was issued by an authority in {theirs} that expired at {end}: store a new authority, and \
+                     certificates issued by it, in every TLS Secret; if members use volumes, then delete the pods of \
+                     all members to restart them",
                     self.keys.certificate
                 );
                 return Err(self.fault(FaultKind::AuthorityExpired, &what));
             }
         }
-        led?.map_or(Ok(()), Err)
+        fault?.map_or(Ok(()), Err)
     }
 
-    /// Why the certificate does not lead to any of these authorities; `None` when it does.
-    fn leads(
+    /// The fault in the chain from the certificate to these authorities; `None` if the chain is valid.
+    fn chain_fault(
         &self,
         (authorities, theirs): (&[CertificateDer<'_>], &str),
         wanted: Use,
@@ -148,7 +149,7 @@ impl<'a> Look<'a> {
             let what = format!("{certificate} cannot be used: {error}");
             self.fault(FaultKind::CertificateUnreadable, &what)
         };
-        let Some((leaf, between)) = chain.split_first() else {
+        let Some((leaf, intermediates)) = chain.split_first() else {
             return Ok(None);
         };
         let leaf = EndEntityCert::try_from(leaf).map_err(|error| unreadable(&error))?;
@@ -168,56 +169,57 @@ impl<'a> Look<'a> {
         let verified = leaf.verify_for_usage(
             provider.signature_verification_algorithms.all,
             &anchors,
-            between,
+            intermediates,
             UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds)),
             usage,
             None,
             None,
         );
-        let refused = verified.err();
-        Ok(refused.map(|error| self.refused(&error, theirs, wanted)))
+        let rejected = verified.err();
+        Ok(rejected.map(|error| self.rejected(&error, theirs, wanted)))
     }
 
-    fn refused(&self, error: &webpki::Error, theirs: &str, wanted: Use) -> Fault {
+    fn rejected(&self, error: &webpki::Error, theirs: &str, wanted: Use) -> Fault {
         let certificate = self.keys.certificate;
         let (code, what) = match error {
             webpki::Error::CertExpired { not_after, .. } => (
                 FaultKind::CertificateExpired,
                 format!(
-                    "{certificate} expired at {}: put in a new one",
+                    "{certificate} expired at {}: store a new certificate",
                     date(*not_after)
                 ),
             ),
             webpki::Error::CertNotValidYet { not_before, .. } => (
                 FaultKind::CertificateNotYetValid,
                 format!(
-                    "{certificate} is valid only from {} on: wait, or put in another, and see that clocks are right",
+                    "{certificate} is not valid before {}: wait, store another certificate, or correct the clocks",
                     date(*not_before)
                 ),
             ),
             webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => (
                 FaultKind::UnknownAuthority,
                 format!(
-                    "{certificate} was not signed by any authority in {theirs}: put in that authority, or a certificate \
-                     of one that is there"
+                    "{certificate} was not issued by any authority in {theirs}: add its authority there, or store a \
+                     certificate issued by one of these authorities"
                 ),
             ),
             webpki::Error::RequiredEkuNotFoundContext(_) | webpki::Error::EmptyEkuExtension => {
-                let (word, whom) = match wanted {
+                let (usage, holder) = match wanted {
                     Use::Server => ("server auth", "a server"),
                     Use::Client => ("client auth", "a client"),
                 };
                 (
                     FaultKind::WrongUsage,
                     format!(
-                        "{certificate} may not be used by {whom}: issue one whose extended key usage has {word:?}"
+                        "{certificate} cannot be used by {holder}: issue one with {usage:?} in its extended key usage"
                     ),
                 )
             }
             webpki::Error::CaUsedAsEndEntity => (
                 FaultKind::WrongUsage,
                 format!(
-                    "{certificate} is an authority's own certificate: issue one for its holder, signed by the authority"
+                    "{certificate} is the certificate of an authority: issue a certificate for its holder, signed by the \
+                     authority"
                 ),
             ),
             other => (
@@ -228,7 +230,7 @@ impl<'a> Look<'a> {
         self.fault(code, &what)
     }
 
-    /// The names of the certificate cover every member's host name.
+    /// Checks that the certificate covers the host name of every member.
     fn names(&self, addresses: &Addresses) -> Result<(), Fault> {
         let chain = self.chain()?;
         let host = any_member(addresses);
@@ -237,7 +239,7 @@ impl<'a> Look<'a> {
         }
         let wanted = host.split_once('.').map_or("", |(_, rest)| rest);
         let what = format!(
-            "{} is for {}, which covers no member such as {host}: issue one for *.{wanted}",
+            "{} is valid for {}, but not for members such as {host}: issue one for *.{wanted}",
             self.keys.certificate,
             listed(&chain)
         );
@@ -245,13 +247,13 @@ impl<'a> Look<'a> {
     }
 }
 
-/// All faults of a cluster's material. One Secret's first fault stands for those that follow from it.
+/// The first fault of each Secret of a cluster. Further faults of a Secret may only follow from the first.
 pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
     let provider = aws_lc_rs::default_provider();
     let with = (&provider, now);
-    let peer = Look::at(Purpose::Peer, tls.peer.as_ref());
-    let server = Look::at(Purpose::Server, tls.server.as_ref());
-    let operator = Look::at(Purpose::Operator, tls.operator.as_ref());
+    let peer = SecretCheck::new(Purpose::Peer, tls.peer.as_ref());
+    let server = SecretCheck::new(Purpose::Server, tls.server.as_ref());
+    let operator = SecretCheck::new(Purpose::Operator, tls.operator.as_ref());
     let mut faults = Vec::new();
     let mut note = |result: Result<(), Fault>| faults.extend(result.err());
     note(match &peer {
@@ -263,7 +265,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
         (None, _) => Ok(()),
         (Some(Err(fault)), _) => Err(fault.clone()),
         (Some(Ok(server)), operator) => {
-            // Those that verify it are the operators: by their authorities.
+            // The operators verify this certificate, with the authorities in their own Secret.
             let by = operator
                 .as_ref()
                 .and_then(|operator| operator.as_ref().ok());
@@ -283,8 +285,8 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
 
 type With<'a> = (&'a CryptoProvider, Timestamp);
 
-/// A member is a server to its peers and a client of them, by one certificate.
-fn peer_faults(peer: &Look<'_>, addresses: &Addresses, with: With<'_>) -> Result<(), Fault> {
+/// A member is both a server and a client of its peers, with one certificate.
+fn peer_faults(peer: &SecretCheck<'_>, addresses: &Addresses, with: With<'_>) -> Result<(), Fault> {
     peer.pair(with.0)?;
     let authorities = peer.authorities()?;
     for wanted in [Use::Server, Use::Client] {
@@ -294,8 +296,8 @@ fn peer_faults(peer: &Look<'_>, addresses: &Addresses, with: With<'_>) -> Result
 }
 
 fn server_faults(
-    server: &Look<'_>,
-    by: Option<&Look<'_>>,
+    server: &SecretCheck<'_>,
+    by: Option<&SecretCheck<'_>>,
     addresses: &Addresses,
     with: With<'_>,
 ) -> Result<(), Fault> {
@@ -313,8 +315,8 @@ fn server_faults(
 }
 
 fn operator_faults(
-    operator: &Look<'_>,
-    by: Option<&Look<'_>>,
+    operator: &SecretCheck<'_>,
+    by: Option<&SecretCheck<'_>>,
     with: With<'_>,
 ) -> Result<(), Fault> {
     operator.pair(with.0)?;
@@ -326,24 +328,23 @@ fn operator_faults(
     operator.trusted((&authorities, &place), Use::Client, with)
 }
 
-/// Whether a certificate that holds in itself was signed by none of these authorities, and is so refused by whoever
-/// trusts no others. The usage asked about is the client's: a peer has both, and whom members ask for a certificate is
-/// a client.
-pub(super) fn is_of_others(
+/// True if the certificate is valid, but none of these authorities issued it. The check is for client usage:
+/// certificates of peers have both usages, and members verify other certificates only of clients.
+pub(super) fn is_issued_by_other(
     purpose: Purpose,
     slot: &Slot,
     authorities: &[CertificateDer<'static>],
     now: Timestamp,
 ) -> bool {
     let provider = aws_lc_rs::default_provider();
-    let Some(Ok(look)) = Look::at(purpose, Some(slot)) else {
+    let Some(Ok(check)) = SecretCheck::new(purpose, Some(slot)) else {
         return false;
     };
-    let led = look.leads((authorities, ""), Use::Client, (&provider, now));
-    matches!(led, Ok(Some(fault)) if fault.code == FaultKind::UnknownAuthority)
+    let fault = check.chain_fault((authorities, ""), Use::Client, (&provider, now));
+    matches!(fault, Ok(Some(fault)) if fault.code == FaultKind::UnknownAuthority)
 }
 
-/// Whether the certificates of the members, those that can be read, cover every member's host name.
+/// True if every certificate of the members can be read and covers the host name of every member.
 pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
     let host = any_member(addresses);
     [&tls.peer, &tls.server].into_iter().flatten().all(|slot| {
@@ -356,8 +357,8 @@ pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
     })
 }
 
-/// The host name of a member whose name is as good as any other's: names are drawn, so a certificate of all members
-/// has to cover each that might be.
+/// The host name of an example member. The suffix of a member's name is random, so a certificate must cover every
+/// possible name.
 fn any_member(addresses: &Addresses) -> String {
     addresses.host(&format!(
         "{}-{}",

@@ -1,4 +1,4 @@
-//! What a TLS Secret holds, by either way of naming its keys; and what can be wrong with one.
+//! The content of a TLS Secret, with either form of key names, and the faults of such a Secret.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,12 +18,12 @@ pub fn data_of(secret: Secret) -> SecretData {
         .collect()
 }
 
-/// What a TLS Secret is for.
+/// The use of a TLS Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Between members.
+    /// Traffic between members.
     Peer,
-    /// Members towards clients.
+    /// Members as servers of clients.
     Server,
     /// The cluster operator as a client.
     Operator,
@@ -31,14 +31,14 @@ pub enum Purpose {
     Client,
 }
 
-/// How the three keys of a TLS Secret are called.
+/// The names of the three keys of a TLS Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// The certificate, with those between it and its authority.
+    /// Key of the certificate and its intermediate certificates.
     pub certificate: &'static str,
-    /// Its private key.
+    /// Key of the private key.
     pub key: &'static str,
-    /// The authorities whose certificates are taken from others.
+    /// Key of the trust bundle, by which others are verified.
     pub ca: &'static str,
 }
 
@@ -53,7 +53,7 @@ impl Purpose {
         }
     }
 
-    /// How its keys are called.
+    /// The names of the keys in one of the two forms.
     pub fn keys(self, names: KeyNames) -> Keys {
         let (certificate, key, ca) = match (names, self) {
             (KeyNames::Usual, _) => ("tls.crt", "tls.key", "ca.crt"),
@@ -71,20 +71,20 @@ impl Purpose {
     }
 }
 
-/// What a TLS Secret holds: PEM, as it stands there.
+/// The content of a TLS Secret, as unparsed PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Material {
-    /// How its keys are called.
+    /// The form of the key names.
     pub names: KeyNames,
-    /// The certificate, with those between it and its authority.
+    /// The certificate and its intermediate certificates.
     pub certificate: Vec<u8>,
-    /// Its private key.
+    /// The private key.
     pub key: Vec<u8>,
-    /// The authorities whose certificates are taken from others.
+    /// The trust bundle, by which others are verified.
     pub ca: Vec<u8>,
 }
 
-/// Invariant 14: nothing of it is shown.
+/// Invariant 14: the debug output contains no key material.
 impl fmt::Debug for Material {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Material")
@@ -149,11 +149,11 @@ impl PartialEq<&str> for FaultKind {
 /// What is wrong with a TLS Secret: which one, which key, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What the Secret is for.
+    /// The use of the Secret.
     pub purpose: Purpose,
-    /// What is wrong.
+    /// Reason for conditions and Events.
     pub code: FaultKind,
-    /// For people.
+    /// Message for users.
     pub message: String,
 }
 
@@ -171,22 +171,25 @@ impl Fault {
         Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
     }
 
-    /// Whether a member that is started now would not work: the operator's own certificate concerns the operator
-    /// alone.
+    /// True if a member that is started now would fail. A fault of the operator's own certificate affects only the
+    /// operator.
     pub fn concerns_members(&self) -> bool {
         matches!(self.purpose, Purpose::Peer | Purpose::Server)
     }
 }
 
-/// Takes the material out of a Secret. A Secret with the names of its purpose is read by these, also where it holds
-/// the usual ones beside them.
+/// Reads the material of a Secret. If the Secret has both forms of key names, the names of its purpose take precedence
+/// over `tls.crt`, `tls.key` and `ca.crt`.
+///
+/// # Errors
+/// If the Secret is missing, or has a complete set of keys in neither form.
 pub fn material(
     purpose: Purpose,
     secret: &str,
     data: Option<&SecretData>,
 ) -> Result<Material, Fault> {
     let Some(data) = data else {
-        let what = "is not there: create it, or correct the name";
+        let what = "does not exist: create it, or correct the name";
         return Err(Fault::new(purpose, secret, FaultKind::SecretMissing, what));
     };
     let missing = |names: KeyNames| -> Vec<&'static str> {
@@ -223,7 +226,7 @@ fn incomplete(
     of_purpose: &[&'static str],
     usual: &[&'static str],
 ) -> Fault {
-    // Whichever it is closer to is what was meant.
+    // Reports the form with fewer missing keys.
     let (lacking, other) = if usual.len() < of_purpose.len() {
         (usual, KeyNames::OfPurpose)
     } else {
@@ -231,7 +234,7 @@ fn incomplete(
     };
     let other = purpose.keys(other);
     let what = format!(
-        "has no {}: add it; the keys may also be called {}, {} and {}",
+        "has no {}: add it, or use the key names {}, {} and {}",
         lacking.join(" and no "),
         other.certificate,
         other.key,

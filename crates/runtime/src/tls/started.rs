@@ -1,8 +1,9 @@
-//! Whom the members that run trust, beside whom the Secrets say is trusted by now. etcd reads its authorities when it
-//! starts and certificates at every handshake, so a Secret can be right in itself and still part the members.
+//! Compares the authorities that running members trust with those in the Secrets. etcd reads its trust bundle only at
+//! the start, but certificates at each handshake. So a Secret without faults can still separate members from each
+//! other.
 //!
-//! Invariant 20: whom members trust changes in steps. A step that would leave a member that runs and one that is
-//! started now without a common authority, or a certificate that one of them does not accept, is a fault. Pure.
+//! Invariant 20: trust bundles change in steps. It is a fault if a running member and a member started now would have
+//! no common authority, or if one of them would reject a certificate of the other. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,17 +15,17 @@ use super::material::{Fault, FaultKind, Purpose};
 use super::{ClusterTls, Slot, check};
 use crate::certificate::{Certificate, certificates};
 
-/// The authorities by which a member's etcd verifies others, since it started.
+/// The identities of the authorities that a member's etcd has trusted since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorities {
-    /// Other members.
+    /// Authorities for other members.
     pub peer: BTreeSet<String>,
-    /// Clients.
+    /// Authorities for clients.
     pub server: BTreeSet<String>,
 }
 
 impl Authorities {
-    /// Those of the Secrets as they are now; `None` where one that is used cannot be read.
+    /// The authorities in the Secrets now. `None` if the cluster uses no TLS, or a trust bundle cannot be read.
     pub fn of(tls: &ClusterTls) -> Option<Self> {
         let names = |slot: &Option<Slot>| match slot {
             None => Some(BTreeSet::new()),
@@ -36,11 +37,11 @@ impl Authorities {
         })
     }
 
-    /// Reads what was noted on a pod. What cannot be read is not known, and counts as nothing.
+    /// Parses the annotation of a pod. Parts that cannot be parsed are empty, which means unknown.
     pub fn read(text: &str) -> Self {
-        let of = |word: &str| {
+        let of = |key: &str| {
             let mut parts = text.split(';').filter_map(|part| part.split_once('='));
-            let names = parts.find_map(|(name, list)| (name == word).then_some(list));
+            let names = parts.find_map(|(name, list)| (name == key).then_some(list));
             let names = names.unwrap_or_default().split('+');
             names
                 .filter(|name| !name.is_empty())
@@ -61,7 +62,7 @@ impl Authorities {
     }
 }
 
-/// As it is noted on a pod.
+/// The form of the pod annotation.
 impl fmt::Display for Authorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join("+");
@@ -69,20 +70,20 @@ impl fmt::Display for Authorities {
     }
 }
 
-/// The authorities of a Secret, by what stands for each: one that was made again with its name and key is the same.
+/// The authorities in the trust bundle of a Secret, by [`Certificate::identity`].
 fn trusted(slot: &Slot) -> Option<BTreeMap<String, Certificate>> {
     let all = certificates(&slot.found.as_ref().ok()?.ca).ok()?;
     Some(all.into_iter().map(|one| (one.identity(), one)).collect())
 }
 
-/// What is wrong for members that were started with these authorities, by name.
+/// The faults for members that were started with these authorities. `started` is by name of the member.
 pub(super) fn faults(
     tls: &ClusterTls,
     started: &BTreeMap<String, Authorities>,
     now: Timestamp,
 ) -> Vec<Fault> {
-    // Members verify each other by the peers' Secret, and clients, the operators among them, by the server's.
-    let circles = [
+    // Members verify each other with the peer Secret, and clients, including the operators, with the server Secret.
+    let trust = [
         (Purpose::Peer, &tls.peer, (Purpose::Peer, &tls.peer)),
         (
             Purpose::Server,
@@ -91,7 +92,7 @@ pub(super) fn faults(
         ),
     ];
     let mut faults = Vec::new();
-    for (purpose, slot, (shown, shows)) in circles {
+    for (purpose, slot, (client_purpose, client)) in trust {
         let Some((slot, now_trusted)) = slot.as_ref().and_then(|slot| Some((slot, trusted(slot)?)))
         else {
             continue;
@@ -109,23 +110,23 @@ pub(super) fn faults(
         let known: Vec<_> = known
             .map(|(member, started)| (member.as_str(), common(started)))
             .collect();
-        let apart: Vec<&str> = known
+        let separated: Vec<&str> = known
             .iter()
             .filter(|(_, common)| common.is_empty())
             .map(|(member, _)| *member)
             .collect();
-        if !apart.is_empty() {
-            faults.push(no_common(purpose, slot, &apart));
+        if !separated.is_empty() {
+            faults.push(no_common_authority(purpose, slot, &separated));
             continue;
         }
-        let Some(shows) = shows.as_ref() else {
+        let Some(client) = client.as_ref() else {
             continue;
         };
-        let refuses = known
+        let rejecting = known
             .iter()
-            .find(|(_, common)| check::is_of_others(shown, shows, common, now));
-        if let Some((member, _)) = refuses {
-            faults.push(not_accepted(shown, shows, member));
+            .find(|(_, common)| check::is_issued_by_other(client_purpose, client, common, now));
+        if let Some((member, _)) = rejecting {
+            faults.push(not_accepted(client_purpose, client, member));
         }
     }
     faults
@@ -136,21 +137,21 @@ fn keys(purpose: Purpose, slot: &Slot) -> super::material::Keys {
     purpose.keys(names.unwrap_or_default())
 }
 
-fn no_common(purpose: Purpose, slot: &Slot, apart: &[&str]) -> Fault {
+fn no_common_authority(purpose: Purpose, slot: &Slot, separated: &[&str]) -> Fault {
     let what = format!(
-        "{} has none of the authorities that {} started with: put the one before in again, beside the new one, with \
-         certificates by the one before, until all members were started with both (or, on volumes and without service \
-         meanwhile, delete the pods of all members at once)",
+        "{} has none of the authorities that {} started with: store the previous authority together with the new one, \
+         and certificates issued by the previous one, until all members have restarted with both authorities (or, if \
+         members use volumes and downtime is acceptable, delete the pods of all members at once)",
         keys(purpose, slot).ca,
-        listed(apart)
+        listed(separated)
     );
     Fault::new(purpose, &slot.secret, FaultKind::AuthorityReplaced, &what)
 }
 
 fn not_accepted(purpose: Purpose, slot: &Slot, member: &str) -> Fault {
     let what = format!(
-        "{} was not signed by any authority that {member} was started with: put the certificate before in again until \
-         all members were started with both authorities",
+        "{} was not issued by any authority that {member} was started with: store the previous certificate until all \
+         members have restarted with both authorities",
         keys(purpose, slot).certificate
     );
     Fault::new(purpose, &slot.secret, FaultKind::UnknownAuthority, &what)

@@ -1,4 +1,4 @@
-//! Certificates that hold and those that do not, each with what is said of it.
+//! Valid and invalid certificates, with the expected faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::*;
 const SERVICE: &str = "*.prod.svc";
 const POD: &str = "*.db.prod.svc";
 
-/// An authority that signs what a test asks for.
+/// An authority that signs the certificates of a test.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -25,8 +25,7 @@ impl Authority {
         Self::made(name, CertificateParams::default())
     }
 
-    /// One that has run out.
-    fn ended(name: &str) -> Self {
+    fn expired(name: &str) -> Self {
         let mut own = CertificateParams::default();
         own.not_after = rcgen::date_time_ymd(2020, 1, 1);
         Self::made(name, own)
@@ -93,7 +92,7 @@ fn slot(purpose: Purpose, data: &SecretData) -> Slot {
     }
 }
 
-/// TLS everywhere, of one authority, for these names.
+/// TLS for all traffic, with certificates of one authority for these names.
 fn all(authority: &Authority, names: &[&str]) -> ClusterTls {
     let of = |purpose, usages: &[ExtendedKeyUsagePurpose], names: &[&str]| {
         let signed = authority.sign(names, usages, GOOD);
@@ -133,14 +132,14 @@ fn with_peer(signed: (String, String), ca: &str) -> ClusterTls {
 }
 
 #[test]
-fn certificates_that_hold_have_no_fault() {
+fn valid_certificates_have_no_faults() {
     let authority = Authority::new("one");
     assert_eq!(faults(&all(&authority, &[SERVICE])), []);
     assert_eq!(faults(&ClusterTls::default()), []);
 }
 
 #[test]
-fn invariant_20_what_is_wrong_is_said_with_secret_key_and_remedy() {
+fn invariant_20_faults_name_secret_and_key() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let good = one.sign(&[SERVICE], &BOTH, GOOD);
     let cases = [
@@ -203,10 +202,10 @@ fn invariant_20_what_is_wrong_is_said_with_secret_key_and_remedy() {
 }
 
 #[test]
-fn a_certificate_is_checked_against_the_authorities_that_will_be_asked() {
+fn certificate_is_checked_against_authorities_of_other_side() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
-    // Clients that trust another authority, and show a certificate the members do not trust.
+    // The operators trust another authority, and show a certificate that the members do not trust.
     tls.operator = all(&two, &[SERVICE]).operator;
     let found = faults(&tls);
     let codes: Vec<_> = found
@@ -221,7 +220,7 @@ fn a_certificate_is_checked_against_the_authorities_that_will_be_asked() {
         ]
     );
     assert!(!found[1].concerns_members());
-    // A bundle of both: as in a change of authorities.
+    // A trust bundle of both authorities, as during a rotation.
     let bundle = format!("{}{}", one.pem, two.pem);
     for slot in [&mut tls.server, &mut tls.operator].into_iter().flatten() {
         if let Ok(material) = &mut slot.found {
@@ -232,7 +231,7 @@ fn a_certificate_is_checked_against_the_authorities_that_will_be_asked() {
 }
 
 #[test]
-fn keys_are_read_by_either_names_and_what_is_missing_is_named() {
+fn reads_both_forms_of_key_names_and_reports_missing_keys() {
     let authority = Authority::new("one");
     let signed = authority.sign(&[SERVICE], &BOTH, GOOD);
     let usual = secret(Purpose::Server, KeyNames::Usual, signed, &authority.pem);
@@ -250,7 +249,7 @@ fn keys_are_read_by_either_names_and_what_is_missing_is_named() {
 }
 
 #[test]
-fn certificates_that_cover_the_pods_form_alone_choose_it() {
+fn certificates_for_pod_addresses_choose_pod_addresses() {
     let authority = Authority::new("one");
     let chosen = |names: &[&str], said: Option<MemberAddress>, running: Option<MemberAddress>| {
         let mut spec: EtcdClusterSpec = serde_json::from_value(serde_json::json!({
@@ -258,14 +257,14 @@ fn certificates_that_cover_the_pods_form_alone_choose_it() {
         }))
         .unwrap();
         spec.member_address = said;
-        all(&authority, names).settle(&mut spec, ("prod", "db"), running);
+        all(&authority, names).complete_spec(&mut spec, ("prod", "db"), running);
         spec.member_address
     };
     let (service, pod) = (Some(MemberAddress::Service), Some(MemberAddress::Pod));
     assert_eq!(chosen(&[POD], None, None), pod);
     assert_eq!(chosen(&[SERVICE], None, None), None);
     assert_eq!(chosen(&[POD, SERVICE], None, None), None);
-    // What is said, and what runs, is not changed by a certificate.
+    // The form in the spec and the form of running members take precedence over certificates.
     assert_eq!(chosen(&[POD], service.clone(), None), service);
     assert_eq!(chosen(&[POD, SERVICE], None, pod.clone()), pod);
     assert_eq!(chosen(&[POD], None, service), None);
@@ -273,7 +272,7 @@ fn certificates_that_cover_the_pods_form_alone_choose_it() {
 }
 
 #[test]
-fn invariant_14_material_is_not_shown() {
+fn invariant_14_debug_output_contains_no_key_material() {
     let tls = all(&Authority::new("one"), &[SERVICE]);
     let shown = format!("{tls:?} {:?}", tls.access().unwrap());
     for secret in ["BEGIN", "45, 45, 45"] {
@@ -281,17 +280,17 @@ fn invariant_14_material_is_not_shown() {
     }
 }
 
-/// Invariant 20: etcd takes no certificate by an authority that has run out, whatever the certificate says.
+/// Invariant 20: etcd rejects the certificates of an expired authority, even if they are valid themselves.
 #[test]
-fn invariant_20_an_authority_that_has_run_out_is_a_fault() {
-    let (old, new) = (Authority::ended("old"), Authority::new("new"));
+fn invariant_20_expired_authority_is_a_fault() {
+    let (old, new) = (Authority::expired("old"), Authority::new("new"));
     let by = |authority: &Authority| authority.sign(&[SERVICE], &BOTH, GOOD);
-    let said = faults(&with_peer(by(&old), &old.pem));
-    assert_eq!(said[0].code, FaultKind::AuthorityExpired);
+    let found = faults(&with_peer(by(&old), &old.pem));
+    assert_eq!(found[0].code, FaultKind::AuthorityExpired);
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
-        assert!(said[0].message.contains(word), "{}", said[0].message);
+        assert!(found[0].message.contains(word), "{}", found[0].message);
     }
-    // One that is left in a bundle does no harm.
+    // An expired authority in a trust bundle is harmless if no certificate depends on it.
     let both = format!("{}{}", old.pem, new.pem);
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(
@@ -300,23 +299,23 @@ fn invariant_20_an_authority_that_has_run_out_is_a_fault() {
     );
 }
 
-/// What is wrong for a member that was started with these Secrets.
+/// The faults of the Secrets `now` for a member that was started with the Secrets `started`.
 fn faults_after(started: &ClusterTls, now: &ClusterTls) -> Vec<Fault> {
     let noted = Authorities::of(started).unwrap().to_string();
     let started = BTreeMap::from([("db-a".to_owned(), Authorities::read(&noted))]);
     now.faults_of_started(&started, &faults(now), Timestamp::now())
 }
 
-/// Invariant 20: no step leaves a member that runs and one that is started now without an authority they share, nor
-/// with a certificate that one of them refuses.
+/// Invariant 20: in each step, a running member and a member started now share an authority, and accept each other's
+/// certificates.
 #[test]
-fn invariant_20_authorities_of_others_are_replaced_in_steps() {
+fn invariant_20_authorities_are_replaced_in_steps() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let both = format!("{}{}", old.pem, new.pem);
     let peer = |by: &Authority, ca: &str| with_peer(by.sign(&[SERVICE], &BOTH, GOOD), ca);
     let start = peer(&old, &old.pem);
     let bundle = peer(&old, &both);
-    // In the right order nothing is wrong, and each step may be taken back.
+    // In the correct order there are no faults, and each step can be reverted.
     for (from, to) in [
         (&start, &start),
         (&start, &bundle),
@@ -339,7 +338,7 @@ fn invariant_20_authorities_of_others_are_replaced_in_steps() {
         "{}",
         early[0].message
     );
-    // Of a member that does not say it nobody knows.
+    // The authorities of a member without the annotation are unknown, which is no fault.
     assert_eq!(
         peer(&new, &new.pem).faults_of_started(&BTreeMap::new(), &[], Timestamp::now()),
         []
@@ -347,7 +346,7 @@ fn invariant_20_authorities_of_others_are_replaced_in_steps() {
 }
 
 #[test]
-fn an_authority_that_is_made_again_with_its_key_is_the_same() {
+fn reissued_authority_with_same_key_is_the_same() {
     let old = Authority::new("one");
     let mut own = CertificateParams::default();
     own.distinguished_name.push(DnType::CommonName, "one");
@@ -360,7 +359,7 @@ fn an_authority_that_is_made_again_with_its_key_is_the_same() {
 
 /// The members' authorities for clients, and the operators' certificate.
 #[test]
-fn invariant_20_the_operators_certificate_is_taken_by_the_members_that_run() {
+fn invariant_20_running_members_must_accept_operator_certificate() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let both = format!("{}{}", old.pem, new.pem);
     let tls = |ca: &str, operator: &Authority| {

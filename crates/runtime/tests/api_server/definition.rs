@@ -1,6 +1,5 @@
-//! An operator that is newer than the definition of its objects: what it has to record is in a field that the API server
-//! does not know. It takes nothing of such a status, so what is wrong is told in what it knows. And definitions of the
-//! operator before this one.
+//! Outdated CRDs. If the CRD lacks a field that the operator records, the API server rejects the whole status, so the
+//! operator reports the problem in fields that the CRD has. Also covers CRDs of coreos/etcd-operator.
 
 use std::process::Command;
 
@@ -11,8 +10,8 @@ use serde_json::Value;
 
 use super::*;
 
-/// The definition of an earlier release.
-fn older(without: &[&str]) -> CustomResourceDefinition {
+/// The CRD of an earlier release, without this field.
+fn older_crd(without: &[&str]) -> CustomResourceDefinition {
     let mut definition = serde_json::to_value(EtcdRestore::crd()).unwrap();
     let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let (field, above) = without.split_last().unwrap();
@@ -32,12 +31,12 @@ fn chosen() -> ChosenBackup {
     serde_json::from_value(chosen).unwrap()
 }
 
-async fn refused_by(without: &[&str], field: &str) {
+async fn assert_rejected_without(without: &[&str], field: &str) {
     let server = ApiServer::start().await;
     let client = server.client();
     let scope = Scope::Namespace(NAMESPACE.into());
     let kind = ApiResource::erase::<EtcdRestore>(&());
-    let older = older(without);
+    let older = older_crd(without);
     let make = || older.clone();
     crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
     let api: Api<EtcdRestore> = Api::namespaced(client.clone(), NAMESPACE);
@@ -64,7 +63,7 @@ async fn refused_by(without: &[&str], field: &str) {
         "{text}"
     );
     assert_eq!(api.get("again").await.unwrap().status, None);
-    // Nothing was lost of the object, and what the definition knows is taken.
+    // The object is unchanged, and a status with known fields is accepted.
     apply::status_if_unchanged(&api, "operator", &restore, None, &known)
         .await
         .unwrap();
@@ -72,14 +71,13 @@ async fn refused_by(without: &[&str], field: &str) {
 }
 
 #[tokio::test]
-async fn a_status_that_an_older_definition_does_not_know_is_refused_whole_and_told_with_the_remedy()
-{
-    refused_by(&["backup"], ".status.backup").await;
-    refused_by(&["backup", "bumpRevision"], ".status.backup.bumpRevision").await;
+async fn outdated_crd_rejects_status_with_remedy() {
+    assert_rejected_without(&["backup"], ".status.backup").await;
+    assert_rejected_without(&["backup", "bumpRevision"], ".status.backup.bumpRevision").await;
 }
 
-/// The definition of EtcdCluster as it was before `spec.pod.etcdEnv` had a rule.
-fn without_the_rule_of_variables() -> CustomResourceDefinition {
+/// The CRD of EtcdCluster without the rule of `spec.pod.etcdEnv`.
+fn crd_without_rule_of_variables() -> CustomResourceDefinition {
     let mut definition = serde_json::to_value(EtcdCluster::crd()).unwrap();
     let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let field = &mut schema["properties"]["spec"]["properties"]["pod"]["properties"]["etcdEnv"];
@@ -88,15 +86,15 @@ fn without_the_rule_of_variables() -> CustomResourceDefinition {
     serde_json::from_value(definition).unwrap()
 }
 
-/// An object that was stored before the rule goes on being reported, and can be corrected.
+/// An object that was stored before the rule existed still gets its status, and can be corrected.
 #[tokio::test]
-async fn a_stored_variable_of_an_owned_flag_holds_up_no_status() {
+async fn stored_variable_of_owned_flag_does_not_block_status() {
     let server = ApiServer::start().await;
     let client = server.client();
     let scope = Scope::Namespace(NAMESPACE.into());
     let kind = ApiResource::erase::<EtcdCluster>(&());
     let ready = Readiness::default();
-    let older = without_the_rule_of_variables();
+    let older = crd_without_rule_of_variables();
     let make = || older.clone();
     crd::ready(&client, &kind, Some(&make), &scope, &ready).await;
     let api = clusters(&client);
@@ -110,7 +108,7 @@ async fn a_stored_variable_of_an_owned_flag_holds_up_no_status() {
         let patch = Patch::Merge(json!({ "spec": spec }));
         api.patch("db", &PatchParams::default(), &patch).await
     };
-    // The server takes a new rule a moment after its definition.
+    // The API server enforces a new rule shortly after the update of the CRD.
     eventually("the rule", async || {
         let error = patch(with("ETCD_WAL_DIR")).await.err()?.to_string();
         let said = error.contains("spec.pod.etcdEnv") && error.contains("remove that variable");
@@ -133,9 +131,10 @@ async fn a_stored_variable_of_an_owned_flag_holds_up_no_status() {
     patch(with("ETCD_LOG_LEVEL")).await.unwrap();
 }
 
-/// As coreos/etcd-operator v0.9.4 made it on a Kubernetes that had `apiextensions.k8s.io/v1beta1`: without a schema, and
-/// with `preserveUnknownFields`, which that version set by itself. It cannot be made any more, but lies where it lay.
-fn of_the_old_operator() -> Value {
+/// The CRD that coreos/etcd-operator v0.9.4 created with `apiextensions.k8s.io/v1beta1`: no schema, and
+/// `preserveUnknownFields`, which that API version set by default. Current API servers cannot create such a CRD, but it
+/// may still be stored.
+fn crd_of_old_operator() -> Value {
     let names = json!({ "plural": "etcdclusters", "singular": "etcdcluster", "shortNames": ["etcd"],
         "kind": "EtcdCluster", "listKind": "EtcdClusterList" });
     let holds = |kind: &str| {
@@ -166,7 +165,7 @@ fn put(server: &ApiServer, key: &str, value: &Value) {
 }
 
 #[tokio::test]
-async fn a_definition_of_the_old_operator_is_brought_up_to_date_with_its_objects() {
+async fn crd_of_old_operator_is_updated_and_keeps_objects() {
     let server = ApiServer::start().await;
     let client = server.client();
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -174,7 +173,7 @@ async fn a_definition_of_the_old_operator_is_brought_up_to_date_with_its_objects
     put(
         &server,
         &format!("/registry/apiextensions.k8s.io/customresourcedefinitions/{name}"),
-        &of_the_old_operator(),
+        &crd_of_old_operator(),
     );
     let old = eventually("the old definition", async || {
         definitions.get_opt(&name).await.unwrap()

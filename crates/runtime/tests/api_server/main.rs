@@ -1,5 +1,5 @@
-//! What only a real API server can answer: creation races, deletes with a uid, server-side apply of a status by two
-//! managers, the CRD, the lease, and an object that cannot be parsed beside one that can.
+//! Tests that need a real API server: create races, deletes with a UID precondition, server-side apply of a status by
+//! two managers, the CRD, the lease, and objects that cannot be parsed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod definition;
@@ -54,25 +54,25 @@ async fn cluster(client: &Client, name: &str) -> EtcdCluster {
         .unwrap()
     {
         Created::New(cluster) => cluster,
-        Created::Exists => panic!("{name} was there before"),
+        Created::Exists => panic!("{name} existed before"),
     }
 }
 
 #[tokio::test]
-async fn the_api_server_tells_the_time() {
+async fn api_server_reports_time() {
     let server = ApiServer::start().await;
     let client = server.client();
-    // A busy machine stands still now and then, and not each time it is asked.
-    eventually("the time of this machine", async || {
+    // A busy machine may stall during one request, but not during every request.
+    eventually("the difference of the clocks", async || {
         let clock = runtime::clock::difference(&client).await.unwrap();
-        let clock = clock.expect("it tells a time");
+        let clock = clock.expect("the response has a Date header");
         (clock.unsigned_abs() < Duration::from_secs(10)).then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_crd_is_created_brought_up_to_date_and_left_alone() {
+async fn crd_is_created_updated_and_kept() {
     let (_server, client) = with_crd().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = EtcdCluster::crd().name_any();
@@ -90,7 +90,7 @@ async fn a_crd_is_created_brought_up_to_date_and_left_alone() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // An older release left a field less.
+    // This release has other printer columns than the installed CRD.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns
@@ -106,7 +106,7 @@ async fn a_crd_is_created_brought_up_to_date_and_left_alone() {
         1
     );
 
-    // A newer operator's definition is not taken back.
+    // The CRD of a newer release is kept.
     let release =
         json!({ "metadata": { "annotations": { "etcd.database.coreos.com/release": "99.0.0" } } });
     definitions
@@ -126,7 +126,7 @@ async fn a_crd_is_created_brought_up_to_date_and_left_alone() {
 
 /// Invariant 11.
 #[tokio::test]
-async fn invariant_11_the_loser_of_a_race_changes_nothing() {
+async fn invariant_11_loser_of_race_changes_nothing() {
     let (_server, client) = with_crd().await;
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let map = |value: &str| ConfigMap {
@@ -172,9 +172,9 @@ async fn invariant_11_the_loser_of_a_race_changes_nothing() {
     assert_eq!(lost.reason(), "Conflict");
 }
 
-/// Invariant 10: what one operator recorded stays when another writes its own part.
+/// Invariant 10: the record of one operator stays if another operator writes its own part.
 #[tokio::test]
-async fn two_operators_write_their_own_parts_of_a_status() {
+async fn operators_write_separate_parts_of_status() {
     let (_server, client) = with_crd().await;
     let (api, seen) = (clusters(&client), cluster(&client, "main").await);
     let formed = EtcdClusterStatus {
@@ -207,12 +207,12 @@ async fn two_operators_write_their_own_parts_of_a_status() {
         .await
         .unwrap();
     assert_eq!(same, Written::Same);
-    // Read before it changed.
-    let late = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
+    // The object was read before it changed.
+    let stale = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
         .await
         .unwrap_err();
-    assert_eq!(late.reason(), "Conflict");
-    // A namesake created later gets nobody else's record.
+    assert_eq!(stale.reason(), "Conflict");
+    // A new object of the same name does not get the record of the deleted one.
     api.delete("main", &DeleteParams::default()).await.unwrap();
     cluster(&client, "main").await;
     let other = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
@@ -223,7 +223,7 @@ async fn two_operators_write_their_own_parts_of_a_status() {
 }
 
 #[tokio::test]
-async fn a_released_lease_is_taken_over_at_once_and_a_held_one_is_not() {
+async fn only_released_lease_is_taken_over_at_once() {
     let server = ApiServer::start().await;
     let client = lease::client(server.config()).unwrap();
     let candidate = |identity: &str| Candidate {
@@ -239,14 +239,14 @@ async fn a_released_lease_is_taken_over_at_once_and_a_held_one_is_not() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // Nobody waits until it runs out: it names no holder, or already the next one.
+    // The standby does not wait for the expiry: the Lease has no holder, or already the next one.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");
     let taken = tokio::time::timeout(Duration::from_mins(1), &mut second).await;
     let second = taken.expect("the released lease is free");
 
-    // Taken away by hand: the leader notices when it renews, and has to stop.
+    // The Lease gets another holder by hand: the leader notices at the next renewal and stops.
     let stolen = json!({ "spec": { "holderIdentity": "three" } });
     leases
         .patch(
@@ -257,18 +257,18 @@ async fn a_released_lease_is_taken_over_at_once_and_a_held_one_is_not() {
         .await
         .unwrap();
     let lost = tokio::time::timeout(Duration::from_mins(1), second.hold()).await;
-    assert!(lost.is_ok(), "a leader goes on without its lease");
+    assert!(lost.is_ok(), "a leader continues without its lease");
 }
 
 #[tokio::test]
-async fn an_event_is_made_once_and_counted_from_then_on() {
+async fn repeated_notice_increments_count_of_event() {
     let (_server, client) = with_crd().await;
     let object = cluster(&client, "main").await.object_ref(&());
     let report = operator(&client).report;
     let events: Api<Event> = Api::namespaced(client.clone(), NAMESPACE);
     let change = Notice::change("MemberStarted", "Start", "create the pod of main-a");
-    for told in 1..=3 {
-        report.tell(&object, &change);
+    for published in 1..=3 {
+        report.publish(&object, &change);
         eventually("the Event", async || {
             let events = events.list(&ListParams::default()).await.unwrap().items;
             let [event] = events.as_slice() else {
@@ -277,17 +277,17 @@ async fn an_event_is_made_once_and_counted_from_then_on() {
             assert_eq!(event.note.as_ref(), Some(&change.note));
             assert_eq!(event.regarding.as_ref(), Some(&object));
             let count = event.series.as_ref().map_or(1, |series| series.count);
-            (count == told).then_some(())
+            (count == published).then_some(())
         })
         .await;
     }
-    // Somebody has deleted it: it is made again.
+    // A deleted Event is created again.
     let everything = (DeleteParams::default(), ListParams::default());
     events
         .delete_collection(&everything.0, &everything.1)
         .await
         .unwrap();
-    report.tell(&object, &change);
+    report.publish(&object, &change);
     eventually("the Event again", async || {
         let events = events.list(&ListParams::default()).await.unwrap().items;
         (events.len() == 1).then_some(())
@@ -305,7 +305,7 @@ impl Failure for AlwaysFails {
     }
 }
 
-/// Counts reconciles by object; one object always fails.
+/// Counts reconciles of each object. The object `bad` always fails.
 #[derive(Default)]
 struct Counting {
     good: AtomicUsize,
@@ -348,7 +348,7 @@ fn operator(client: &Client) -> Operator {
     )
 }
 
-/// A server without our schema, as it stored objects before it existed.
+/// Removes the schema of the spec, so that the API server accepts invalid objects.
 async fn loosen(client: &Client) {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let anything = json!([{ "op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec",
@@ -397,9 +397,9 @@ async fn unreadable_condition(raw: &Api<DynamicObject>) -> Option<String> {
     Some(found["message"].as_str().unwrap_or_default().to_owned())
 }
 
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..600 {
-        if let Some(seen) = look().await {
+        if let Some(seen) = check().await {
             return seen;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -409,7 +409,7 @@ async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> 
 
 /// Invariant 15.
 #[tokio::test]
-async fn invariant_15_an_object_that_cannot_be_parsed_stops_nobody() {
+async fn invariant_15_unparseable_object_does_not_block_others() {
     let (_server, client) = with_crd().await;
     loosen(&client).await;
     let raw = store_unreadable(&client).await;
@@ -425,14 +425,14 @@ async fn invariant_15_an_object_that_cannot_be_parsed_stops_nobody() {
 
     let message = eventually("the condition", async || unreadable_condition(&raw).await).await;
     assert!(
-        message.contains("nonsense") && message.contains("left alone"),
+        message.contains("nonsense") && message.contains("is ignored"),
         "{message}"
     );
     eventually("the good object's reconciles", async || {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
     .await;
-    // One that always fails is retried, and ever more rarely.
+    // An object that always fails is retried with increasing back-off.
     eventually("the failing object's reconciles", async || {
         (counting.bad.load(Ordering::SeqCst) > 0).then_some(())
     })
@@ -444,16 +444,17 @@ async fn invariant_15_an_object_that_cannot_be_parsed_stops_nobody() {
         "{bad} reconciles of the failing object, {good} of the good one"
     );
 
-    // Put right by hand, it is reconciled, and the condition goes.
-    let right = json!({ "spec": { "pod": null } });
-    raw.patch("unreadable", &PatchParams::default(), &Patch::Merge(&right))
+    // After the correction, the object is reconciled and the condition is removed.
+    let correct = json!({ "spec": { "pod": null } });
+    let correct = Patch::Merge(&correct);
+    raw.patch("unreadable", &PatchParams::default(), &correct)
         .await
         .unwrap();
-    eventually("the condition to go", async || {
+    eventually("the removal of the condition", async || {
         unreadable_condition(&raw).await.is_none().then_some(())
     })
     .await;
-    eventually("its reconcile", async || {
+    eventually("the reconcile of the corrected object", async || {
         let others = counting.others.lock().unwrap();
         others.contains(&"unreadable".to_owned()).then_some(())
     })

@@ -1,4 +1,4 @@
-//! A real kube-apiserver on a real etcd, for tests: no kubelet, no controllers.
+//! A real kube-apiserver with a real etcd, without kubelet and controllers.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// The testbed builds all Kubernetes programs as one that looks at its own name.
+/// The testbed builds all Kubernetes programs as one binary that checks the name by which it was started.
 fn program(dir: &Path) -> PathBuf {
     let built = built("kube-", "kube")
         .expect("no kube-apiserver on this machine: run `cargo xtask testbed build`");
@@ -36,8 +36,8 @@ fn program(dir: &Path) -> PathBuf {
     named
 }
 
-/// Any key will do to sign ServiceAccounts' tokens that nobody asks for: etcd makes one.
-async fn any_key(programs: &Programs) -> Vec<u8> {
+/// A key for signing ServiceAccount tokens. The tests request no tokens, so the key that etcd generates is sufficient.
+async fn signing_key(programs: &Programs) -> Vec<u8> {
     let flags = vec!["--auto-tls".to_owned()];
     let etcd = EtcdProcess::start(
         programs,
@@ -62,7 +62,7 @@ impl ApiServer {
             format!("{TOKEN},test,test,system:masters\n"),
         )
         .expect("tokens");
-        std::fs::write(path("key"), any_key(&programs).await).expect("key");
+        std::fs::write(path("key"), signing_key(&programs).await).expect("key");
         let port = free_port();
         let child = Command::new(program(dir.path()))
             .arg(format!("--etcd-servers={}", etcd.client_url))
@@ -121,14 +121,14 @@ impl ApiServer {
         }
         let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
         panic!(
-            "kube-apiserver does not get ready: {}",
+            "kube-apiserver did not become ready: {}",
             &log[log.len().saturating_sub(4000)..]
         );
     }
 
     pub(crate) fn config(&self) -> Config {
         let mut config = Config::new(self.url.parse().expect("a URL"));
-        // It makes its own certificate at each start.
+        // kube-apiserver generates a new certificate at each start.
         config.accept_invalid_certs = true;
         config.auth_info = AuthInfo {
             token: Some(TOKEN.to_owned().into()),

@@ -91,7 +91,7 @@ pub(super) fn problem(scene: &Scene, reason: Reason) -> String {
     let problems = scene.plan().problems;
     let found = problems.iter().find(|problem| problem.reason == reason);
     let found = found.map(|problem| problem.message.clone());
-    found.unwrap_or_else(|| panic!("no {code} in {problems:?}"))
+    found.unwrap_or_else(|| panic!("no {reason} in {problems:?}"))
 }
 
 pub(super) fn destroys(writes: &[Write]) -> bool {

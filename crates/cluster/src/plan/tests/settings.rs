@@ -85,7 +85,7 @@ fn cpu_and_memory_are_changed_one_after_the_other_and_the_leader_last() {
     let busy = Difference {
         resizing: Some(Resizing {
             deferred: false,
-            words: "PodResizeInProgress".into(),
+            message: "PodResizeInProgress".into(),
         }),
         ..Difference::default()
     };
@@ -99,7 +99,7 @@ fn a_node_that_puts_it_off_holds_up_nobody_else_and_is_named() {
     let deferred = Difference {
         resizing: Some(Resizing {
             deferred: true,
-            words: "Node didn't have enough memory".into(),
+            message: "Node didn't have enough memory".into(),
         }),
         ..Difference::default()
     };

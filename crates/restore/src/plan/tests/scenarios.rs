@@ -167,8 +167,12 @@ fn refuses_a_cluster_that_exists_and_touches_nothing() {
 #[test]
 fn a_refusal_stands_when_the_cluster_is_deleted_later() {
     let mut restore = intended();
-    let refused =
-        conditions::Finding::new(ConditionType::Failed, true, Reason::ClusterExists, "exists");
+    let refused = conditions::Finding::new(
+        ConditionType::Failed,
+        true,
+        Reason::ClusterExists.into(),
+        "exists",
+    );
     let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
     );

@@ -1,4 +1,4 @@
-//! What differs between pods, and what only looks so.
+//! Tests of the comparison between a pod and the spec.
 
 use k8s_openapi::api::core::v1::{PodStatus, Toleration};
 
@@ -30,19 +30,19 @@ fn apply(map: &mut BTreeMap<String, String>, changes: &BTreeMap<String, Option<S
     }
 }
 
-/// What sending the patch does.
+/// The pod after the API server applied the patch.
 fn patched(mut pod: Pod, patch: &MetadataPatch) -> Pod {
     annotate(&mut pod, &patch.annotations);
     apply(pod.metadata.labels.get_or_insert_default(), &patch.labels);
     pod
 }
 
-fn says(pod: &mut Pod, kind: &str, reason: &str) {
+fn set_condition(pod: &mut Pod, kind: &str, reason: &str) {
     let condition = PodCondition {
         type_: kind.into(),
         status: "True".into(),
         reason: Some(reason.into()),
-        message: Some("in the kubelet's words".into()),
+        message: Some("message of the kubelet".into()),
         ..PodCondition::default()
     };
     pod.status = Some(PodStatus {
@@ -52,7 +52,7 @@ fn says(pod: &mut Pod, kind: &str, reason: &str) {
 }
 
 #[test]
-fn a_pod_that_was_just_made_does_not_differ() {
+fn new_pod_has_no_difference() {
     for json in [
         "{}",
         MEMORY,
@@ -67,7 +67,7 @@ fn a_pod_that_was_just_made_does_not_differ() {
 }
 
 #[test]
-fn what_a_member_is_told_at_its_start_is_no_difference() {
+fn start_flags_are_no_difference() {
     let starts = [
         Start::Join {
             initial_cluster: "a=b".into(),
@@ -85,9 +85,9 @@ fn what_a_member_is_told_at_its_start_is_no_difference() {
     }
 }
 
-/// The API server fills in defaults, a webhook adds a container and changes what it likes, a kubelet reports.
+/// The API server sets defaults, a webhook adds a container and changes fields.
 #[test]
-fn what_others_fill_in_is_no_difference() {
+fn values_set_by_others_are_no_difference() {
     let mut pod = made_for(MEMORY);
     let inside = pod.spec.as_mut().unwrap();
     inside.dns_policy = Some("ClusterFirst".into());
@@ -107,7 +107,7 @@ fn what_others_fill_in_is_no_difference() {
 }
 
 #[test]
-fn labels_and_annotations_are_changed_in_place() {
+fn labels_and_annotations_change_in_place() {
     let pod = made_for(r#"{"pod":{"labels":{"team":"a","tier":"1"},"annotations":{"note":"b"}}}"#);
     let wanted = r#"{"pod":{"labels":{"team":"c"},"annotations":{"other":"d"}}}"#;
     let found = differs(&pod, wanted);
@@ -123,7 +123,7 @@ fn labels_and_annotations_are_changed_in_place() {
 }
 
 #[test]
-fn the_operators_own_keys_are_never_set_or_taken_away_for_the_user() {
+fn reserved_keys_are_never_changed_for_the_user() {
     let pod = made_for("{}");
     let wanted =
         r#"{"pod":{"labels":{"app":"x","etcd_node":"x"},"annotations":{"etcd.version":"9"}}}"#;
@@ -131,7 +131,7 @@ fn the_operators_own_keys_are_never_set_or_taken_away_for_the_user() {
 }
 
 #[test]
-fn what_a_running_pod_cannot_take_needs_a_new_one() {
+fn other_changes_of_the_spec_need_new_pod() {
     let pod = made_for("{}");
     for json in [
         r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,
@@ -140,7 +140,7 @@ fn what_a_running_pod_cannot_take_needs_a_new_one() {
     ] {
         assert!(differs(&pod, json).pod.is_some(), "{json}");
     }
-    // Whoever plans versions compares the image.
+    // The planner of versions compares the image.
     for json in [
         r#"{"version":"3.5.35"}"#,
         r#"{"repository":"registry.local/etcd"}"#,
@@ -150,7 +150,7 @@ fn what_a_running_pod_cannot_take_needs_a_new_one() {
 }
 
 #[test]
-fn cpu_and_memory_are_changed_in_place_and_with_them_the_requests_they_stand_for() {
+fn cpu_and_memory_change_in_place_with_default_requests() {
     let pod = made_for(MEMORY);
     let wanted = r#"{"pod":{"resources":{"limits":{"memory":"2Gi"},"requests":{"cpu":"100m"}}}}"#;
     let found = differs(&pod, wanted);
@@ -171,36 +171,36 @@ fn cpu_and_memory_are_changed_in_place_and_with_them_the_requests_they_stand_for
 }
 
 #[test]
-fn what_the_api_server_refuses_in_place_needs_a_new_pod_and_other_words_are_tried_again() {
+fn rejected_resize_needs_new_pod() {
     let mut pod = made_for("{}");
     let patch = differs(&pod, MEMORY).resources.unwrap();
     annotate(&mut pod, &patch.refused);
     let found = differs(&pod, MEMORY);
     assert!(found.pod.is_some() && found.resources.is_none());
-    assert_eq!(differs(&pod, "{}"), Difference::default(), "taken back");
+    assert_eq!(differs(&pod, "{}"), Difference::default(), "reverted");
     let other = r#"{"pod":{"resources":{"limits":{"memory":"3Gi"}}}}"#;
     assert!(differs(&pod, other).resources.is_some());
 }
 
 #[test]
-fn what_the_node_refuses_needs_a_new_pod_and_what_it_puts_off_is_waited_for() {
+fn infeasible_resize_needs_new_pod_and_deferred_resize_waits() {
     let mut pod = made_for(MEMORY);
-    says(&mut pod, "PodResizePending", "Infeasible");
+    set_condition(&mut pod, "PodResizePending", "Infeasible");
     assert!(
         differs(&pod, MEMORY)
             .pod
             .unwrap()
-            .contains("kubelet's words")
+            .contains("message of the kubelet")
     );
     assert!(
         differs(&pod, "{}").resources.is_some(),
-        "set back: first resized back"
+        "a reverted spec is first resized back"
     );
     for (kind, reason) in [
         ("PodResizePending", "Deferred"),
         ("PodResizeInProgress", "Error"),
     ] {
-        says(&mut pod, kind, reason);
+        set_condition(&mut pod, kind, reason);
         let found = differs(&pod, MEMORY);
         let resizing = found.resizing.unwrap();
         assert_eq!(resizing.deferred, reason == "Deferred");
@@ -209,7 +209,7 @@ fn what_the_node_refuses_needs_a_new_pod_and_what_it_puts_off_is_waited_for() {
 }
 
 #[test]
-fn a_change_of_metadata_leaves_the_record_of_cpu_and_memory() {
+fn metadata_patch_keeps_recorded_resources() {
     let pod = made_for("{}");
     let wanted = r#"{"pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
     let found = differs(&pod, wanted);
@@ -220,11 +220,11 @@ fn a_change_of_metadata_leaves_the_record_of_cpu_and_memory() {
 }
 
 #[test]
-fn a_pod_of_another_operator_is_made_anew() {
+fn pod_of_another_operator_is_replaced() {
     let mut pod = made_for("{}");
     let annotations = pod.metadata.annotations.as_mut().unwrap();
     annotations.remove(ANNOTATION_SPEC_HASH);
-    annotations.remove(ANNOTATION_SAID);
+    annotations.remove(ANNOTATION_APPLIED_SPEC);
     assert!(
         differs(&pod, "{}")
             .pod

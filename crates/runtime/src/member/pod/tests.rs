@@ -1,4 +1,4 @@
-//! The built pods, field by field.
+//! Tests of the built pods, field by field.
 
 use serde_json::{Value, json};
 
@@ -17,14 +17,14 @@ fn built_with(pod_policy: &Value) -> Value {
 }
 
 #[test]
-fn the_default_pod_conforms_to_the_restricted_profile() {
+fn default_pod_conforms_to_restricted_profile() {
     for fixture in [Fixture::default(), Fixture::durable()] {
         assert_eq!(violations(&fixture.pod()), Vec::<String>::new());
     }
 }
 
 #[test]
-fn the_check_of_the_profile_sees_a_root_container() {
+fn profile_check_detects_root_container() {
     let root = Fixture::with(
         r#"{"pod":{"securityContext":{"runAsUser":0},"containerSecurityContext":{}}}"#,
     );
@@ -36,7 +36,7 @@ fn the_check_of_the_profile_sees_a_root_container() {
 }
 
 #[test]
-fn a_pod_is_one_etcd_container_that_restarts_by_itself() {
+fn pod_has_one_etcd_container_with_restart_policy_always() {
     let pod = built(&Fixture::default());
     let spec = &pod["spec"];
     assert_eq!(spec["restartPolicy"], "Always");
@@ -53,9 +53,9 @@ fn a_pod_is_one_etcd_container_that_restarts_by_itself() {
     assert_eq!(etcd["terminationMessagePolicy"], "FallbackToLogsOnError");
 }
 
-/// Invariant 14: nothing of the operator's identity is in a member's pod.
+/// Invariant 14: a member's pod contains nothing of the operator's identity.
 #[test]
-fn a_pod_has_no_token_and_no_variables_of_services() {
+fn pod_has_no_token_and_no_service_variables() {
     let pod = built(&Fixture::default());
     assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
     assert_eq!(pod["spec"]["enableServiceLinks"], false);
@@ -69,7 +69,7 @@ fn a_pod_has_no_token_and_no_variables_of_services() {
 }
 
 #[test]
-fn etcd_tells_clients_that_it_is_defragmented_unless_the_user_speaks_of_it() {
+fn health_checks_fail_during_defragmentation_unless_user_configures_it() {
     let variables = |version: &str, json: &str| -> Vec<String> {
         let fixture = Fixture::with(json).version(version);
         let pod = built(&fixture);
@@ -83,7 +83,7 @@ fn etcd_tells_clients_that_it_is_defragmented_unless_the_user_speaks_of_it() {
     for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
-    // 3.6 does not start with a gate and a flag for the same, nor any release with a variable beside its flag.
+    // 3.6 does not start with both the gate and the flag, and no release starts with a variable and its flag.
     for said in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
         r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
@@ -111,9 +111,9 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// Whatever a stored spec says: the operators' checks come before, and this is the last one.
+/// The builder is the last check, after those of the API server and the operators.
 #[test]
-fn no_variable_of_an_owned_flag_gets_into_a_pod() {
+fn variables_of_owned_flags_are_left_out() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
         let untouched = variables_of(&Fixture::default().version(version));
         for owned in api::cluster::OWNED_FLAGS {
@@ -132,19 +132,19 @@ fn no_variable_of_an_owned_flag_gets_into_a_pod() {
 }
 
 #[test]
-fn variables_of_sidecars_stay() {
+fn variables_of_sidecars_are_kept() {
     let env = json!([{ "name": "ETCD_NAME", "value": "x" }]);
     let pod = built_with(&json!({
-        "sidecars": [{ "name": "beside", "image": "b", "env": env }],
+        "sidecars": [{ "name": "sidecar", "image": "b", "env": env }],
         "initContainers": [{ "name": "before", "image": "a", "env": env }],
     }));
     assert_eq!(pod["spec"]["containers"][1]["env"], env);
     assert_eq!(pod["spec"]["initContainers"][0]["env"], env);
 }
 
-/// etcd does not start with a flag and its variable.
+/// etcd does not start with both a flag and its variable.
 #[test]
-fn a_variable_is_left_out_beside_its_flag() {
+fn variable_is_left_out_if_its_flag_is_set() {
     let users = |spec: Value| -> Vec<String> {
         let variables = variables_of(&Fixture::with(&spec.to_string()));
         let names = variables.into_iter().map(|(name, _)| name);
@@ -164,7 +164,7 @@ fn a_variable_is_left_out_beside_its_flag() {
 }
 
 #[test]
-fn labels_and_annotations_are_those_of_v1beta2_and_of_the_identity() {
+fn pod_has_labels_of_v1beta2_and_identity_annotations() {
     let pod = built(&Fixture {
         role: Role::Learner,
         ..Fixture::default()
@@ -192,7 +192,7 @@ fn labels_and_annotations_are_those_of_v1beta2_and_of_the_identity() {
 }
 
 #[test]
-fn the_users_labels_and_annotations_never_replace_the_operators() {
+fn user_labels_and_annotations_never_override_reserved_ones() {
     let pod = built_with(&json!({
         "labels": { "team": "a", "app": "other", "etcd_cluster": "other" },
         "annotations": { "note": "b", "etcd.version": "9" },
@@ -223,7 +223,7 @@ fn every_simple_field_of_the_pod_policy_reaches_the_pod() {
         "topologySpreadConstraints": [{ "maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule" }],
         "volumes": [{ "name": "extra", "emptyDir": {} }],
         "initContainers": [{ "name": "before", "image": "a" }],
-        "sidecars": [{ "name": "beside", "image": "b" }],
+        "sidecars": [{ "name": "sidecar", "image": "b" }],
     }));
     let spec = &pod["spec"];
     assert_eq!(spec["nodeSelector"], json!({ "disk": "ssd" }));
@@ -242,7 +242,7 @@ fn every_simple_field_of_the_pod_policy_reaches_the_pod() {
     assert_eq!(spec["topologySpreadConstraints"][0]["topologyKey"], "rack");
     assert_eq!(spec["volumes"][1]["name"], "extra");
     assert_eq!(spec["initContainers"][0]["name"], "before");
-    assert_eq!(spec["containers"][1]["name"], "beside");
+    assert_eq!(spec["containers"][1]["name"], "sidecar");
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn every_simple_field_of_the_pod_policy_reaches_the_etcd_container() {
 }
 
 #[test]
-fn members_avoid_each_others_nodes_unless_told_otherwise() {
+fn members_prefer_different_nodes_by_default() {
     let anti = |pod: &Value| pod["spec"]["affinity"]["podAntiAffinity"].clone();
     let soft = anti(&built(&Fixture::default()));
     let term = &soft["preferredDuringSchedulingIgnoredDuringExecution"][0]["podAffinityTerm"];
@@ -289,14 +289,14 @@ fn members_avoid_each_others_nodes_unless_told_otherwise() {
 }
 
 #[test]
-fn members_spread_over_zones_without_insisting() {
+fn members_prefer_to_spread_over_zones() {
     let spread = &built(&Fixture::default())["spec"]["topologySpreadConstraints"][0];
     assert_eq!(spread["topologyKey"], "topology.kubernetes.io/zone");
     assert_eq!(spread["whenUnsatisfiable"], "ScheduleAnyway");
 }
 
 #[test]
-fn data_lies_on_the_members_own_claim_or_in_the_pod() {
+fn data_volume_is_pvc_or_emptydir() {
     let volume = |fixture: &Fixture| built(fixture)["spec"]["volumes"][0].clone();
     assert_eq!(
         volume(&Fixture::default()),
@@ -310,7 +310,7 @@ fn data_lies_on_the_members_own_claim_or_in_the_pod() {
 }
 
 #[test]
-fn readiness_is_asked_over_http_by_what_the_version_serves() {
+fn readiness_probe_depends_on_version() {
     for (version, path, port) in [
         ("3.2.13", "/version", 2379),
         ("3.4.28", "/version", 2379),
@@ -331,7 +331,7 @@ fn readiness_is_asked_over_http_by_what_the_version_serves() {
 }
 
 #[test]
-fn a_pod_is_reached_under_the_headless_service_too() {
+fn pod_has_host_name_in_headless_service() {
     let pod = built(&Fixture::default());
     assert_eq!(
         (&pod["spec"]["hostname"], &pod["spec"]["subdomain"]),
@@ -340,7 +340,7 @@ fn a_pod_is_reached_under_the_headless_service_too() {
 }
 
 #[test]
-fn the_wanted_image_repository_is_used() {
+fn image_uses_repository_of_spec() {
     let pod = built(&Fixture::with(
         r#"{"repository":"registry.local:5000/etcd"}"#,
     ));
@@ -351,13 +351,13 @@ fn the_wanted_image_repository_is_used() {
 }
 
 #[test]
-fn a_pod_waits_for_its_node_as_long_as_the_user_does() {
+fn pod_tolerates_lost_node_until_replacement() {
     let tolerations = |spec: Value| {
         let pod = built(&Fixture::with(&spec.to_string()));
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // Kubernetes' own five minutes are enough for anything shorter.
+    // The default toleration of five minutes covers shorter times.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),
@@ -370,7 +370,7 @@ fn a_pod_waits_for_its_node_as_long_as_the_user_does() {
             .iter()
             .all(|one| one["tolerationSeconds"] == 1800 && one["effect"] == "NoExecute")
     );
-    // What the user says about a taint stays.
+    // A toleration of the user for the taint is kept.
     let own = json!({ "key": "node.kubernetes.io/unreachable", "operator": "Exists" });
     let both = json!({ "memberReplacement": { "after": "30m" }, "pod": { "tolerations": [own] } });
     assert_eq!(tolerations(both).len(), 2);

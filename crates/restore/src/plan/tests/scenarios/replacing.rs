@@ -192,8 +192,12 @@ fn what_is_refused_is_held_back_from_no_deletion() {
     let refused = check(&let_go(restore.clone()), &snapshot, &Action::Nothing);
     assert_eq!(reason(&refused), Reason::ClusterExists);
     // Also if the failure was recorded before the finalizer was taken away.
-    let failed =
-        conditions::Finding::new(ConditionType::Failed, true, Reason::ClusterExists, "exists");
+    let failed = conditions::Finding::new(
+        ConditionType::Failed,
+        true,
+        Reason::ClusterExists.into(),
+        "exists",
+    );
     let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
     );

@@ -1,9 +1,9 @@
-//! The restricted pod security profile, as far as it concerns pods we build; a test of ours fails here before an
-//! API server refuses a member.
+//! The restricted pod security profile, limited to the fields that the builders set. A unit test detects a violation
+//! before an API server rejects the pod of a member.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-/// What the restricted profile would refuse, or nothing.
+/// The violations of the restricted profile.
 pub(super) fn violations(pod: &Pod) -> Vec<String> {
     let spec = pod.spec.as_ref().unwrap();
     let security = spec.security_context.clone().unwrap_or_default();

@@ -56,8 +56,8 @@ fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_afte
 }
 
 /// A restore that says since when there is no storage.
-fn told(mut restore: EtcdRestore, kind: &ConditionType, why: &Reason) -> EtcdRestore {
-    let failed = conditions::Finding::new(kind.clone(), true, why.clone(), "no");
+fn told(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRestore {
+    let failed = conditions::Finding::new(kind.clone(), true, why.into(), "no");
     let status = restore.status.get_or_insert_default();
     let at = Time(Timestamp::UNIX_EPOCH);
     conditions::set(&mut status.conditions, &failed, Some(1), &at);
@@ -73,11 +73,11 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
     };
     let (failed, complete) = (ConditionType::Failed, ConditionType::Complete);
     let missing = Reason::StorageMissing;
-    let since = told(recorded(), &failed, &missing);
+    let since = told(recorded(), &failed, missing);
     let others = [
         recorded(),
-        told(recorded(), &failed, &Reason::BackupMissing),
-        told(recorded(), &complete, &missing),
+        told(recorded(), &failed, Reason::BackupMissing),
+        told(recorded(), &complete, missing),
     ];
     for (restore, seconds) in others.iter().map(|it| (it, 86_400)).chain([(&since, 29)]) {
         let plan = after(restore, &snapshot, seconds);
@@ -87,9 +87,9 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
     // A new cluster goes on whenever there is room, and after the turn nothing is given up (invariant 9).
-    let new = told(intended(), &failed, &missing);
+    let new = told(intended(), &failed, missing);
     let made = claimed_with(Pod::Absent, Serving::NotAsked);
-    let turned_since = told(verified_seed(), &failed, &missing);
+    let turned_since = told(verified_seed(), &failed, missing);
     let turned = turned(&[old("a", false, true)], Pod::Absent);
     for (restore, snapshot) in [(&new, &made), (&turned_since, &turned)] {
         let plan = after(restore, snapshot, 86_400);
@@ -107,8 +107,8 @@ fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_giv
         plan_at(restore, snapshot, now)
     };
     let failed = ConditionType::Failed;
-    let since = told(recorded(), &failed, &Reason::StorageMissing);
-    let other = told(recorded(), &failed, &Reason::BackupMissing);
+    let since = told(recorded(), &failed, Reason::StorageMissing);
+    let other = told(recorded(), &failed, Reason::BackupMissing);
     for (restore, seconds) in [(&recorded(), 86_400), (&other, 86_400), (&since, 179)] {
         let plan = after(restore, &snapshot, seconds);
         assert_eq!(plan.action, Action::Nothing, "{plan:?}");
