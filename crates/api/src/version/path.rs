@@ -17,7 +17,7 @@ const DOWNGRADES_FROM: (u64, u64) = (3, 6);
 
 /// Direction of a version change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum UpgradeDirection {
     /// Within a minor release: patch upgrade or patch downgrade.
     Within,
     /// To the next minor release.
@@ -59,7 +59,7 @@ const FLOORS: [Floor; 3] = [
 ///
 /// # Errors
 /// The change is not allowed. The text names the cause and the version to set first.
-pub fn way(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
+pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, String> {
     let ((major, minor), (to_major, to_minor)) = (from.minor(), to.minor());
     if major != to_major {
         return Err(format!(
@@ -67,7 +67,7 @@ pub fn way(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
         ));
     }
     if to_minor == minor {
-        return Ok(Way::Within);
+        return Ok(UpgradeDirection::Within);
     }
     if to_minor < minor {
         return downgrade(from, to);
@@ -97,10 +97,10 @@ pub fn way(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
             "etcd upgrades by one minor release at a time: from {from}, set spec.version to {stop} before {to}"
         ));
     }
-    Ok(Way::Up)
+    Ok(UpgradeDirection::Up)
 }
 
-fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
+fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, String> {
     let (major, minor) = from.minor();
     let (_, to_minor) = to.minor();
     if from.minor() < DOWNGRADES_FROM {
@@ -121,15 +121,15 @@ fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<Way, String> {
              release before {to}"
         ));
     }
-    Ok(Way::Down)
+    Ok(UpgradeDirection::Down)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn between(from: &str, to: &str) -> Result<Way, String> {
-        way(
+    fn between(from: &str, to: &str) -> Result<UpgradeDirection, String> {
+        direction(
             &EtcdVersion::parse(from).unwrap(),
             &EtcdVersion::parse(to).unwrap(),
         )
@@ -142,7 +142,11 @@ mod tests {
             ("3.5.35", "3.5.1"),
             ("3.6.16", "3.6.16"),
         ] {
-            assert_eq!(between(from, to), Ok(Way::Within), "{from} {to}");
+            assert_eq!(
+                between(from, to),
+                Ok(UpgradeDirection::Within),
+                "{from} {to}"
+            );
         }
     }
 
@@ -154,7 +158,7 @@ mod tests {
             ("3.5.35", "3.6.16"),
             ("3.6.11", "3.7.0"),
         ] {
-            assert_eq!(between(from, to), Ok(Way::Up), "{from} {to}");
+            assert_eq!(between(from, to), Ok(UpgradeDirection::Up), "{from} {to}");
         }
     }
 
@@ -176,8 +180,8 @@ mod tests {
 
     #[test]
     fn downgrades_by_one_minor_down_to_3_5() {
-        assert_eq!(between("3.6.16", "3.5.35"), Ok(Way::Down));
-        assert_eq!(between("3.7.3", "3.6.16"), Ok(Way::Down));
+        assert_eq!(between("3.6.16", "3.5.35"), Ok(UpgradeDirection::Down));
+        assert_eq!(between("3.7.3", "3.6.16"), Ok(UpgradeDirection::Down));
         for (from, to, expected) in [
             ("3.5.35", "3.4.23", "cannot be downgraded"),
             ("3.6.16", "3.4.23", "3.5 or later"),

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use api::version::EtcdVersion;
-use api::version::path::Way;
+use api::version::path::UpgradeDirection;
 use etcd::MemberId;
 use jiff::Timestamp;
 
@@ -102,7 +102,7 @@ pub(super) fn next(
     if told_etcd(view, &downgrade, draft) || needs.is_empty() {
         return;
     }
-    if course.way == Some(Way::Up) && !has_gone_over((observed, now), view, draft) {
+    if course.way == Some(UpgradeDirection::Up) && !has_gone_over((observed, now), view, draft) {
         return;
     }
     let by_turn = |(seat, _): &&(&Seat, Need)| (Some(seat.id()) == view.leader, seat.name.clone());
@@ -191,7 +191,7 @@ fn repair(
         };
         let (Need::Image(version) | Need::Pod(version, _)) = need;
         let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == version.minor());
-        let within = matches!(course.way, None | Some(Way::Within));
+        let within = matches!(course.way, None | Some(UpgradeDirection::Within));
         if touches(seat, need) && (within || is_there) {
             change(observed, seat, need, draft);
             repaired = true;
@@ -490,11 +490,11 @@ pub(super) fn in_the_dark(
     for (name, pod) in &observed.pods {
         let broken = fails(pod) && !pod.ready && pod.stays() && ours(pod);
         let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == target.minor());
-        let broken = broken && (course.way == Some(Way::Within) || is_there);
+        let broken = broken && (course.way == Some(UpgradeDirection::Within) || is_there);
         if !broken || pod.image == image || !versions::fits(pod, target) {
             continue;
         }
-        if course.way == Some(Way::Down) {
+        if course.way == Some(UpgradeDirection::Down) {
             continue;
         }
         let mut writes = Vec::new();

@@ -4,7 +4,7 @@
 //! changed here; `roll` changes the members, one at a time.
 
 use api::version::EtcdVersion;
-use api::version::path::{Way, way};
+use api::version::path::{UpgradeDirection, direction};
 
 use runtime::member::VARIABLE_MAX_LEARNERS;
 
@@ -18,7 +18,7 @@ pub(crate) struct Course {
     /// What all members are to run; `None`: each goes on with what it runs.
     pub(crate) target: Option<EtcdVersion>,
     /// How they get there from the lowest version that runs.
-    pub(crate) way: Option<Way>,
+    pub(crate) way: Option<UpgradeDirection>,
     /// Why they do not go where the spec says, and what to do about it.
     pub(crate) refused: Option<String>,
 }
@@ -109,13 +109,14 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     // A member of the next minor release is on its way there, or not back yet: it is let through either way, as the
     // cluster speaks what the lowest speaks. Of the lowest minor release each member has to be let go.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
-    let ways: Result<Vec<Way>, String> = at_lowest.map(|one| way(one, &wanted)).collect();
+    let ways: Result<Vec<UpgradeDirection>, String> =
+        at_lowest.map(|one| direction(one, &wanted)).collect();
     let towards = match ways {
         Ok(ways) => ways.first().copied(),
         Err(why) => return refused(why),
     };
     let highest = running.iter().map(EtcdVersion::minor).max();
-    if towards == Some(Way::Down) && highest > Some(lowest.minor()) {
+    if towards == Some(UpgradeDirection::Down) && highest > Some(lowest.minor()) {
         let (major, minor) = highest.unwrap_or_default();
         return refused(format!(
             "some members run etcd {major}.{minor} already: set spec.version to {lowest} or to a {major}.{minor} \
@@ -145,7 +146,7 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let allowed = answers().find_map(|(_, status)| minor_of(status.downgrade.as_ref()?));
     let wanted = target.minor();
     match allowed {
-        None if course.way == Some(Way::Down) => {
+        None if course.way == Some(UpgradeDirection::Down) => {
             Downgrade::Allow(format!("{}.{}", wanted.0, wanted.1))
         }
         None => Downgrade::None,
@@ -184,7 +185,8 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
     let follows = view.seats.iter().any(|seat| seat.followed && seat.leaves());
     let course = course(desired, observed);
     // Back by a minor release nobody joins before etcd lets the members go there.
-    let settled = course.way != Some(Way::Down) || downgrade(&course, observed) == Downgrade::Ready;
+    let settled = course.way != Some(UpgradeDirection::Down)
+        || downgrade(&course, observed) == Downgrade::Ready;
     let target = course.target.filter(|_| follows && settled);
     target.map_or_else(
         || current_version(desired, observed),
