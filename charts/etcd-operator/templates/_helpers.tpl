@@ -1,126 +1,158 @@
-{{/* Labels of every object. Call with (dict "root" $ "name" <operator or part>). */}}
-{{- define "etcd-operator.labels" -}}
-{{ include "etcd-operator.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{/* Value of the label app.kubernetes.io/name. */}}
+{{- define "etcd-operator.label" -}}
+{{ .Values.nameOverride | default "etcd-operator" }}
 {{- end }}
 
-{{/* Labels that never change, for selectors. */}}
+{{/* Name of objects that belong to no single operator. */}}
+{{- define "etcd-operator.fullname" -}}
+{{ .Values.fullnameOverride | default "etcd-operator" }}
+{{- end }}
+
+{{/* Name of the objects of an operator. Call with (dict "root" $ "operator" <name of the binary>). */}}
+{{- define "etcd-operator.name" -}}
+{{- if .root.Values.fullnameOverride }}
+{{- .root.Values.fullnameOverride }}{{ get (dict "etcd-backup-operator" "-backup" "etcd-restore-operator" "-restore") .operator }}
+{{- else }}
+{{- .operator }}
+{{- end }}
+{{- end }}
+
+{{- define "etcd-operator.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- end }}
+
+{{/* Labels that never change, for selectors. Call with (dict "root" $ "component" <operator or part>). */}}
 {{- define "etcd-operator.selector" -}}
-app.kubernetes.io/name: etcd-operator
+app.kubernetes.io/name: {{ include "etcd-operator.label" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .name }}
+app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* Labels and annotations of every object and pod. Labels of the chart win over additional ones. Call with
+     (dict "root" $ "component" <operator or part> "labels" <additional> "annotations" <additional>). */}}
+{{- define "etcd-operator.marks" -}}
+{{- $own := include "etcd-operator.selector" . | fromYaml }}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+labels:
+  {{- toYaml (merge $own (.labels | default dict) .root.Values.commonLabels) | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Metadata of an object in the release's namespace. Call with the arguments of etcd-operator.marks and "name". */}}
+{{- define "etcd-operator.metadata" -}}
+name: {{ .name }}
+namespace: {{ include "etcd-operator.namespace" .root }}
+{{ include "etcd-operator.marks" . }}
+{{- end }}
+
+{{/* image.registry and global.imageRegistry replace the registry in image.repository. As for container runtimes, the
+     first part of a repository is a registry if it is localhost or has a dot or a port. */}}
 {{- define "etcd-operator.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $repository := .Values.image.repository }}
+{{- with .Values.global.imageRegistry | default .Values.image.registry }}
+{{- $repository = printf "%s/%s" . (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $repository "") }}
+{{- end }}
+{{- $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
-{{/* The three operators that are enabled, by the names of their binaries. */}}
+{{/* What every pod of the release has in its spec. */}}
+{{- define "etcd-operator.podSpec" -}}
+{{- $secrets := list }}
+{{- range concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets }}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) }}
+{{- end }}
+{{- with $secrets | uniq }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.podSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What every container of the release has. */}}
+{{- define "etcd-operator.container" -}}
+image: {{ include "etcd-operator.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- with .Values.containerSecurityContext }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The operators that are enabled, by the names of their binaries. */}}
 {{- define "etcd-operator.enabled" -}}
 {{- $all := dict "etcd-operator" .Values.clusterOperator "etcd-backup-operator" .Values.backupOperator "etcd-restore-operator" .Values.restoreOperator }}
 {{- $enabled := dict }}
-{{- range $name, $settings := $all }}
-{{- if $settings.enabled }}{{ $_ := set $enabled $name $settings }}{{ end }}
+{{- range $operator, $settings := $all }}
+{{- if $settings.enabled }}{{ $_ := set $enabled $operator $settings }}{{ end }}
 {{- end }}
 {{- toYaml $enabled }}
 {{- end }}
 
-{{/* Name of an operator's service account. Call with (dict "name" <operator> "settings" <its settings>). */}}
+{{/* Name of an operator's ServiceAccount. Call with (dict "root" $ "operator" <operator> "settings" <its settings>). */}}
 {{- define "etcd-operator.serviceAccount" -}}
 {{- if .settings.serviceAccount.create }}
-{{- .settings.serviceAccount.name | default .name }}
+{{- .settings.serviceAccount.name | default (include "etcd-operator.name" .) }}
 {{- else }}
-{{- required (printf "the operator %s needs serviceAccount.name when serviceAccount.create is false" .name) .settings.serviceAccount.name }}
+{{- required (printf "the operator %s needs serviceAccount.name when serviceAccount.create is false" .operator) .settings.serviceAccount.name }}
 {{- end }}
-{{- end }}
-
-{{/* What each operator may do with objects in the namespaces it serves. */}}
-{{- define "etcd-operator.rules" -}}
-{{- if eq . "etcd-operator" }}
-- apiGroups: [etcd.database.coreos.com]
-  resources: [etcdclusters]
-  verbs: [get, list, watch]
-- apiGroups: [etcd.database.coreos.com]
-  resources: [etcdclusters/status]
-  verbs: [patch]
-- apiGroups: [""]
-  resources: [pods, persistentvolumeclaims, services]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  # CPU and memory of running pods.
-  resources: [pods/resize]
-  verbs: [patch]
-- apiGroups: [""]
-  # The certificates spec.TLS names, and those of spec.TLS.generated, one by one: no list, no watch.
-  resources: [secrets]
-  verbs: [get, create, update, delete]
-- apiGroups: [policy]
-  resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [networking.k8s.io]
-  # Those of clusters with spec.networkPolicy.
-  resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]
-{{- else if eq . "etcd-backup-operator" }}
-- apiGroups: [etcd.database.coreos.com]
-  # create and delete: those that EtcdCluster.spec.backup asks for, and finished ones after their time. patch: the
-  # finalizer, where stored backups go with their object.
-  resources: [etcdbackups]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [etcd.database.coreos.com]
-  # On clusters: lastBackup.
-  resources: [etcdbackups/status, etcdclusters/status]
-  verbs: [patch]
-- apiGroups: [etcd.database.coreos.com]
-  resources: [etcdclusters]
-  verbs: [get, list, watch]
-- apiGroups: [""]
-  # The pods that mount a claim and write a backup to it, or remove one.
-  resources: [pods]
-  verbs: [get, create, delete]
-- apiGroups: [""]
-  # Whether the claim is there that an EtcdBackup names.
-  resources: [persistentvolumeclaims]
-  verbs: [get]
-- apiGroups: [""]
-  # The credentials an EtcdBackup names.
-  resources: [secrets]
-  verbs: [get]
-{{- else if eq . "etcd-restore-operator" }}
-- apiGroups: [etcd.database.coreos.com]
-  # Patched for its finalizer alone, deleted after ttlSecondsAfterFinished.
-  resources: [etcdrestores]
-  verbs: [get, list, watch, patch, delete]
-- apiGroups: [etcd.database.coreos.com]
-  resources: [etcdrestores/status, etcdclusters/status]
-  verbs: [patch]
-- apiGroups: [etcd.database.coreos.com]
-  # The restored cluster is made, claimed by an annotation, and handed over by its removal.
-  resources: [etcdclusters]
-  verbs: [get, list, watch, create, patch]
-- apiGroups: [etcd.database.coreos.com]
-  resources: [etcdbackups]
-  verbs: [get]
-- apiGroups: [""]
-  # The seed member; in a restore in place also the pods of the members that it replaces, and a seed that was given up.
-  resources: [pods]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [persistentvolumeclaims, services]
-  verbs: [get, create, delete]
-- apiGroups: [""]
-  # The credentials an EtcdRestore names.
-  resources: [secrets]
-  verbs: [get]
-{{- end }}
-- apiGroups: [events.k8s.io]
-  resources: [events]
-  verbs: [create, patch]
 {{- end }}
 
 {{/* The definition each operator serves. */}}
 {{- define "etcd-operator.crd" -}}
 {{- get (dict "etcd-operator" "etcdclusters" "etcd-backup-operator" "etcdbackups" "etcd-restore-operator" "etcdrestores") . }}.etcd.database.coreos.com
+{{- end }}
+
+{{/* The owner of a CRD that this release leaves unchanged: another release, or an operator with --create-crd, with a CRD
+     that is at least as new as that of this chart. Empty: this release writes the CRD. Without access to the Kubernetes
+     cluster (helm template) the CRD is written. Call with (dict "root" $ "crd" <name>). */}}
+{{- define "etcd-operator.crdOwner" -}}
+{{- $metadata := get (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .crd) "metadata" | default dict }}
+{{- $annotations := $metadata.annotations | default dict }}
+{{- $operator := get $annotations "etcd.database.coreos.com/release" }}
+{{- $release := get $annotations "meta.helm.sh/release-name" }}
+{{- $namespace := get $annotations "meta.helm.sh/release-namespace" }}
+{{- $found := get ($metadata.labels | default dict) "app.kubernetes.io/version" | default $operator | default "0.0.0" }}
+{{- if ge ((semver $found).Compare (semver .root.Chart.AppVersion)) 0 }}
+{{- if and $release (or (ne $release .root.Release.Name) (ne $namespace .root.Release.Namespace)) }}
+{{- printf "the release %s in the namespace %s" $release $namespace }}
+{{- else if and $operator (not $release) }}
+{{- print "an operator with --create-crd" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Rejects values that cannot work together, and those of the chart stable/etcd-operator, with the new name. */}}
+{{- define "etcd-operator.validate" -}}
+{{- $old := list }}
+{{- range $path, $new := .Files.Get "old-values.yaml" | fromYaml }}
+{{- $operators := hasPrefix "OPERATOR." $path | ternary (list "clusterOperator" "backupOperator" "restoreOperator") (list "") }}
+{{- range $operator := $operators }}
+{{- $value := $.Values }}
+{{- range splitList "." (replace "OPERATOR" $operator $path) }}
+{{- $value = kindIs "map" $value | ternary $value (dict) }}
+{{- $value = index $value . }}
+{{- end }}
+{{- if not (kindIs "invalid" $value) }}
+{{- $old = append $old (printf "%s: %s" (replace "OPERATOR" $operator $path) (replace "OPERATOR" $operator $new)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if $old }}
+{{- fail (printf "\nvalues of the chart stable/etcd-operator, and what replaces them (docs/install.md, Coming from coreos/etcd-operator):\n  %s" (join "\n  " $old)) }}
+{{- end }}
+{{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
+{{- fail "podMonitor.enabled and serviceMonitor.enabled scrape the same pods: set one of them" }}
+{{- end }}
+{{- if and .Values.serviceMonitor.enabled (not .Values.metricsService.enabled) }}
+{{- fail "serviceMonitor.enabled needs metricsService.enabled: a ServiceMonitor finds the operators by their Services" }}
+{{- end }}
 {{- end }}

@@ -29,6 +29,11 @@ fn crd_yaml_is_up_to_date() {
     for (name, mut definition) in definitions() {
         // Helm must keep the CRDs when a release is uninstalled: deleting a CRD deletes all clusters.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
+        // A release of the chart leaves CRDs of other releases unchanged if they have this version or a newer one.
+        definition["metadata"]["labels"] = json!({
+            "app.kubernetes.io/name": "etcd-operator",
+            "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),
+        });
         let yaml = serde_yaml_ng::to_string(&definition).unwrap();
         let text = format!(
             "# Generated from the crate `api` by `UPDATE=1 cargo test -p api`. Do not edit.\n{yaml}"

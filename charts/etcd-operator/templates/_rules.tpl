@@ -1,0 +1,83 @@
+{{/* The rights of an operator in the namespaces that it serves. Call with the name of the binary. */}}
+{{- define "etcd-operator.rules" -}}
+{{- if eq . "etcd-operator" }}
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdclusters]
+  verbs: [get, list, watch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdclusters/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods, persistentvolumeclaims, services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  # CPU and memory of running pods.
+  resources: [pods/resize]
+  verbs: [patch]
+- apiGroups: [""]
+  # Certificates of spec.TLS and spec.TLS.generated, by name: no list, no watch.
+  resources: [secrets]
+  verbs: [get, create, update, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  # For clusters with spec.networkPolicy.
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+{{- else if eq . "etcd-backup-operator" }}
+- apiGroups: [etcd.database.coreos.com]
+  # create and delete: the EtcdBackup of EtcdCluster.spec.backup, and finished EtcdBackups after their TTL.
+  # patch: the finalizer of EtcdBackups with deletionPolicy: Delete.
+  resources: [etcdbackups]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [etcd.database.coreos.com]
+  # On clusters: lastBackup.
+  resources: [etcdbackups/status, etcdclusters/status]
+  verbs: [patch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdclusters]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  # Pods that mount a PVC and write a backup to it, or remove a backup from it.
+  resources: [pods]
+  verbs: [get, create, delete]
+- apiGroups: [""]
+  # To check that the PVC of an EtcdBackup exists.
+  resources: [persistentvolumeclaims]
+  verbs: [get]
+- apiGroups: [""]
+  # Credentials that an EtcdBackup names.
+  resources: [secrets]
+  verbs: [get]
+{{- else if eq . "etcd-restore-operator" }}
+- apiGroups: [etcd.database.coreos.com]
+  # patch: the finalizer only. delete: after ttlSecondsAfterFinished.
+  resources: [etcdrestores]
+  verbs: [get, list, watch, patch, delete]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdrestores/status, etcdclusters/status]
+  verbs: [patch]
+- apiGroups: [etcd.database.coreos.com]
+  # The restored cluster: create it, lock it with an annotation, and remove the annotation at the handover.
+  resources: [etcdclusters]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [etcd.database.coreos.com]
+  resources: [etcdbackups]
+  verbs: [get]
+- apiGroups: [""]
+  # The seed member. In a restore in place also the pods of the members that the restore replaces, and an abandoned seed.
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims, services]
+  verbs: [get, create, delete]
+- apiGroups: [""]
+  # Credentials that an EtcdRestore names.
+  resources: [secrets]
+  verbs: [get]
+{{- end }}
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
