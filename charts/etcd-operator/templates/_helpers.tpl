@@ -23,8 +23,8 @@
 
 {{/* Labels that never change, for selectors. Call with (dict "root" $ "component" <operator or part>). */}}
 {{- define "etcd-operator.selector" -}}
-app.kubernetes.io/name: {{ include "etcd-operator.label" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "etcd-operator.label" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
@@ -34,7 +34,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- $own := include "etcd-operator.selector" . | fromYaml }}
 {{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion }}
 {{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service }}
-{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
 labels:
   {{- toYaml (merge $own (.labels | default dict) .root.Values.commonLabels) | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
@@ -46,7 +46,7 @@ annotations:
 {{/* Metadata of an object in the release's namespace. Call with the arguments of etcd-operator.marks and "name". */}}
 {{- define "etcd-operator.metadata" -}}
 name: {{ .name }}
-namespace: {{ include "etcd-operator.namespace" .root }}
+namespace: {{ include "etcd-operator.namespace" .root | quote }}
 {{ include "etcd-operator.marks" . }}
 {{- end }}
 
@@ -120,13 +120,17 @@ securityContext:
 {{- $operator := get $annotations "etcd.database.coreos.com/release" }}
 {{- $release := get $annotations "meta.helm.sh/release-name" }}
 {{- $namespace := get $annotations "meta.helm.sh/release-namespace" }}
-{{- $found := get ($metadata.labels | default dict) "app.kubernetes.io/version" | default $operator | default "0.0.0" }}
-{{- if ge ((semver $found).Compare (semver .root.Chart.AppVersion)) 0 }}
+{{- $owner := "" }}
 {{- if and $release (or (ne $release .root.Release.Name) (ne $namespace .root.Release.Namespace)) }}
-{{- printf "the release %s in the namespace %s" $release $namespace }}
+{{- $owner = printf "the release %s in the namespace %s" $release $namespace }}
 {{- else if and $operator (not $release) }}
-{{- print "an operator with --create-crd" }}
+{{- $owner = "an operator with --create-crd" }}
 {{- end }}
+{{- /* A CRD without a version that can be compared is older. */}}
+{{- $version := get ($metadata.labels | default dict) "app.kubernetes.io/version" | default $operator | toString }}
+{{- $version = regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+([+-].*)?$" $version | ternary $version "0.0.0" }}
+{{- if and $owner (ge ((semver $version).Compare (semver .root.Chart.AppVersion)) 0) }}
+{{- $owner }}
 {{- end }}
 {{- end }}
 

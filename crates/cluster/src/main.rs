@@ -1,9 +1,12 @@
-//! The binary `etcd-operator`.
+//! The binary `etcd-operator`; with `check`, the test pod of `helm test`.
+
+use std::process::ExitCode;
 
 use api::EtcdCluster;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
+use runtime::check::{self, Check};
 use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 
@@ -21,6 +24,14 @@ struct Options {
     /// than once. Without any, every pod of the operator's namespace is let in
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     operator_label: Vec<(String, String)>,
+    #[command(subcommand)]
+    command: Option<Task>,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check whether operators are ready; the exit code is 0 if all of them are
+    Check(Check),
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
@@ -29,8 +40,14 @@ fn label(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     let options: Options = cli::parse();
+    if let Some(Task::Check(operators)) = &options.command {
+        return Ok(process::run_once(
+            options.common.log_json,
+            check::run(operators),
+        )?);
+    }
     #[cfg(feature = "failpoints")]
     let _failpoints = {
         process::abort_on_panic();
@@ -47,5 +64,5 @@ fn main() -> anyhow::Result<()> {
     process::run(definition, options.common, |operator| {
         cluster::app::work(operator, image, labels)
     })?;
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ pub mod admin;
 mod answer;
 pub mod apply;
 pub mod certificate;
+pub mod check;
 pub mod cli;
 mod client;
 pub mod clock;

@@ -1,0 +1,114 @@
+//! `check`: asks running operators whether they are ready, for `helm test`. The image has no shell and no other HTTP
+//! client. The command reads only.
+
+use std::time::Duration;
+
+use clap::Args;
+use http::Uri;
+use kube::{Client, Config};
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{error, info};
+
+use crate::outcome::Chain;
+
+/// A new Service has no endpoints until the kube-proxies have noticed its pods.
+const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The operators to check.
+#[derive(Args, Clone, Debug)]
+pub struct Check {
+    /// Address of an operator, such as http://etcd-operator-metrics.etcd.svc:8080; the command reads its /readyz
+    #[arg(required = true, value_name = "URL")]
+    pub urls: Vec<Uri>,
+}
+
+/// True if all operators answer that they are ready within a minute. The log names each operator and its answer.
+pub async fn run(check: &Check) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    let mut ready = true;
+    for url in &check.urls {
+        match until_ready(url, deadline).await {
+            Ok(()) => info!("{url} is ready"),
+            Err(cause) => {
+                error!("{url} is not ready: {cause}");
+                ready = false;
+            }
+        }
+    }
+    ready
+}
+
+/// The error is the last answer before the deadline.
+async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
+    let mut last = String::from("no answer");
+    loop {
+        match timeout_at(deadline, get(url)).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => last = Chain(&error).to_string(),
+            Err(_) => return Err(last),
+        }
+        if timeout_at(deadline, sleep(RETRY)).await.is_err() {
+            return Err(last);
+        }
+    }
+}
+
+/// The client of the Kubernetes API also speaks plain HTTP, and is part of the program already.
+async fn get(url: &Uri) -> Result<String, kube::Error> {
+    let client = Client::try_from(Config::new(url.clone()))?;
+    let request = http::Request::get("/readyz").body(Vec::new());
+    client
+        .request_text(request.map_err(kube::Error::HttpError)?)
+        .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::sync::Arc;
+
+    use crate::admin::{Admin, Readiness, bind, serve};
+
+    async fn operator() -> (Uri, Readiness) {
+        let readiness = Readiness::default();
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let admin = Admin {
+            readiness: readiness.clone(),
+            registry: Arc::default(),
+        };
+        tokio::spawn(serve(listener, admin));
+        (format!("http://{address}").parse().unwrap(), readiness)
+    }
+
+    #[tokio::test]
+    async fn ready_operators_pass_the_check() {
+        let ((first, one), (second, two)) = (operator().await, operator().await);
+        one.ready();
+        two.ready();
+        let urls = vec![first, second];
+        assert!(run(&Check { urls }).await);
+    }
+
+    #[tokio::test]
+    async fn check_reports_the_answer_of_an_operator_that_is_not_ready() {
+        let (url, readiness) = operator().await;
+        readiness.waiting_for("the CRD etcdclusters");
+        let soon = Instant::now() + Duration::from_millis(300);
+        let error = until_ready(&url, soon).await.unwrap_err();
+        assert!(error.contains("waiting: the CRD etcdclusters"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn check_waits_until_the_operator_is_ready() {
+        let (url, readiness) = operator().await;
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(200)).await;
+            readiness.ready();
+        });
+        let later = Instant::now() + PATIENCE;
+        assert_eq!(until_ready(&url, later).await, Ok(()));
+    }
+}

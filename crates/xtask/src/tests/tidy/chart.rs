@@ -1,0 +1,276 @@
+//! Checks of the chart that need no Helm: values, schema, README, alerts and documentation agree. The end-to-end tests
+//! render the chart.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+use serde_yaml_ng::Value;
+
+use super::documents::anchors;
+use super::root;
+
+/// The operators have the same settings: the README lists those of the first one.
+const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
+/// Longer defaults do not fit into a table.
+const LONGEST_DEFAULT: usize = 60;
+const TABLE: &str = "<!-- The table is generated: UPDATE=1 cargo test -p xtask chart -->\n";
+
+fn chart(file: &str) -> PathBuf {
+    root().join("charts/etcd-operator").join(file)
+}
+
+fn read(path: PathBuf) -> String {
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn yaml(path: PathBuf) -> Value {
+    serde_yaml_ng::from_str(&read(path)).unwrap()
+}
+
+fn schema() -> Json {
+    serde_json::from_str(&read(chart("values.schema.json"))).unwrap()
+}
+
+/// The node itself, or the definition that it refers to.
+fn resolved<'a>(schema: &'a Json, node: &'a Json) -> &'a Json {
+    let pointer = node["$ref"].as_str().and_then(|it| it.strip_prefix('#'));
+    pointer.map_or(node, |pointer| schema.pointer(pointer).unwrap())
+}
+
+/// A value with its default.
+struct Leaf<'a> {
+    path: String,
+    default: &'a Value,
+    description: &'a str,
+}
+
+/// The values that a user sets: all but the mappings with properties of their own in the schema.
+fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
+    fn collect<'a>(
+        (schema, node): (&'a Json, &'a Json),
+        value: &'a Value,
+        path: &str,
+        found: &mut Vec<Leaf<'a>>,
+    ) {
+        let inside = resolved(schema, node);
+        let properties = inside["properties"].as_object();
+        let mapping = value.as_mapping().filter(|mapping| !mapping.is_empty());
+        let (Some(properties), Some(mapping)) = (properties, mapping) else {
+            found.push(Leaf {
+                path: path.to_owned(),
+                default: value,
+                description: node["description"].as_str().unwrap_or_default(),
+            });
+            return;
+        };
+        for (key, value) in mapping {
+            let below = format!("{path}.{}", key.as_str().unwrap());
+            let below = below.trim_start_matches('.');
+            let node = properties.get(key.as_str().unwrap());
+            let node = node.unwrap_or_else(|| panic!("{below} is not in the schema"));
+            collect((schema, node), value, below, found);
+        }
+    }
+    let mut found = Vec::new();
+    collect((schema, schema), values, "", &mut found);
+    found
+}
+
+/// Every property of the schema, as a path, with its node. Definitions stand where the schema refers to them.
+fn properties(schema: &Json) -> Vec<(String, &Json)> {
+    fn collect<'a>(
+        (schema, node): (&'a Json, &'a Json),
+        path: &str,
+        found: &mut Vec<(String, &'a Json)>,
+    ) {
+        let inside = resolved(schema, node);
+        for (key, node) in inside["properties"].as_object().into_iter().flatten() {
+            let below = format!("{path}.{key}").trim_start_matches('.').to_owned();
+            collect((schema, node), &below, found);
+            found.push((below, node));
+        }
+    }
+    let mut found = Vec::new();
+    collect((schema, schema), "", &mut found);
+    found
+}
+
+fn is_deprecated(node: &Json) -> bool {
+    node["deprecated"] == true
+}
+
+#[test]
+fn schema_describes_every_chart_value() {
+    let schema = schema();
+    let values = yaml(chart("values.yaml"));
+    let silent: Vec<String> = properties(&schema)
+        .into_iter()
+        .filter(|(_, node)| node["description"].as_str().is_none_or(str::is_empty))
+        .map(|(path, _)| path)
+        .collect();
+    assert!(silent.is_empty(), "without a description: {silent:#?}");
+    // Panics on a value that is not in the schema.
+    assert!(leaves(&schema, &values).len() > 100);
+}
+
+#[test]
+fn chart_values_show_every_property_of_the_schema() {
+    /// Properties without a default: fields of Kubernetes, and the alerts.
+    const WITHOUT_DEFAULT: [&str; 4] = [
+        "livenessProbe.",
+        "readinessProbe.",
+        "prometheusRule.disabled.",
+        ".resources.claims",
+    ];
+    let schema = schema();
+    let values = yaml(chart("values.yaml"));
+    let missing: Vec<String> = properties(&schema)
+        .into_iter()
+        .filter(|(_, node)| !is_deprecated(node))
+        .map(|(path, _)| path)
+        .filter(|path| !WITHOUT_DEFAULT.iter().any(|part| path.contains(part)))
+        .filter(|path| {
+            let mut keys = path.split('.');
+            keys.try_fold(&values, |value, key| value.get(key))
+                .is_none()
+        })
+        .collect();
+    assert!(missing.is_empty(), "not in values.yaml: {missing:#?}");
+}
+
+/// The table of the chart's README.
+fn table(schema: &Json, values: &Value) -> String {
+    let mut rows = String::from("| value | default | description |\n|---|---|---|\n");
+    let leaves = leaves(schema, values);
+    let of_first = |path: &str| {
+        let (operator, rest) = path.split_once('.')?;
+        let first = format!("{}.{rest}", OPERATORS[0]);
+        let is_other = OPERATORS[1..].contains(&operator);
+        leaves.iter().find(|leaf| is_other && leaf.path == first)
+    };
+    for leaf in &leaves {
+        let mut description = leaf.description;
+        if let Some(first) = of_first(&leaf.path) {
+            if first.default == leaf.default {
+                continue;
+            }
+            description = "Another default than that of the cluster operator.";
+        }
+        let default = serde_json::to_string(leaf.default).unwrap();
+        let default = if default.len() > LONGEST_DEFAULT {
+            String::from("see values.yaml")
+        } else {
+            format!("`{default}`")
+        };
+        let text = description.replace('|', "\\|");
+        let _ = writeln!(rows, "| `{}` | {default} | {text} |", leaf.path);
+    }
+    for operator in &OPERATORS[1..] {
+        let text = schema["properties"][operator]["description"].as_str();
+        let text = text.unwrap_or_default();
+        let first = OPERATORS[0];
+        let _ = writeln!(
+            rows,
+            "| `{operator}.*` | | {text} The values are those of `{first}.*`. |"
+        );
+    }
+    rows
+}
+
+#[test]
+fn chart_readme_has_every_value() {
+    let path = chart("README.md");
+    let found = read(path.clone());
+    let (head, _) = found.split_once(TABLE).expect("the README has no table");
+    let rows = table(&schema(), &yaml(chart("values.yaml")));
+    // The table ends the page.
+    let expected = format!("{head}{TABLE}\n{rows}");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &expected).unwrap();
+        return;
+    }
+    assert!(
+        found == expected,
+        "charts/etcd-operator/README.md is outdated: run `UPDATE=1 cargo test -p xtask chart`"
+    );
+}
+
+/// The cases by which the end-to-end tests render the chart.
+#[test]
+fn rendered_cases_set_every_chart_value() {
+    let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));
+    let (schema, values) = (schema(), yaml(chart("values.yaml")));
+    let is_set = |path: &str| {
+        cases.as_sequence().unwrap().iter().any(|case| {
+            let mut keys = path.split('.');
+            keys.try_fold(&case["values"], |value, key| value.get(key))
+                .is_some()
+        })
+    };
+    let of_any = |path: &str| match path.split_once('.') {
+        Some((operator, rest)) if OPERATORS.contains(&operator) => OPERATORS
+            .iter()
+            .any(|operator| is_set(&format!("{operator}.{rest}"))),
+        _ => is_set(path),
+    };
+    let leaves = leaves(&schema, &values);
+    let paths = leaves.iter().map(|leaf| leaf.path.as_str());
+    let untested: Vec<&str> = paths.filter(|path| !of_any(path)).collect();
+    assert!(untested.is_empty(), "no case sets: {untested:#?}");
+}
+
+#[test]
+fn old_chart_values_are_mapped() {
+    let old = yaml(chart("old-values.yaml"));
+    let mapped: BTreeSet<String> =
+        old.as_mapping()
+            .unwrap()
+            .keys()
+            .fold(BTreeSet::new(), |mut all, key| {
+                let key = key.as_str().unwrap();
+                all.extend(OPERATORS.map(|operator| key.replace("OPERATOR", operator)));
+                all
+            });
+    let schema = schema();
+    let all = properties(&schema).into_iter();
+    let deprecated: BTreeSet<String> = all
+        .filter(|(_, node)| is_deprecated(node))
+        .map(|(path, _)| path)
+        .collect();
+    assert_eq!(mapped, deprecated, "old-values.yaml, values.schema.json");
+    let document = read(root().join("docs/install.md"));
+    for key in old.as_mapping().unwrap().keys() {
+        let key = key.as_str().unwrap().replace("OPERATOR.", ".");
+        assert!(
+            document.contains(&format!("`{key}`")),
+            "{key} is not in docs/install.md"
+        );
+    }
+}
+
+#[test]
+fn alerts_have_switches_runbooks_and_documentation() {
+    let alerts = yaml(chart("alerts.yaml"));
+    let groups = alerts.as_mapping().unwrap().values();
+    let rules: Vec<&Value> = groups.flat_map(|it| it.as_sequence().unwrap()).collect();
+    let names: BTreeSet<&str> = rules
+        .iter()
+        .map(|rule| rule["alert"].as_str().unwrap())
+        .collect();
+    let schema = schema();
+    let switches = &schema["properties"]["prometheusRule"]["properties"]["disabled"]["properties"];
+    let switches = switches.as_object().unwrap().keys();
+    assert_eq!(names, switches.map(String::as_str).collect());
+    let metrics = read(root().join("docs/metrics.md"));
+    for rule in rules {
+        let name = rule["alert"].as_str().unwrap();
+        assert!(metrics.contains(&format!("`{name}`")), "{name}");
+        let runbook = rule["annotations"]["runbook_url"].as_str().unwrap();
+        let (page, anchor) = runbook.split_once('#').unwrap();
+        let page = read(root().join("docs").join(page));
+        assert!(anchors(&page).contains(anchor), "{name}: {runbook}");
+    }
+}

@@ -1,0 +1,127 @@
+//! A second release of the chart in another namespace. It installs without flags, and leaves CRDs that are at least as new
+//! to the release that owns them.
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::sandbox::RELEASE;
+use e2e::{Sandbox, chart, step};
+
+use crate::fixtures::cluster;
+
+const CRDS: [&str; 3] = [
+    "etcdclusters.etcd.database.coreos.com",
+    "etcdbackups.etcd.database.coreos.com",
+    "etcdrestores.etcd.database.coreos.com",
+];
+
+/// Removes the record of Helm that a release owns the CRDs: earlier tests and runs may have left one.
+async fn forget_owner(sandbox: &Sandbox) -> Result<()> {
+    for crd in CRDS {
+        let words = [
+            "annotate",
+            "crd",
+            crd,
+            "meta.helm.sh/release-name-",
+            "meta.helm.sh/release-namespace-",
+        ];
+        sandbox.kubectl(&words).await?;
+    }
+    Ok(())
+}
+
+/// Fails unless the release in this namespace owns all CRDs.
+async fn ensure_owner(sandbox: &Sandbox, namespace: &str) -> Result<()> {
+    for crd in CRDS {
+        let text = sandbox.kubectl(&["get", "crd", crd, "-o", "json"]).await?;
+        let object: serde_json::Value = serde_json::from_str(&text)?;
+        let owner = &object["metadata"]["annotations"]["meta.helm.sh/release-namespace"];
+        ensure!(owner == namespace, "{crd} belongs to {owner}");
+    }
+    Ok(())
+}
+
+async fn install(sandbox: &Sandbox, settings: &[&str]) -> Result<String> {
+    let namespace = &sandbox.namespace;
+    let printed = chart::install(&sandbox.env, RELEASE, namespace, settings).await?;
+    sandbox.await_operators().await?;
+    Ok(printed)
+}
+
+async fn manages_a_cluster(sandbox: &Sandbox) -> Result<()> {
+    sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+    sandbox.await_members("c", 1).await.map(drop)
+}
+
+async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()> {
+    first.install_crds().await?;
+    forget_owner(first).await?;
+    install(first, &["--take-ownership", "--force-conflicts"]).await?;
+    ensure_owner(first, &first.namespace).await?;
+
+    let printed = install(second, &[]).await?;
+    let owner = format!("the release {RELEASE} in the namespace {}", first.namespace);
+    ensure!(printed.contains(&owner), "{printed}");
+    ensure_owner(first, &first.namespace).await?;
+    manages_a_cluster(first).await?;
+    manages_a_cluster(second).await?;
+    // Upgrades of both releases.
+    install(second, &[]).await?;
+    install(first, &[]).await?;
+    ensure_owner(first, &first.namespace).await
+}
+
+/// Helm rejects the second release, and its message names the owner. An upgrade of the owner corrects this.
+async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
+    let older = "app.kubernetes.io/version=0.0.1";
+    let words = ["label", "crd", CRDS[0], older, "--overwrite"];
+    first.kubectl(&words).await?;
+    let Err(error) = install(second, &[]).await else {
+        bail!("the second release changed CRDs of the first release");
+    };
+    ensure!(error.to_string().contains(&first.namespace), "{error}");
+    // kubectl is the manager of the label now.
+    install(first, &["--force-conflicts"]).await?;
+    install(second, &[]).await.map(drop)
+}
+
+/// The CRDs and the second release outlive the first release.
+async fn outlives_the_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
+    first.delete_cluster("c").await?;
+    let uninstall = ["uninstall", RELEASE, "-n", &first.namespace, "--wait"];
+    chart::helm(&first.env, &uninstall).await?;
+    second.scale("c", 3).await?;
+    second.await_members("c", 3).await?;
+    let printed = install(second, &[]).await;
+    printed.map(drop).context("upgrade without the owner")
+}
+
+async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
+    let installed = installs_without_flags(first, second);
+    step("install a second release", installed).await?;
+    let older = older_crds_are_upgraded_by_their_owner(first, second);
+    step("keep older CRDs of another release", older).await?;
+    let outlives = outlives_the_owner(first, second);
+    step("uninstall the owner", outlives).await?;
+    forget_owner(second).await
+}
+
+/// Changes the owner of the CRDs, on which other tests of the chart depend.
+mod alone {
+    use e2e::Sandbox;
+    use e2e::sandbox::bare;
+
+    use super::share_crds;
+
+    #[tokio::test]
+    async fn second_release_leaves_crds_to_their_owner() {
+        bare("chart_first_release", async |first| {
+            let second = Sandbox::create("chart_second_release").await?;
+            let outcome = share_crds(first, &second).await;
+            if outcome.is_err() {
+                second.print_state().await;
+            }
+            second.delete().await;
+            outcome
+        })
+        .await;
+    }
+}

@@ -1,0 +1,163 @@
+//! Operators with all optional objects and settings of the chart: other names, no fixed user, two replicas,
+//! PodDisruptionBudgets and NetworkPolicies. They manage a cluster, its backup and a restore. The testbed does not enforce
+//! NetworkPolicies, so that this test sees only the objects.
+
+use std::io::Write as _;
+
+use anyhow::{Context, Result, ensure};
+use e2e::bucket::Bucket;
+use e2e::manifests::{aws_secret, backup, restore};
+use e2e::objects::{Kind, await_complete};
+use e2e::sandbox::{RELEASE, bare};
+use e2e::wait::Look;
+use e2e::{Keyspace, PATIENCE, Sandbox, chart, step, until};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use serde_json::json;
+use tempfile::NamedTempFile;
+
+use crate::fixtures::cluster_with;
+
+/// Deployments, PodDisruptionBudgets and NetworkPolicies have these names.
+const NAMES: [&str; 3] = ["shop", "shop-backup", "shop-restore"];
+const REPLICAS: i32 = 2;
+const KEYS: usize = 50;
+
+const VALUES: &str = r#"
+nameOverride: shop-etcd
+fullnameOverride: shop
+commonLabels: {team: a}
+commonAnnotations: {example.com/owner: a}
+podSecurityContext: {runAsUser: null, runAsGroup: null, fsGroup: null}
+podDisruptionBudget: {enabled: true}
+networkPolicy: {enabled: true}
+metricsService: {annotations: {prometheus.io/scrape: "true"}}
+livenessProbe: {periodSeconds: 20}
+readinessProbe: {periodSeconds: 2}
+port: 9090
+rbac: {aggregate: false}
+clusterOperator: &operator
+  replicas: 2
+  strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}
+  dnsPolicy: ClusterFirst
+  dnsConfig: {options: [{name: ndots, value: "3"}]}
+  podLabels: {tier: operators}
+backupOperator: *operator
+restoreOperator: *operator
+extraObjects:
+- |
+  apiVersion: v1
+  kind: ConfigMap
+  metadata: {name: "{{ .Release.Name }}-extra"}
+"#;
+
+#[tokio::test]
+async fn operators_work_with_all_optional_chart_objects() {
+    bare("chart_values", async |sandbox| {
+        step("install with all objects", is_installed(sandbox)).await?;
+        step("check the objects", has_objects(sandbox)).await?;
+        let tested = chart::helm(&sandbox.env, &["test", RELEASE, "-n", &sandbox.namespace]);
+        step("run helm test", tested).await?;
+        step("manage a cluster and a backup", manages(sandbox)).await
+    })
+    .await;
+}
+
+async fn is_installed(sandbox: &Sandbox) -> Result<()> {
+    let mut file = NamedTempFile::new()?;
+    file.write_all(VALUES.as_bytes())?;
+    let path = file.path().to_string_lossy();
+    sandbox.install_operators_with(&["-f", &path]).await?;
+    until("all replicas are available", PATIENCE, async || {
+        let list = sandbox.api::<Deployment>().list(&ListParams::default());
+        let list = list.await?;
+        let available = |one: &&Deployment| {
+            let status = one.status.as_ref();
+            status.and_then(|it| it.available_replicas) == Some(REPLICAS)
+        };
+        let ready = list.iter().filter(available).count();
+        Ok(if ready == NAMES.len() {
+            Look::Done(())
+        } else {
+            Look::NotYet(format!("{ready} Deployments"))
+        })
+    })
+    .await
+}
+
+async fn has_objects(sandbox: &Sandbox) -> Result<()> {
+    for name in NAMES {
+        let budgets = sandbox.api::<PodDisruptionBudget>();
+        until("the budget counts the pods", PATIENCE, async || {
+            let status = budgets.get(name).await?.status.unwrap_or_default();
+            Ok(if status.expected_pods == REPLICAS {
+                Look::Done(())
+            } else {
+                Look::NotYet(format!("{name} expects {} pods", status.expected_pods))
+            })
+        })
+        .await?;
+        let policy = sandbox.api::<NetworkPolicy>().get(name).await?;
+        let selected = policy.spec.and_then(|spec| spec.pod_selector);
+        let labels = selected.and_then(|it| it.match_labels).unwrap_or_default();
+        let labels: Vec<String> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let labels = ListParams::default().labels(&labels.join(","));
+        let pods = sandbox.api::<Pod>().list(&labels).await?.items;
+        ensure!(pods.len() == NAMES.len() - 1, "{name}: {} pods", pods.len());
+        for pod in pods {
+            ensure!(pod.labels().get("team").is_some_and(|it| it == "a"));
+            ensure!(pod.labels().get("tier").is_some_and(|it| it == "operators"));
+            let owner = pod.annotations().get("example.com/owner");
+            ensure!(owner.is_some_and(|it| it == "a"));
+            let spec = pod.spec.context("a pod without a spec")?;
+            let security = spec.security_context.unwrap_or_default();
+            ensure!(security.run_as_user.is_none(), "{security:?}");
+        }
+    }
+    let extra = format!("{RELEASE}-extra");
+    let found = sandbox.api::<ConfigMap>().get_opt(&extra).await?;
+    ensure!(found.is_some(), "extraObjects are missing");
+    Ok(())
+}
+
+async fn manages(sandbox: &Sandbox) -> Result<()> {
+    let s3 = sandbox.env.s3()?;
+    let bucket = Bucket::create(s3, &sandbox.namespace).await?;
+    sandbox.apply(&aws_secret(s3, "aws")).await?;
+    let policy = "  networkPolicy: {}\n";
+    let manifest = cluster_with(&sandbox.env, "c", 1, policy)?;
+    sandbox.apply(&manifest).await?;
+    sandbox.await_members("c", 1).await?;
+    // The cluster's NetworkPolicy lets the operators in by their changed labels.
+    let policy = sandbox.api::<NetworkPolicy>().get("c-members").await?;
+    let operators = json!({ "matchLabels": {
+        "app.kubernetes.io/instance": RELEASE, "app.kubernetes.io/name": "shop-etcd",
+    } });
+    let rules = serde_json::to_value(policy.spec.and_then(|spec| spec.ingress))?;
+    let sources = rules.as_array().into_iter().flatten();
+    let mut sources = sources.flat_map(|rule| rule["from"].as_array().into_iter().flatten());
+    ensure!(
+        sources.any(|source| source["podSelector"] == operators),
+        "{rules}"
+    );
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    keys.fill("kept/", KEYS, |_| ()).await?;
+    drop(keys);
+    sandbox.scale("c", 3).await?;
+    sandbox.await_members("c", 3).await?;
+
+    let path = format!("{}/daily/etcd.backup", bucket.name);
+    sandbox.apply(&backup(s3, "first", "c", &path)).await?;
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    await_complete(&backups, "first", PATIENCE).await?;
+    sandbox.delete_cluster("c").await?;
+    sandbox.apply(&restore(s3, "back", "c", &path)).await?;
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    await_complete(&restores, "back", PATIENCE).await?;
+    let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
+    keys.verify("kept/", KEYS).await.map(drop)
+}
