@@ -17,14 +17,14 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
 use kube::api::ListParams;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use crate::fixtures::cluster_with;
 
 /// Deployments, PodDisruptionBudgets and NetworkPolicies have these names.
 const NAMES: [&str; 3] = ["shop", "shop-backup", "shop-restore"];
-const REPLICAS: i32 = 2;
+const REPLICAS: u8 = 2;
 const KEYS: usize = 50;
 
 const VALUES: &str = r#"
@@ -60,8 +60,8 @@ async fn operators_work_with_all_optional_chart_objects() {
     bare("chart_values", async |sandbox| {
         step("install with all objects", is_installed(sandbox)).await?;
         step("check the objects", has_objects(sandbox)).await?;
-        let tested = chart::helm(&sandbox.env, &["test", RELEASE, "-n", &sandbox.namespace]);
-        step("run helm test", tested).await?;
+        let words = ["test", RELEASE, "-n", &sandbox.namespace];
+        step("run helm test", chart::helm(&sandbox.env, &words)).await?;
         step("manage a cluster and a backup", manages(sandbox)).await
     })
     .await;
@@ -77,7 +77,7 @@ async fn is_installed(sandbox: &Sandbox) -> Result<()> {
         let list = list.await?;
         let available = |one: &&Deployment| {
             let status = one.status.as_ref();
-            status.and_then(|it| it.available_replicas) == Some(REPLICAS)
+            status.and_then(|it| it.available_replicas) == Some(REPLICAS.into())
         };
         let ready = list.iter().filter(available).count();
         Ok(if ready == NAMES.len() {
@@ -89,25 +89,37 @@ async fn is_installed(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
+async fn network_policy(sandbox: &Sandbox, name: &str) -> Result<Value> {
+    let policy = sandbox.api::<NetworkPolicy>().get(name).await?;
+    Ok(serde_json::to_value(policy)?)
+}
+
 async fn has_objects(sandbox: &Sandbox) -> Result<()> {
     for name in NAMES {
         let budgets = sandbox.api::<PodDisruptionBudget>();
         until("the budget counts the pods", PATIENCE, async || {
             let status = budgets.get(name).await?.status.unwrap_or_default();
-            Ok(if status.expected_pods == REPLICAS {
+            Ok(if status.expected_pods == i32::from(REPLICAS) {
                 Look::Done(())
             } else {
                 Look::NotYet(format!("{name} expects {} pods", status.expected_pods))
             })
         })
         .await?;
-        let policy = sandbox.api::<NetworkPolicy>().get(name).await?;
-        let selected = policy.spec.and_then(|spec| spec.pod_selector);
-        let labels = selected.and_then(|it| it.match_labels).unwrap_or_default();
-        let labels: Vec<String> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
-        let labels = ListParams::default().labels(&labels.join(","));
-        let pods = sandbox.api::<Pod>().list(&labels).await?.items;
-        ensure!(pods.len() == NAMES.len() - 1, "{name}: {} pods", pods.len());
+        let selector = &network_policy(sandbox, name).await?["spec"]["podSelector"];
+        let labels = selector["matchLabels"].as_object().context("no labels")?;
+        let labels: Option<Vec<String>> = labels
+            .iter()
+            .map(|(key, value)| Some(format!("{key}={}", value.as_str()?)))
+            .collect();
+        let labels = labels.context("labels are texts")?.join(",");
+        let pods = sandbox.api::<Pod>();
+        let pods = pods.list(&ListParams::default().labels(&labels)).await?;
+        ensure!(
+            pods.items.len() == usize::from(REPLICAS),
+            "{name}: {} pods",
+            pods.items.len()
+        );
         for pod in pods {
             ensure!(pod.labels().get("team").is_some_and(|it| it == "a"));
             ensure!(pod.labels().get("tier").is_some_and(|it| it == "operators"));
@@ -133,16 +145,15 @@ async fn manages(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     sandbox.await_members("c", 1).await?;
     // The cluster's NetworkPolicy lets the operators in by their changed labels.
-    let policy = sandbox.api::<NetworkPolicy>().get("c-members").await?;
     let operators = json!({ "matchLabels": {
         "app.kubernetes.io/instance": RELEASE, "app.kubernetes.io/name": "shop-etcd",
     } });
-    let rules = serde_json::to_value(policy.spec.and_then(|spec| spec.ingress))?;
-    let sources = rules.as_array().into_iter().flatten();
-    let mut sources = sources.flat_map(|rule| rule["from"].as_array().into_iter().flatten());
+    let policy = network_policy(sandbox, "c-members").await?;
+    let rules = policy["spec"]["ingress"].as_array().into_iter().flatten();
+    let mut sources = rules.flat_map(|rule| rule["from"].as_array().into_iter().flatten());
     ensure!(
         sources.any(|source| source["podSelector"] == operators),
-        "{rules}"
+        "{policy}"
     );
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("kept/", KEYS, |_| ()).await?;
