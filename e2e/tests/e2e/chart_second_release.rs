@@ -107,13 +107,13 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
 /// Changes the owner of the CRDs, on which other tests of the chart depend.
 mod alone {
     use e2e::Sandbox;
-    use e2e::sandbox::bare;
+    use e2e::sandbox::bare_scenario;
 
     use super::share_crds;
 
     #[tokio::test]
     async fn second_release_leaves_crds_to_their_owner() {
-        bare("chart_first_release", async |first| {
+        bare_scenario("chart_first_release", async |first| {
             let second = Sandbox::create("chart_second_release").await?;
             let outcome = share_crds(first, &second).await;
             if outcome.is_err() {

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
 use e2e::manifests::{aws_secret, backup, restore};
 use e2e::objects::{Kind, await_complete};
-use e2e::sandbox::{RELEASE, bare};
-use e2e::wait::Look;
-use e2e::{Keyspace, PATIENCE, Sandbox, chart, step, until};
+use e2e::sandbox::{RELEASE, bare_scenario};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Sandbox, chart, step, until};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -57,7 +57,7 @@ extraObjects:
 
 #[tokio::test]
 async fn operators_work_with_all_optional_chart_objects() {
-    bare("chart_values", async |sandbox| {
+    bare_scenario("chart_values", async |sandbox| {
         step("install with all objects", is_installed(sandbox)).await?;
         step("check the objects", has_objects(sandbox)).await?;
         let words = ["test", RELEASE, "-n", &sandbox.namespace];
@@ -72,7 +72,7 @@ async fn is_installed(sandbox: &Sandbox) -> Result<()> {
     file.write_all(VALUES.as_bytes())?;
     let path = file.path().to_string_lossy();
     sandbox.install_operators_with(&["-f", &path]).await?;
-    until("all replicas are available", PATIENCE, async || {
+    until("all replicas are available", DEADLINE, async || {
         let list = sandbox.api::<Deployment>().list(&ListParams::default());
         let list = list.await?;
         let available = |one: &&Deployment| {
@@ -81,9 +81,9 @@ async fn is_installed(sandbox: &Sandbox) -> Result<()> {
         };
         let ready = list.iter().filter(available).count();
         Ok(if ready == NAMES.len() {
-            Look::Done(())
+            Poll::Done(())
         } else {
-            Look::NotYet(format!("{ready} Deployments"))
+            Poll::NotYet(format!("{ready} Deployments"))
         })
     })
     .await
@@ -97,12 +97,12 @@ async fn network_policy(sandbox: &Sandbox, name: &str) -> Result<Value> {
 async fn has_objects(sandbox: &Sandbox) -> Result<()> {
     for name in NAMES {
         let budgets = sandbox.api::<PodDisruptionBudget>();
-        until("the budget counts the pods", PATIENCE, async || {
+        until("the budget counts the pods", DEADLINE, async || {
             let status = budgets.get(name).await?.status.unwrap_or_default();
             Ok(if status.expected_pods == i32::from(REPLICAS) {
-                Look::Done(())
+                Poll::Done(())
             } else {
-                Look::NotYet(format!("{name} expects {} pods", status.expected_pods))
+                Poll::NotYet(format!("{name} expects {} pods", status.expected_pods))
             })
         })
         .await?;
@@ -164,11 +164,11 @@ async fn manages(sandbox: &Sandbox) -> Result<()> {
     let path = format!("{}/daily/etcd.backup", bucket.name);
     sandbox.apply(&backup(s3, "first", "c", &path)).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
-    await_complete(&backups, "first", PATIENCE).await?;
+    await_complete(&backups, "first", DEADLINE).await?;
     sandbox.delete_cluster("c").await?;
     sandbox.apply(&restore(s3, "back", "c", &path)).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
-    await_complete(&restores, "back", PATIENCE).await?;
+    await_complete(&restores, "back", DEADLINE).await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.verify("kept/", KEYS).await.map(drop)
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 use serde_yaml_ng::Value;
@@ -22,8 +22,9 @@ fn chart(file: &str) -> PathBuf {
     root().join("charts/etcd-operator").join(file)
 }
 
-fn read(path: PathBuf) -> String {
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+fn read(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 fn yaml(path: PathBuf) -> Value {
@@ -183,7 +184,7 @@ fn table(schema: &Json, values: &Value) -> String {
 #[test]
 fn chart_readme_has_every_value() {
     let path = chart("README.md");
-    let found = read(path.clone());
+    let found = read(&path);
     let (head, _) = found.split_once(TABLE).expect("the README has no table");
     let rows = table(&schema(), &yaml(chart("values.yaml")));
     // The table ends the page.

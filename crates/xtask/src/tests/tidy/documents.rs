@@ -89,7 +89,9 @@ fn alerts_use_documented_metrics() {
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
     // The template puts in the word of each operator.
-    let chart = fs::read_to_string(chart).unwrap().replace("WORD", "cluster");
+    let chart = fs::read_to_string(chart)
+        .unwrap()
+        .replace("WORD", "cluster");
     for text in [alerts, &chart] {
         let asked = metrics(text);
         assert!(
@@ -179,8 +181,8 @@ fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
 
 /// Users look up the reason of a condition in the documentation.
 #[test]
-fn every_reason_for_which_something_is_wrong_is_explained() {
-    const NOTHING_WRONG: [&str; 19] = [
+fn reasons_of_problems_are_documented() {
+    const NO_PROBLEM: [&str; 19] = [
         "AllInEffect",
         "AsDesired",
         "BackupBegun",
@@ -210,8 +212,8 @@ fn every_reason_for_which_something_is_wrong_is_explained() {
         (words_after(&backup, "Reason::"), "backup.md"),
         (words_after(&restore, "Reason::"), "restore.md"),
     ] {
-        let explained = fs::read_to_string(root().join("docs").join(document)).unwrap();
-        reasons.retain(|reason| !NOTHING_WRONG.contains(reason));
+        let documentation = fs::read_to_string(root().join("docs").join(document)).unwrap();
+        reasons.retain(|reason| !NO_PROBLEM.contains(reason));
         assert!(
             reasons.len() > 10,
             "{document}: is their form still read? {reasons:?}"
