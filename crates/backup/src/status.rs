@@ -175,12 +175,8 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
     let nothing_failed = |reason| failed(false, reason, "nothing has failed".to_owned());
     let going_on = || nothing_failed(Reason::InProgress);
     let tidy = |holds: bool, reason: Reason, message: String| {
-        Finding::new(
-            ConditionType::RetentionApplied,
-            holds,
-            reason.into(),
-            message,
-        )
+        let kind = ConditionType::RetentionApplied;
+        Finding::new(kind, holds, reason.into(), message)
     };
     // Of a periodic backup the conditions say how the last one went until the next one has ended.
     let told =

@@ -408,12 +408,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         reported_voters: status
             .member_details
             .iter()
-            .filter(|member| {
-                member
-                    .role
-                    .as_ref()
-                    .is_some_and(|role| *role != MemberRole::Learner)
-            })
+            .filter(|member| !matches!(member.role, None | Some(MemberRole::Learner)))
             .map(|member| member.name.clone())
             .collect::<BTreeSet<_>>(),
         reported_version: status.current_version,

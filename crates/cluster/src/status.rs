@@ -13,6 +13,7 @@ mod tests;
 
 use api::EtcdCluster;
 use api::cluster::{ClusterPhase, EtcdClusterStatus, MembersStatus};
+use api::conditions::{ConditionStatus, ConditionType, Finding};
 use api::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -146,4 +147,13 @@ fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
         [] => None,
         _ => Some(waiting.join("; ")),
     }
+}
+
+fn finding(
+    kind: ConditionType,
+    status: impl Into<ConditionStatus>,
+    reason: Reason,
+    message: impl Into<String>,
+) -> Finding {
+    Finding::new(kind, status, reason.into(), message)
 }

@@ -1,14 +1,14 @@
 //! The conditions: v1beta2's own and the usual ones, each with its True and its False state.
 
 use api::cluster::{EtcdClusterStatus, not_in_effect};
-use api::conditions::{ConditionStatus, ConditionType, Finding, is_true, set};
+use api::conditions::{ConditionType, Finding, is_true, set};
 use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::plan::{Seat, View};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Observed, Pod};
-use crate::status::{Report, version};
+use crate::status::{Report, finding, version};
 use crate::switch::TlsRollout;
 
 pub(super) fn conditions(
@@ -68,15 +68,6 @@ pub(super) fn is_ours(condition: &Condition) -> bool {
         ConditionType::TlsReady,
     ];
     ours.iter().any(|kind| kind.as_str() == condition.type_)
-}
-
-pub(super) fn finding(
-    kind: ConditionType,
-    status: impl Into<ConditionStatus>,
-    reason: Reason,
-    message: impl Into<String>,
-) -> Finding {
-    Finding::new(kind, status, reason.into(), message)
 }
 
 /// What the certificates are worth; `None` without TLS.

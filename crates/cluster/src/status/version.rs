@@ -6,8 +6,7 @@ use api::version::EtcdVersion;
 use crate::plan::{Course, course};
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::status::Report;
-use crate::status::conditions::finding;
+use crate::status::{Report, finding};
 
 /// How far a change of the version has come.
 struct Progress {
