@@ -13,10 +13,10 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
 use runtime::controller::{Guarded, controller, drive};
-use runtime::grants::{Grant, Grants};
 use runtime::image::OwnImage;
 use runtime::process::Objects;
 use store::Directories;
+use store::grants::{Grant, Grants};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 

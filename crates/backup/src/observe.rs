@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Client, ResourceExt};
 use runtime::controller::Guarded;
-use runtime::grants::Grants;
 use runtime::image::OwnImage;
+use store::grants::Grants;
 use store::{Directories, Store, Target};
 use tokio::time::timeout;
 

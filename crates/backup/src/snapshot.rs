@@ -6,9 +6,9 @@ use std::time::Duration;
 use api::backup::name::Numbered;
 use api::manifest::ManifestCluster;
 use jiff::Timestamp;
-use runtime::member::OperatorImage;
-pub use runtime::progress::Moved;
+use member::OperatorImage;
 use serde::{Deserialize, Serialize};
+pub use store::progress::Moved;
 
 use crate::reason::Trouble;
 

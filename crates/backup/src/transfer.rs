@@ -14,8 +14,8 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-pub use runtime::progress::Meter;
 use store::compression::{Compressor, ZSTD};
+pub use store::progress::Meter;
 use store::{Store, Upload};
 use tokio_util::sync::CancellationToken;
 

@@ -15,10 +15,10 @@ use kube::runtime::controller::Controller;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
+use member::Operators;
 use runtime::Operator;
 use runtime::controller::{Guarded, controller, drive, watched, without_concurrency_limit};
 use runtime::image::OwnImage;
-use runtime::member::Operators;
 
 use crate::clients::Clients;
 use crate::endings::Endings;

@@ -10,9 +10,9 @@ use api::cluster::{GeneratedTls, TlsPolicy};
 use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
-use runtime::certificate::certificates;
-use runtime::member::seed_name;
-use runtime::tls::{Authorities, ClusterTls};
+use member::certificate::certificates;
+use member::seed_name;
+use member::tls::{Authorities, ClusterTls};
 
 use crate::authority::{Circle, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
@@ -342,7 +342,7 @@ impl fmt::Display for CertificateWrite {
 
 #[cfg(test)]
 mod tests {
-    use runtime::tls::{ClusterTls, Material, Slot};
+    use member::tls::{ClusterTls, Material, Slot};
 
     use super::*;
     use crate::authority::{Made, authority};

@@ -4,7 +4,7 @@ use api::EtcdClusterSpec;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
 use api::problem::summary;
 use api::version::EtcdVersion;
-use runtime::member::spec_hash;
+use member::spec_hash;
 
 use crate::access::AccessRule;
 use crate::plan::effective::Effective;

@@ -18,9 +18,9 @@ use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
 use kube::{Client, ResourceExt};
+use member::Operators;
 use runtime::credentials::ClusterAuth;
 use runtime::image::OwnImage;
-use runtime::member::Operators;
 
 pub use self::error::Error;
 use self::error::LONGEST;

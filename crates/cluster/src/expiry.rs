@@ -9,8 +9,8 @@ use std::time::Duration;
 use api::cluster::CertificatesStatus;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use runtime::certificate::{Certificate, certificates};
-use runtime::tls::{ClusterTls, Purpose};
+use member::certificate::{Certificate, certificates};
+use member::tls::{ClusterTls, Purpose};
 
 use crate::authority::{Held, TLS_CERTIFICATE, renewal};
 

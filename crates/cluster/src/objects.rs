@@ -5,7 +5,7 @@ use api::EtcdCluster;
 use api::cluster::MemberAddress;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use runtime::tls::ClusterTls;
+use member::tls::ClusterTls;
 
 use crate::clock::ApiServerClock;
 use crate::switch::Started;

@@ -37,9 +37,9 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
+use member::Members;
+use member::tls::ClusterTls;
 use runtime::credentials::ClusterAuth;
-use runtime::member::Members;
-use runtime::tls::ClusterTls;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
@@ -188,8 +188,8 @@ pub async fn objects(
         let next = next.and_then(|next| next.to.as_ref());
         let found = (&*pods, &*claims, &*services);
         let (tls, next_tls, generated) = tokio::join!(
-            ClusterTls::read(client, (namespace, name), at),
-            ClusterTls::read(client, (namespace, name), next),
+            runtime::reach::cluster_tls(client, (namespace, name), at),
+            runtime::reach::cluster_tls(client, (namespace, name), next),
             certificates::read(client, (&cluster, at), found)
         );
         let generated = generated.map_err(read("the certificates' Secrets"))?;

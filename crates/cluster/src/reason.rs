@@ -6,8 +6,8 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use member::tls::FaultKind;
 use runtime::apply::{self, ApiFailure};
-use runtime::tls::FaultKind;
 
 macro_rules! reasons {
     ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {

@@ -8,8 +8,8 @@ use api::{EtcdCluster, names};
 use etcd::Etcd;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
+use member::Operators;
 use runtime::image::OwnImage;
-use runtime::member::Operators;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, KeyHash, MemberId, Members, Pulse, Status};
 use jiff::Timestamp;
-use runtime::member::Difference;
+use member::Difference;
 
 use crate::access::{Access, AccessRule};
 use crate::clock::ApiServerClock;

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
-use runtime::tls::Fault;
+use member::tls::Fault;
 
 /// Who makes the certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What the planner sees of a cluster's TLS: whether it is used, and what is wrong with it. Plain data without any of
 //! the material.
 
-use runtime::tls::Fault;
+use member::tls::Fault;
 
 /// A cluster's TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::fmt;
 use api::cluster::{DefragmentationStatus, RecoveryStatus, TlsStatus};
 use etcd::{Alarm, ClusterId, MemberId, Members};
 use jiff::Timestamp;
-use runtime::member::{MetadataPatch, ResourcesPatch};
+use member::{MetadataPatch, ResourcesPatch};
 
 use crate::access::AccessWrite;
 use crate::certificates::CertificateWrite;

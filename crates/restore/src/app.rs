@@ -12,8 +12,8 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use runtime::Operator;
 use runtime::controller::{Guarded, controller, drive, watched};
-use runtime::grants::{Grant, Grants};
 use runtime::image::OwnImage;
+use store::grants::{Grant, Grants};
 
 use crate::execute::{ExecuteContext, Undo};
 use crate::metrics::Measures;

@@ -9,8 +9,8 @@ use kube::CustomResourceExt;
 use kube::core::ApiResource;
 use restore::{app, seed};
 use runtime::cli::{self, Common};
-use runtime::grants::Grant;
 use runtime::process::{self, Definition};
+use store::grants::Grant;
 
 /// Restores etcd clusters from backups.
 #[derive(Parser)]

@@ -3,7 +3,7 @@
 use api::EtcdRestore;
 use api::names;
 use api::restore::SeedStatus;
-use runtime::member::seed_name;
+use member::seed_name;
 
 /// The UID of the restore; what the claim annotation holds.
 pub fn uid(restore: &EtcdRestore) -> &str {

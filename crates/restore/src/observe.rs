@@ -16,10 +16,10 @@ use api::names::ANNOTATION_RESTORE;
 use api::{EtcdCluster, EtcdRestore};
 use etcd::Etcd;
 use kube::{Api, Client, Resource, ResourceExt};
-use runtime::grants::Grants;
 use runtime::image::OwnImage;
 use runtime::outcome::Chain;
 use serde::de::DeserializeOwned;
+use store::grants::Grants;
 use tokio::time::timeout;
 
 use crate::plan::{choice, effective, in_place};

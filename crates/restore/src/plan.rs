@@ -12,7 +12,7 @@ use api::conditions::{self, ConditionType};
 use api::problem;
 use api::restore;
 use k8s_openapi::jiff::Timestamp;
-use runtime::progress::Moved;
+use store::progress::Moved;
 
 use crate::naming;
 use crate::reason::{Reason, Trouble};

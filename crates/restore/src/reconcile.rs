@@ -10,8 +10,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client, ResourceExt};
 use runtime::Done;
 use runtime::controller::Reconcile;
-use runtime::grants::Grants;
 use runtime::image::OwnImage;
+use store::grants::Grants;
 
 use crate::execute::{ExecuteContext, execute, report};
 use crate::observe::{ObserveContext, observe};

@@ -11,9 +11,9 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-pub use runtime::member::{Contents, Report};
-use runtime::progress;
+pub use member::{Contents, Report};
 use serde::{Deserialize, Serialize};
+use store::progress;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::reason::{Reason, Trouble};

@@ -8,9 +8,9 @@ use api::restore::{ChosenBackup, ReplacesStatus};
 use etcd::KeyHash;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
 use kube::Resource;
+use member::{OperatorImage, Origin};
 use runtime::apply::is_owned;
-use runtime::member::{OperatorImage, Origin};
-use runtime::progress::Moved;
+use store::progress::Moved;
 
 use crate::reason::Trouble;
 

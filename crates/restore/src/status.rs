@@ -261,7 +261,7 @@ fn restore_in_place(restore: &EtcdRestore) -> bool {
 #[cfg(test)]
 mod tests {
     use api::restore::ReplacesStatus;
-    use runtime::progress::Moved;
+    use store::progress::Moved;
 
     use super::*;
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
 use etcd::{Access, ClusterId, Etcd, EtcdClient, Status};
+use member::Making;
 use restore::reason::Reason;
 use restore::seed::{Fetch, Paths, Prepare, Survivor, fetch, prepare};
-use runtime::member::Making;
 use tempfile::TempDir;
 
 #[path = "common/on_disk.rs"]

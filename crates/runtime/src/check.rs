@@ -12,7 +12,7 @@ use tracing::{error, info};
 use crate::outcome::Chain;
 
 /// A new Service has no endpoints until the kube-proxies have noticed its pods.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The operators to check.

@@ -5,8 +5,8 @@ use kube::{Api, Client};
 use tokio::sync::OnceCell;
 
 use crate::Operator;
-use crate::member::OperatorImage;
 use crate::outcome::Chain;
+use member::OperatorImage;
 
 /// The operator's own image, read from its pod at the first use.
 pub struct OwnImage {

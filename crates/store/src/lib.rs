@@ -9,11 +9,13 @@ mod failure;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod gcs;
+pub mod grants;
 mod http;
 mod local;
 mod oss;
 mod parts;
 mod port;
+pub mod progress;
 mod resume;
 mod s3;
 mod secret;

@@ -15,7 +15,8 @@ use crate::fixtures::root;
 /// One case of the fixture.
 #[derive(Deserialize)]
 struct Case {
-    case: String,
+    #[serde(rename = "case")]
+    name: String,
     #[serde(default)]
     values: BTreeMap<String, Value>,
     /// JSON pointers and values by KIND/NAME; `None` for an object that must not exist.
@@ -95,7 +96,7 @@ async fn every_chart_value_has_its_effect() {
         let cases: Vec<Case> = read("e2e/fixtures/chart/values.yaml")?;
         for case in &cases {
             let checked = check(&env, case).await;
-            checked.with_context(|| format!("case: {}", case.case))?;
+            checked.with_context(|| format!("case: {}", case.name))?;
         }
         Ok(())
     }

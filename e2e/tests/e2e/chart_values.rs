@@ -73,8 +73,8 @@ async fn is_installed(sandbox: &Sandbox) -> Result<()> {
     let path = file.path().to_string_lossy();
     sandbox.install_operators_with(&["-f", &path]).await?;
     until("all replicas are available", DEADLINE, async || {
-        let list = sandbox.api::<Deployment>().list(&ListParams::default());
-        let list = list.await?;
+        let deployments = sandbox.api::<Deployment>();
+        let list = deployments.list(&ListParams::default()).await?;
         let available = |one: &&Deployment| {
             let status = one.status.as_ref();
             status.and_then(|it| it.available_replicas) == Some(REPLICAS.into())

@@ -10,8 +10,8 @@ use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
-use runtime::member::Members;
-use runtime::tls::{self, ClusterTls, Purpose};
+use member::Members;
+use member::tls::{self, ClusterTls, Purpose};
 
 use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
@@ -29,7 +29,8 @@ pub(super) async fn source(
     };
     let cluster = cluster(&context.client, &namespace, &reference.name).await?;
     let policy = cluster.spec.tls.as_ref();
-    let tls = ClusterTls::read(&context.client, (&namespace, &reference.name), policy).await;
+    let tls =
+        runtime::reach::cluster_tls(&context.client, (&namespace, &reference.name), policy).await;
     Ok(members_of(&cluster, &namespace, &tls))
 }
 
@@ -106,7 +107,7 @@ async fn certified(
         return Ok(Access::default());
     };
     let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
-    let held = tls::held(&secrets, Purpose::Client, name).await;
+    let held = runtime::reach::tls_secret(&secrets, Purpose::Client, name).await;
     held.map(|material| tls::access(&material))
         .map_err(|fault| Trouble::new(Reason::SecretMissing, fault.message))
 }

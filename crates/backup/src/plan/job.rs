@@ -8,7 +8,7 @@ use api::manifest::ManifestCluster;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use runtime::member::OperatorImage;
+use member::OperatorImage;
 
 use super::{pod, rules};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};

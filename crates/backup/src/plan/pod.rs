@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use runtime::member::{BACKUP_POD_LABELS, OperatorImage, container_security, pod_security};
+use member::{BACKUP_POD_LABELS, OperatorImage, container_security, pod_security};
 use sha2::{Digest, Sha256};
 
 use crate::pvc::{AUTH, Order, ROOT, TLS, Task};

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use clap::Args;
 use etcd::{Access, Credentials, EtcdClient};
 use jiff::Timestamp;
-use runtime::tls::Purpose;
-use runtime::{progress, tls};
+use member::tls;
+use member::tls::Purpose;
+use store::progress;
 use store::{LocalStore, Store};
 use tokio_util::sync::CancellationToken;
 

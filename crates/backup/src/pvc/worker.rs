@@ -7,7 +7,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt};
-use runtime::{apply, progress};
+use runtime::apply;
+use store::progress;
 use tokio_util::sync::CancellationToken;
 
 use super::order::{Order, Report};

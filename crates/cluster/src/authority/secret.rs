@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use member::certificate::{Certificate, certificates};
 use runtime::apply::is_marked;
-use runtime::certificate::{Certificate, certificates};
 use sha2::{Digest, Sha256};
 
 use super::{Circle, Key, Made, Rule, renewal};

@@ -2,12 +2,12 @@
 
 use api::names::CertificateUse;
 use jiff::Timestamp;
+use member::certificate::Certificate;
 use rcgen::string::Ia5String;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyIdMethod, KeyUsagePurpose, SanType, SerialNumber,
 };
-use runtime::certificate::Certificate;
 use std::net::IpAddr;
 use std::time::Duration;
 use time::OffsetDateTime;

@@ -2,7 +2,7 @@
 
 use api::names::CertificateUse;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use runtime::certificate::certificates;
+use member::certificate::certificates;
 use rustls_pki_types::{ServerName, UnixTime};
 use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use runtime::tls::Authorities;
+use member::tls::Authorities;
 
 use super::{Certificates, Noted};
 use crate::authority::{Circle, Held, digest};

@@ -18,7 +18,6 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use runtime::apply::{self, Created, Deleted};
-use runtime::member;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;

@@ -5,8 +5,8 @@ use api::names;
 use etcd::Etcd;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::{Api, Client, ResourceExt};
+use member::{Members, Operators, network_policy};
 use runtime::credentials::ClusterAuth;
-use runtime::member::{Members, Operators, network_policy};
 
 use super::{DEADLINE, Error, Look, children, seen};
 use crate::snapshot::{Kept, Observed};

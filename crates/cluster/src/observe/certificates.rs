@@ -9,8 +9,8 @@ use futures::future::join_all;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{Api, Client, ResourceExt};
+use member::tls::FaultKind;
 use runtime::clock;
-use runtime::tls::FaultKind;
 
 use crate::certificates::{rule, seed};
 use crate::snapshot::Observed;

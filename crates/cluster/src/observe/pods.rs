@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
 };
 use kube::ResourceExt;
-use runtime::member::{Notes, Report, difference, recorded_hash};
+use member::{Notes, Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
 use crate::observe::{company, ending};

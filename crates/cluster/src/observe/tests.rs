@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, PodStatus, Service,
 };
 use kube::ResourceExt;
-use runtime::member::{self, Member, Members, Role, Start};
-use runtime::tls::ClusterTls;
+use member::tls::ClusterTls;
+use member::{self, Member, Members, Role, Start};
 use serde_json::json;
 
 use crate::clock::ApiServerClock;

@@ -8,8 +8,8 @@ use api::names::{self, Addresses};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use runtime::member::Members;
-use runtime::tls::{Authorities, ClusterTls, Slot};
+use member::Members;
+use member::tls::{Authorities, ClusterTls, Slot};
 
 use super::Look;
 use crate::tls::Tls;

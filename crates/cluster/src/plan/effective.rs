@@ -8,8 +8,8 @@ use api::EtcdCluster;
 use api::cluster::TlsPolicy;
 use jiff::Timestamp;
 use kube::ResourceExt;
-use runtime::member::Members;
-use runtime::tls::{ClusterTls, Fault, FaultKind};
+use member::Members;
+use member::tls::{ClusterTls, Fault, FaultKind};
 
 use crate::objects::Objects;
 use crate::switch::TlsRollout;

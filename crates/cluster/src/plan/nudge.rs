@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use api::names::ANNOTATION_NUDGED;
 use jiff::Timestamp;
-use runtime::member::MetadataPatch;
+use member::MetadataPatch;
 
 use crate::plan::Draft;
 use crate::plan::age::age;

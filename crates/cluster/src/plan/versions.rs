@@ -6,7 +6,7 @@
 use api::version::EtcdVersion;
 use api::version::path::{UpgradeDirection, direction};
 
-use runtime::member::VARIABLE_MAX_LEARNERS;
+use member::VARIABLE_MAX_LEARNERS;
 
 use crate::plan::replaced;
 use crate::plan::view::{Seat, View, name_of};

@@ -16,7 +16,7 @@ use cluster::plan::Plan;
 use cluster::snapshot::Observed;
 use cluster::write::{Order, Write};
 use jiff::Timestamp;
-use runtime::tls::Authorities;
+use member::tls::Authorities;
 
 use crate::event::{Dice, Event, Setup, draw};
 use crate::invariants::demand;

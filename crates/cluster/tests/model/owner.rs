@@ -4,7 +4,7 @@
 use cluster::plan::Plan;
 use cluster::snapshot::{Claim, Observed, Seen};
 use cluster::write::{Order, Write};
-use runtime::tls::{Fault, FaultKind, Purpose};
+use member::tls::{Fault, FaultKind, Purpose};
 
 use crate::event::Event;
 use crate::invariants::demand;

@@ -233,7 +233,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
         flags: ["ETCD_MAX_LEARNERS".to_owned()].into(),
         readyz: true,
         spec_hash: Some(format!("hash-{}", pod.settings)),
-        difference: runtime::member::Difference::default(),
+        difference: member::Difference::default(),
         initial,
         joins: pod.start.state != State::New,
         durable: pod.start.durable,

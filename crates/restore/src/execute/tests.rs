@@ -8,7 +8,7 @@ use api::restore::ChosenBackup;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use runtime::member::OperatorImage;
+use member::OperatorImage;
 use serde_json::json;
 
 use super::*;

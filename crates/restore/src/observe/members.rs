@@ -7,9 +7,10 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service}
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
-use runtime::member::Members;
+use member::Members;
+use runtime::clock;
 use runtime::outcome::Chain;
-use runtime::{clock, progress};
+use store::progress;
 use tokio::time::timeout;
 
 use super::{ObserveContext, READ, pod, reach, read};

@@ -3,8 +3,8 @@
 use api::names::{CONTAINER_ETCD, LABEL_CLUSTER};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
-use runtime::member::{Contents, FETCH, Report};
-use runtime::progress::Moved;
+use member::{Contents, FETCH, Report};
+use store::progress::Moved;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Life, PodFacts};

@@ -6,7 +6,7 @@ use api::EtcdRestore;
 use api::restore::ChosenBackup;
 use api::storage::StorageBlock;
 use k8s_openapi::api::core::v1::Pod;
-use runtime::member::{FETCH, Origin};
+use member::{FETCH, Origin};
 
 use crate::plan::choice::{self, SHA256, SOURCE};
 use crate::snapshot::{Another, PodFacts};

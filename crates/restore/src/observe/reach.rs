@@ -80,7 +80,7 @@ mod tests {
         let denied =
             Error::AccessDenied("http://a: etcd does not take the password of user root".into());
         let etcd = EtcdClient::new(Access::default());
-        let grants = runtime::grants::Grants::default();
+        let grants = store::grants::Grants::default();
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

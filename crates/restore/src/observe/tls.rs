@@ -4,14 +4,14 @@ use api::EtcdCluster;
 use api::problem::Problem;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt};
-use runtime::member::Members;
-use runtime::tls::{ClusterTls, FaultKind};
+use member::Members;
+use member::tls::{ClusterTls, FaultKind};
 
 /// Reads the Secrets that the cluster names.
 pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster) -> ClusterTls {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
-    ClusterTls::read(client, (namespace, &name), policy).await
+    runtime::reach::cluster_tls(client, (namespace, &name), policy).await
 }
 
 /// Invariant 20: no seed is started with material that does not hold.
@@ -26,7 +26,7 @@ pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> 
     // A generated certificate is made by the cluster operator when the cluster is there.
     let mut faults = tls.faults(&addresses, Timestamp::now());
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
-    let problem = |fault: runtime::tls::Fault| {
+    let problem = |fault: member::tls::Fault| {
         let what = fault.message.replacen(fault.purpose.field(), "", 1);
         let what = what.trim_start_matches(": ").to_owned();
         Problem::new(fault.purpose.field(), what, "and the restore goes on")

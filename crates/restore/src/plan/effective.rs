@@ -7,7 +7,7 @@ use api::cluster::TlsPolicy;
 use api::names::ANNOTATION_TLS;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use runtime::tls::ClusterTls;
+use member::tls::ClusterTls;
 
 use crate::snapshot::is_in_the_way;
 

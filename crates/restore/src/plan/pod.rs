@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeClaimVolumeSource, Pod, PodAffinityTerm, SecretVolumeSource, Volume,
     VolumeMount,
 };
-use runtime::member::{self, Members, OperatorImage, Seed, Source};
+use member::{self, Members, OperatorImage, Seed, Source};
 
 use super::choice::{SHA256, SOURCE};
 

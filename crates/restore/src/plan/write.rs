@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::{Resource, ResourceExt};
-use runtime::member::{self, Members};
+use member::{self, Members};
 use serde_json::{Value, json};
 
 use super::action::Action;

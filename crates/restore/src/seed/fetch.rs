@@ -12,10 +12,10 @@ use api::version::EtcdVersion;
 use clap::Args;
 use etcd::{Access, ClusterId, Etcd, EtcdClient, Inspected, KeyHash};
 use futures::StreamExt;
-use runtime::member::Origin;
-use runtime::progress::{Meter, Moved};
-use runtime::tls;
+use member::Origin;
+use member::tls;
 use store::Target;
+use store::progress::{Meter, Moved};
 
 use super::intake::Intake;
 use super::prepare::promised;

@@ -13,8 +13,8 @@ use std::thread;
 
 use bytes::{Bytes, BytesMut};
 use etcd::{Inspected, Inspector};
-use runtime::progress::Meter;
 use store::compression::{BEGINNING, Decompressor, is_zstd};
+use store::progress::Meter;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 

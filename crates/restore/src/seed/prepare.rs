@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 use etcd::{Revisions, WalkError};
-use runtime::member::{Making, Origin};
+use member::{Making, Origin};
 
 use super::forget::forget_what_is_copied;
 use super::snapshot::{fetched_before, unreadable};

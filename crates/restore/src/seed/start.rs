@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use clap::Args;
-use runtime::member::Making;
+use member::Making;
 
 use super::prepare::{Prepare, prepare};
 use super::{Paths, is_made};

@@ -34,7 +34,7 @@ impl Drop for Member {
 }
 
 impl Member {
-    /// With the state and the list `runtime::member::Start::OnDisk` gives.
+    /// With the state and the list `member::Start::OnDisk` gives.
     pub(crate) fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
         Self::start_as(Command::new(&programs.etcd), data, peer_url)
     }

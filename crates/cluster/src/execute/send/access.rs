@@ -8,7 +8,6 @@ use kube::api::PostParams;
 use kube::{Api, Resource, ResourceExt};
 use runtime::apply;
 use runtime::credentials::record_data;
-use runtime::member;
 
 use super::failed;
 use super::patch::patched;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod, Volume,
 };
 use kube::ResourceExt;
-use runtime::member::{self, Member, Members, Seed, Source};
+use member::{self, Member, Members, Seed, Source};
 
 use crate::execute::{Actor, Error};
 use crate::plan::name_of;

@@ -10,8 +10,8 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use member::certificate::{Certificate, certificates};
 use runtime::apply;
-use runtime::certificate::{Certificate, certificates};
 use serde_json::json;
 
 use super::failed;

@@ -6,7 +6,7 @@ use api::names;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
-use runtime::member::ResourcesPatch;
+use member::ResourcesPatch;
 use serde_json::{Value, json};
 use tracing::debug;
 

@@ -15,7 +15,7 @@ use api::EtcdCluster;
 use api::cluster::EtcdClusterSpec;
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::Pod;
-use runtime::member::{self, Member, Members, Role, Start};
+use member::{self, Member, Members, Role, Start};
 use serde_json::{Value, json};
 
 use crate::observe::pods;

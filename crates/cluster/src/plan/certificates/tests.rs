@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use api::names::{CertificateUse, certificate_secret};
 use jiff::Timestamp;
-use runtime::tls::Authorities;
+use member::tls::Authorities;
 
 use crate::authority::tests::rule;
 use crate::authority::{Anchor, Circle, Held, Leaf};

@@ -207,7 +207,7 @@ impl Scene {
             flags: ["ETCD_MAX_LEARNERS".to_owned()].into(),
             readyz: true,
             spec_hash: Some("hash".into()),
-            difference: runtime::member::Difference::default(),
+            difference: member::Difference::default(),
             initial: [].into(),
             joins: false,
             durable: false,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use runtime::member::{Difference, MetadataPatch, Resizing, ResourcesPatch};
+use member::{Difference, MetadataPatch, Resizing, ResourcesPatch};
 use serde_json::json;
 
 use crate::plan::tests::scene::Scene;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
 use etcd::{MemberId, Pulse};
-use runtime::tls::{Fault, FaultKind, Purpose};
+use member::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::Scene;
 use crate::plan::switch::listens;

@@ -1,6 +1,6 @@
 //! Certificates that do not hold: nobody is started with them, and nobody is touched because of them.
 
-use runtime::tls::{Fault, FaultKind, Purpose};
+use member::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::{self, Scene};
 use crate::reason::Reason;

@@ -4,7 +4,7 @@
     reason = "JSON literals read best where they are passed"
 )]
 
-use runtime::member::Origin;
+use member::Origin;
 use serde_json::{Value, json};
 
 use super::*;

@@ -2,7 +2,7 @@
 //! that compares real pods.
 
 use api::storage::StorageBlock;
-use runtime::member::Origin;
+use member::Origin;
 
 use super::*;
 use crate::observe::provenance::{self, Asked};

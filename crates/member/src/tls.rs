@@ -1,7 +1,5 @@
-//! TLS of a cluster as its Secrets hold it: read by name, kept in memory only, checked before a member is started
-//! with it, and turned into the way the operators reach the members.
-//!
-//! It decides nothing about clusters. Key material never leaves it but inside an [`Access`] (invariant 14), and no
+//! TLS of a cluster as its Secrets hold it: checked before a member is started with it, and turned into the way the
+//! operators reach the members. Pure; `runtime::reach` reads the Secrets. Key material never leaves it but inside an [`Access`] (invariant 14), and no
 //! check of a certificate can be switched off here (invariant 20).
 
 mod check;
@@ -12,20 +10,14 @@ mod started;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use api::cluster::{EtcdClusterSpec, MemberAddress, TlsPolicy};
+use api::cluster::{EtcdClusterSpec, MemberAddress};
 use api::names::Addresses;
 use etcd::{Access, TlsAccess};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, Client};
 
 pub use material::{Fault, FaultKind, Material, Purpose, SecretData, data_of, material};
 pub use started::Authorities;
-
-/// How long reading one Secret may take.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A TLS Secret and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,33 +41,6 @@ pub struct ClusterTls {
 }
 
 impl ClusterTls {
-    /// Reads the Secrets a cluster names. A Secret that cannot be read becomes its fault.
-    pub async fn read(
-        client: &Client,
-        (namespace, cluster): (&str, &str),
-        policy: Option<&TlsPolicy>,
-    ) -> Self {
-        let Some(policy) = policy else {
-            return Self::default();
-        };
-        let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
-        let slot = async |purpose: Purpose, name: Option<String>| {
-            let secret = name?;
-            let found = held(&secrets, purpose, &secret).await;
-            Some(Slot { secret, found })
-        };
-        let (peer, server, operator) = tokio::join!(
-            slot(Purpose::Peer, policy.peer_secret().map(str::to_owned)),
-            slot(Purpose::Server, policy.server_secret().map(str::to_owned)),
-            slot(Purpose::Operator, policy.operator_secret_of(cluster)),
-        );
-        Self {
-            peer,
-            server,
-            operator,
-        }
-    }
-
     /// Whether the cluster uses TLS at all.
     pub fn is_used(&self) -> bool {
         self.peer.is_some() || self.server.is_some()
@@ -167,21 +132,4 @@ pub fn access(material: &Material) -> Access {
         }),
         credentials: None,
     }
-}
-
-/// Reads one TLS Secret.
-pub async fn held(secrets: &Api<Secret>, purpose: Purpose, name: &str) -> Result<Material, Fault> {
-    let answer = tokio::time::timeout(DEADLINE, secrets.get_opt(name)).await;
-    let secret = match answer {
-        Ok(Ok(secret)) => secret,
-        Ok(Err(error)) => return Err(Fault::unread(purpose, name, &error.to_string())),
-        Err(_) => {
-            return Err(Fault::unread(
-                purpose,
-                name,
-                "the API server did not answer",
-            ));
-        }
-    };
-    material(purpose, name, secret.map(data_of).as_ref())
 }

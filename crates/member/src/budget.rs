@@ -44,8 +44,8 @@ pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionB
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Fixture;
     use super::*;
+    use crate::fixture::Fixture;
 
     /// Invariant 3.
     #[test]

@@ -1,9 +1,8 @@
-//! Everything a member consists of, built from the EtcdCluster and nothing else: Services, volume claim, pod,
-//! disruption budget.
+//! The Kubernetes objects of a member, built from the EtcdCluster alone: Services, PersistentVolumeClaim, pod,
+//! PodDisruptionBudget, NetworkPolicy; and what the certificates of a member must cover.
 //!
-//! Pure and total: no client, no clock, no randomness. The cluster operator and the restore operator both
-//! start members, and both through this module, so that a seed member is an ordinary member from its first
-//! second. With TLS a member differs in its URLs ([`Members::addresses`]) and in what `tls` adds.
+//! Pure: no client, no clock, no randomness. The cluster operator and the restore operator both start members with
+//! this crate, so a seed is an ordinary member from its first second.
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterSpec, PeerStage, TlsPolicy, peers_of};
@@ -14,6 +13,7 @@ use kube::Resource;
 use std::collections::BTreeMap;
 
 mod budget;
+pub mod certificate;
 mod difference;
 mod flags;
 mod hash;
@@ -22,7 +22,7 @@ mod pod;
 mod probe;
 mod seed;
 mod services;
-mod tls;
+pub mod tls;
 mod volume;
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     ];
     arguments.extend(start_arguments(members, member));
     arguments.extend(version_arguments(member.version));
-    arguments.extend(super::tls::arguments(members, member));
+    arguments.extend(crate::pod::tls::arguments(members, member));
     if let Some(options) = &members.spec.etcd {
         arguments.extend(option_arguments(options));
     }
@@ -164,8 +164,8 @@ fn extra_arguments(members: &Members<'_>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Fixture;
     use super::*;
+    use crate::fixture::Fixture;
 
     fn has(arguments: &[String], argument: &str) -> bool {
         arguments.iter().any(|a| a == argument)

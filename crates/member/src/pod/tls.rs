@@ -7,8 +7,8 @@ use api::cluster::{KeyNames, PodPolicy};
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMount};
 
-use super::{Member, Members};
 use crate::tls::Purpose;
+use crate::{Member, Members};
 
 /// Read-only for the group of the pod, with which etcd runs.
 const MODE: i32 = 0o440;
@@ -110,7 +110,7 @@ pub(super) fn mounts(members: &Members<'_>, member: &str) -> Vec<VolumeMount> {
 }
 
 /// The TLS flags of etcd. Members require a certificate from each client and peer (invariant 20).
-pub(super) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
+pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let all = mounted(members, member.name);
     let mut arguments = Vec::new();
     for mounted in &all {
@@ -156,8 +156,8 @@ fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Fixture;
     use super::*;
+    use crate::fixture::Fixture;
 
     const TLS: &str = r#"{"TLS":{"static":{"member":{"peerSecret":"p","serverSecret":"s"},"operatorSecret":"o"}}}"#;
 

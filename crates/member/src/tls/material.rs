@@ -166,7 +166,8 @@ impl Fault {
         }
     }
 
-    pub(super) fn unread(purpose: Purpose, secret: &str, why: &str) -> Self {
+    /// A Secret that cannot be read.
+    pub fn unread(purpose: Purpose, secret: &str, why: &str) -> Self {
         let what = format!("cannot be read: {why}");
         Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
     }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::super::fixture::Fixture;
-use super::super::{ANNOTATION_SPEC_HASH, Role};
+use crate::fixture::Fixture;
+use crate::{ANNOTATION_SPEC_HASH, Role};
 use restricted::violations;
 
 mod restricted;

@@ -183,8 +183,8 @@ fn port(name: &str, number: u16) -> ServicePort {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Fixture;
     use super::*;
+    use crate::fixture::Fixture;
 
     #[test]
     fn member_is_reachable_before_it_is_ready() {

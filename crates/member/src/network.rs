@@ -116,8 +116,8 @@ fn rule(port: u16, from: Option<Vec<NetworkPolicyPeer>>) -> NetworkPolicyIngress
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::fixture::Fixture;
     use super::*;
+    use crate::fixture::Fixture;
 
     fn built(access: &Value) -> Value {
         let access: NetworkAccess = serde_json::from_value(access.clone()).unwrap();

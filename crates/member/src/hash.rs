@@ -89,8 +89,8 @@ pub(super) fn is_resizable(resource: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::spec;
     use super::*;
+    use crate::fixture::spec;
 
     const MANY_FIELDS: &str = r#"{"repository":"registry.local/etcd","memberAddress":"Pod",
         "etcd":{"quotaBackendBytes":8589934592,"autoCompactionMode":"periodic","heartbeatInterval":"200ms"},

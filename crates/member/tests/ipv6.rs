@@ -11,7 +11,7 @@ use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT, PEER_PORT};
 use api::version::EtcdVersion;
 use etcd::testing::{Programs, free_port};
 use etcd::{Access, Etcd, EtcdClient};
-use runtime::member::{Member, Members, Role, Start, etcd_arguments};
+use member::{Member, Members, Role, Start, etcd_arguments};
 use tempfile::TempDir;
 
 const NAMES: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];

@@ -1,5 +1,7 @@
 //! The pod of a member: one etcd container with one data volume, conforming to the restricted pod security standard.
 
+pub(crate) mod tls;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -77,7 +79,7 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
     let mut containers = vec![etcd_container(members, member, policy)];
     containers.extend(policy.sidecars.iter().cloned());
     let mut volumes = vec![data_volume(member.name, policy)];
-    volumes.extend(super::tls::volumes(members, member.name, policy));
+    volumes.extend(tls::volumes(members, member.name, policy));
     volumes.extend(policy.volumes.iter().cloned());
     PodSpec {
         hostname: Some(member.name.to_owned()),
@@ -109,7 +111,7 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
 
 fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> Container {
     let mut mounts = vec![data_mount()];
-    mounts.extend(super::tls::mounts(members, member.name));
+    mounts.extend(tls::mounts(members, member.name));
     mounts.extend(policy.volume_mounts.iter().cloned());
     let arguments = etcd_arguments(members, member);
     let variables = environment(member, policy, &arguments);

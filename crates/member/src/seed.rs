@@ -278,8 +278,8 @@ pub fn seed_name(cluster: &str, restore: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Fixture;
     use super::*;
+    use crate::fixture::Fixture;
 
     fn built(version: &str, bump_revision: Option<u64>) -> Pod {
         built_of(&Fixture::durable().version(version), bump_revision)

@@ -30,8 +30,8 @@ pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVol
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixture::Fixture;
     use super::*;
+    use crate::fixture::Fixture;
 
     #[test]
     fn no_pvc_without_pvc_spec() {

@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{PodStatus, Toleration};
 
-use super::super::fixture::{Fixture, spec};
-use super::super::{Member, Role, Start};
 use super::*;
+use crate::fixture::{Fixture, spec};
+use crate::{Member, Role, Start};
 
 const MEMORY: &str = r#"{"pod":{"resources":{"limits":{"memory":"1Gi"}}}}"#;
 
@@ -80,7 +80,7 @@ fn start_flags_are_no_difference() {
             role: Role::Learner,
             ..fixture.member()
         };
-        let pod = super::super::pod(&fixture.members(), &learner);
+        let pod = crate::pod(&fixture.members(), &learner);
         assert_eq!(differs(&pod, "{}"), Difference::default());
     }
 }
