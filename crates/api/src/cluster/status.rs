@@ -391,7 +391,7 @@ pub struct LastBackup {
     /// Revision of the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
-    /// Location of the backup.
+    /// Location, such as `s3://bucket/key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
 }
