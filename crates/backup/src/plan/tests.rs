@@ -413,7 +413,7 @@ fn what_cannot_work_is_refused_with_field_and_remedy() {
         (
             |o| o["spec"]["etcdEndpoints"] = json!([]),
             "InvalidSpec",
-            &["spec.etcdEndpoints", "give at least one"],
+            &["spec.etcdEndpoints", "set at least one"],
         ),
         (
             |o| o["spec"]["etcdEndpoints"] = json!(["https://secure:2379"]),
