@@ -46,6 +46,7 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     loop {
         match timeout_at(deadline, get(url)).await {
             Ok(Ok(_)) => return Ok(()),
+            Ok(Err(kube::Error::Api(answer))) => last = answer.message,
             Ok(Err(error)) => last = Chain(&error).to_string(),
             Err(_) => return Err(last),
         }
@@ -100,7 +101,7 @@ mod tests {
         readiness.waiting_for("the CRD etcdclusters");
         let soon = Instant::now() + Duration::from_millis(300);
         let error = until_ready(&url, soon).await.unwrap_err();
-        assert!(error.contains("waiting: the CRD etcdclusters"), "{error}");
+        assert_eq!(error, "waiting for the CRD etcdclusters");
     }
 
     #[tokio::test]
