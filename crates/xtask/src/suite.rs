@@ -23,6 +23,21 @@ const ALONE: &str = "alone";
 const SERIAL: &str = "serial";
 /// Module name of end-to-end tests that run only with `--full`.
 const FULL: &str = "full";
+/// Modules with end-to-end tests of more than 150 s. They start first on a machine where no durations are recorded.
+const LONG: [&str; 12] = [
+    "object_repair",
+    "backup_pvc",
+    "tls_generated",
+    "tls_switch",
+    "tls_static",
+    "restore_failures",
+    "restore_sources",
+    "tls_backup_restore",
+    "nospace",
+    "scale_edges",
+    "upgrade",
+    "restore_interrupted",
+];
 /// Variable with a file for the end-to-end tests, empty at the start, for work that the tests do once per run.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
@@ -361,6 +376,8 @@ fn compile(options: &Tests) -> Result<Compiled> {
             }
             let jobs = names.into_iter().map(|name| e2e_job(&job.program, name));
             (compiled.alone, compiled.concurrent) = jobs.partition(|job| is_in(ALONE, &job.name));
+            let is_long = |job: &Job| LONG.iter().any(|module| is_in(module, &job.name));
+            compiled.concurrent.sort_by_key(|job| !is_long(job));
         } else if !options.e2e && !names.is_empty() {
             job.args.extend(options.filter.clone());
             job.tests = names.len();
@@ -466,6 +483,15 @@ mod tests {
         let e2e = [COMPILE, TESTBED, IMAGE, E2E, BREAKING, DOWN];
         assert_eq!(options(&["--e2e"]).stages(), e2e);
         assert_eq!(options(&["--lint"]).stages().len(), 8);
+    }
+
+    #[test]
+    fn modules_of_long_tests_exist() {
+        let folder = checkout::root().join("e2e/tests/e2e");
+        for module in LONG {
+            let file = folder.join(module).with_extension("rs");
+            assert!(file.is_file(), "{module}");
+        }
     }
 
     #[test]
