@@ -6,6 +6,48 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::text::text_enum;
 
+/// Declares a closed enum of reasons for conditions, Events and metrics. The text of a reason is the name of its variant.
+#[macro_export]
+macro_rules! reasons {
+    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$about:meta])* $variant:ident,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $($(#[$about])* $variant,)+
+        }
+
+        impl $name {
+            /// All reasons.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The text in objects.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => stringify!($variant),)+
+                }
+            }
+
+            /// The reason of this text; `None` for a text that another release has written.
+            pub fn parse(text: &str) -> Option<Self> {
+                let mut all = Self::ALL.iter().copied();
+                all.find(|reason| reason.as_str() == text)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str(self.as_str())
+            }
+        }
+
+        impl From<$name> for $crate::conditions::Reason {
+            fn from(reason: $name) -> Self {
+                Self::from(reason.as_str())
+            }
+        }
+    };
+}
+
 text_enum! {
     /// Type of a condition.
     ConditionType {

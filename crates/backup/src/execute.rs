@@ -5,6 +5,7 @@ use std::sync::Arc;
 use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply;
@@ -13,13 +14,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
 use crate::plan::{Action, Job, Plan};
-use crate::pvc::{PodWorker, Report};
+use crate::pvc::{Order, PodWorker, Report};
+use crate::reason::Trouble;
 use crate::removal::Removal;
 use crate::snapshot::{Kept, Snapshot, Stored};
 use crate::transfer::Transfer;
 use crate::workers::Workers;
 
-/// The client that sends, and the workers that run beside the reconciles.
+/// The client that sends requests, and the workers of transfers and removals.
 pub(crate) struct ExecuteContext {
     /// The API server.
     pub(crate) client: Client,
@@ -92,13 +94,7 @@ impl ExecuteContext {
                 self.transfers.begin(&uid, transfer, wanted);
             }
             (Job::InPod { pod, order }, _) => {
-                let worker = PodWorker {
-                    client: self.client.clone(),
-                    pod: *pod,
-                    order,
-                    shutdown: self.shutdown.clone(),
-                    read: Report::into_stored,
-                };
+                let worker = self.pod_worker(*pod, order, Report::into_stored);
                 self.transfers.begin(&uid, worker, wanted);
             }
             (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
@@ -121,16 +117,25 @@ impl ExecuteContext {
                 self.removals.begin(&uid, removal, wanted);
             }
             (Job::InPod { pod, order }, _) => {
-                let worker = PodWorker {
-                    client: self.client.clone(),
-                    pod: *pod,
-                    order,
-                    shutdown: self.shutdown.clone(),
-                    read: Report::into_kept,
-                };
+                let worker = self.pod_worker(*pod, order, Report::into_kept);
                 self.removals.begin(&uid, worker, wanted);
             }
             (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
+        }
+    }
+
+    fn pod_worker<T>(
+        &self,
+        pod: Pod,
+        order: Order,
+        read: fn(Report, &Order) -> Result<T, Trouble>,
+    ) -> PodWorker<T> {
+        PodWorker {
+            client: self.client.clone(),
+            pod,
+            order,
+            shutdown: self.shutdown.clone(),
+            read,
         }
     }
 

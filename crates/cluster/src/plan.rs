@@ -74,24 +74,8 @@ const CONNECTED: Duration = Duration::from_secs(5);
 /// How often etcd is asked for its health while all is well or nothing can be done: it sends no events.
 pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
-/// Why something does not happen, or what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explanation {
-    /// For conditions and Events.
-    pub reason: Reason,
-    /// What it is and, where the user has to act, the remedy.
-    pub message: String,
-}
-
-impl Explanation {
-    /// A reason in words.
-    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self {
-            reason,
-            message: message.into(),
-        }
-    }
-}
+/// Why something does not happen, or what is wrong, with a sentence for people.
+pub type Explanation = runtime::Trouble<Reason>;
 
 /// What to do now, why not more, and when to look again.
 #[derive(Clone, Debug, PartialEq, Eq)]

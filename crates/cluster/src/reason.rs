@@ -3,38 +3,27 @@
 //! A new reason is one line in the list below it belongs to. Problems are also explained in docs/troubleshooting.md,
 //! and those of TLS Secrets in docs/tls.md; `cargo test -p xtask tidy` checks that.
 
-use std::fmt;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use member::tls::FaultKind;
 use runtime::apply::{self, ApiFailure};
 
-macro_rules! reasons {
+macro_rules! lists_of_reasons {
     ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {
-        /// Why something is as it is, or what has happened.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[expect(missing_docs, reason = "the names are the reasons; the message of each says more")]
-        pub enum Reason {
-            $($($name,)+)+
+        api::reasons! {
+            /// Why something is as it is, or what has happened.
+            #[expect(missing_docs, reason = "the names are the reasons; the message of each says more")]
+            pub enum Reason {
+                $($($name,)+)+
+            }
         }
 
         impl Reason {
             $($(#[$meta])* pub const $list: &'static [Self] = &[$(Self::$name,)+];)+
-
-            /// All lists.
-            pub const ALL: &'static [&'static [Self]] = &[$(Self::$list,)+];
-
-            /// The word, as it stands in an object.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $($(Self::$name => stringify!($name),)+)+
-                }
-            }
         }
     };
 }
 
-reasons! {
+lists_of_reasons! {
     /// Something is wrong and a user has to act: condition `Degraded` is true, and the Event is a warning.
     PROBLEMS {
         AuthSecret,
@@ -248,9 +237,7 @@ impl Reason {
 
     /// Whether a condition says that the cluster is stopped by `spec.hibernate`, or is being stopped.
     pub fn is_of_hibernation(condition: &Condition) -> bool {
-        [Self::Hibernated, Self::Hibernating]
-            .iter()
-            .any(|reason| reason.as_str() == condition.reason)
+        Self::parse(&condition.reason).is_some_and(Self::is_hibernation)
     }
 
     /// etcd has rejected a call, or did not answer it.
@@ -263,18 +250,6 @@ impl Reason {
                 | Self::EtcdTls
                 | Self::EtcdUnreachable
         )
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl From<Reason> for api::conditions::Reason {
-    fn from(reason: Reason) -> Self {
-        Self::from(reason.as_str())
     }
 }
 
@@ -305,8 +280,8 @@ impl From<&kube::Error> for Reason {
             ApiFailure::Conflict => Self::Conflict,
             ApiFailure::Refused => Self::Refused,
             ApiFailure::Throttled => Self::Throttled,
-            ApiFailure::ServerError => Self::ApiServerError,
-            ApiFailure::Unreachable => Self::ApiServerUnreachable,
+            ApiFailure::ApiServerError => Self::ApiServerError,
+            ApiFailure::ApiServerUnreachable => Self::ApiServerUnreachable,
         }
     }
 }
@@ -330,8 +305,7 @@ mod tests {
     use super::*;
 
     fn all() -> Vec<&'static str> {
-        let all = Reason::ALL.iter().copied().flatten();
-        all.map(|reason| reason.as_str()).collect()
+        Reason::ALL.iter().map(|reason| reason.as_str()).collect()
     }
 
     /// The sources of this crate, but this file.

@@ -3,7 +3,7 @@
 /// A problem of an EtcdRestore.
 pub type Trouble = runtime::Trouble<Reason>;
 
-runtime::reasons! {
+api::reasons! {
     /// Reason of a condition or an Event.
     pub enum Reason {
         /// The store or etcd denies access.

@@ -87,23 +87,24 @@ impl Failure for Error {
     }
 }
 
-/// How the API server failed, in few kinds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApiFailure {
-    /// The operator lacks a permission, or a quota or a webhook said no.
-    Forbidden,
-    /// The object does not exist.
-    NotFound,
-    /// The object exists, or has changed.
-    Conflict,
-    /// The object is invalid.
-    Refused,
-    /// Too many requests.
-    Throttled,
-    /// Another answer.
-    ServerError,
-    /// No answer.
-    Unreachable,
+api::reasons! {
+    /// The kinds of failures of a request to the API server.
+    pub enum ApiFailure {
+        /// The operator lacks a permission, or a quota or a webhook rejected the request.
+        Forbidden,
+        /// The object does not exist.
+        NotFound,
+        /// The object exists, or has changed.
+        Conflict,
+        /// The object is invalid.
+        Refused,
+        /// Too many requests.
+        Throttled,
+        /// Another answer.
+        ApiServerError,
+        /// No answer.
+        ApiServerUnreachable,
+    }
 }
 
 impl ApiFailure {
@@ -116,24 +117,16 @@ impl ApiFailure {
                 409 => Self::Conflict,
                 422 | 400 => Self::Refused,
                 429 => Self::Throttled,
-                _ => Self::ServerError,
+                _ => Self::ApiServerError,
             },
-            _ => Self::Unreachable,
+            _ => Self::ApiServerUnreachable,
         }
     }
 }
 
 /// Sorts an error of the API server into few reasons.
 pub fn kube_reason(error: &kube::Error) -> &'static str {
-    match ApiFailure::of(error) {
-        ApiFailure::Forbidden => "Forbidden",
-        ApiFailure::NotFound => "NotFound",
-        ApiFailure::Conflict => "Conflict",
-        ApiFailure::Refused => "Refused",
-        ApiFailure::Throttled => "Throttled",
-        ApiFailure::ServerError => "ApiServerError",
-        ApiFailure::Unreachable => "ApiServerUnreachable",
-    }
+    ApiFailure::of(error).as_str()
 }
 
 fn is_conflict(error: &kube::Error) -> bool {

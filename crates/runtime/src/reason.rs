@@ -1,49 +1,6 @@
-//! The reasons of an operator: one closed enum for each operator, declared once, and a reason with its message.
+//! A reason with its message. `api::reasons!` declares the reasons of each operator.
 
 use std::fmt;
-
-/// Declares the enum of all reasons that one operator writes to conditions and Events. The text of a reason is the name of
-/// its variant.
-#[macro_export]
-macro_rules! reasons {
-    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$about:meta])* $variant:ident,)+ }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name {
-            $($(#[$about])* $variant,)+
-        }
-
-        impl $name {
-            /// All reasons.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
-
-            /// The text in objects.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => stringify!($variant),)+
-                }
-            }
-
-            /// The reason of this text; `None` for a text that another release has written.
-            pub fn parse(text: &str) -> Option<Self> {
-                let mut all = Self::ALL.iter().copied();
-                all.find(|reason| reason.as_str() == text)
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str(self.as_str())
-            }
-        }
-
-        impl From<$name> for api::conditions::Reason {
-            fn from(reason: $name) -> Self {
-                Self::from(reason.as_str())
-            }
-        }
-    };
-}
 
 /// A problem that a condition or an Event reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +32,7 @@ impl<R: fmt::Display> fmt::Display for Trouble<R> {
 mod tests {
     use super::Trouble;
 
-    reasons! {
+    api::reasons! {
         /// Two reasons.
         pub enum Reason {
             /// One.

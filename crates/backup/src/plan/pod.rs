@@ -142,15 +142,6 @@ mod tests {
     use super::*;
     use crate::pvc::{Reach, SnapshotTask};
 
-    fn order() -> Order {
-        Order {
-            claim: "backups".to_owned(),
-            path: "etcd/main".to_owned(),
-            uid: "backup-uid".to_owned(),
-            task: Task::Everything,
-        }
-    }
-
     fn built() -> Pod {
         let spec =
             json!({ "storageType": "PVC", "pvc": { "claimName": "backups", "path": "etcd/main" } });
@@ -160,7 +151,7 @@ mod tests {
             image: "operator:1".to_owned(),
             pull_policy: None,
         };
-        build(&backup, &order(), &image)
+        build(&backup, &Order::example(), &image)
     }
 
     /// What the restricted profile asks for, and less than it allows.
@@ -213,7 +204,7 @@ mod tests {
                     auth: Some("root".to_owned()),
                 },
             })),
-            ..order()
+            ..Order::example()
         };
         let named: Vec<_> = secrets(&order).iter().map(|(.., secret)| *secret).collect();
         assert_eq!(named, ["client-tls", "root"]);

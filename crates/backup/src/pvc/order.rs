@@ -201,6 +201,19 @@ impl Report {
 }
 
 #[cfg(test)]
+impl Order {
+    /// The order to remove all backups of an EtcdBackup.
+    pub(crate) fn example() -> Self {
+        Self {
+            claim: "backups".to_owned(),
+            path: "etcd/main".to_owned(),
+            uid: "backup-uid".to_owned(),
+            task: Task::Everything,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

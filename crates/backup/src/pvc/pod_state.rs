@@ -110,16 +110,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pvc::Task;
-
-    fn order() -> Order {
-        Order {
-            claim: "backups".to_owned(),
-            path: "etcd/main".to_owned(),
-            uid: "backup-uid".to_owned(),
-            task: Task::Everything,
-        }
-    }
 
     fn built() -> Pod {
         let owner = json!({ "apiVersion": "v", "kind": "EtcdBackup", "name": "nightly", "uid": "backup-uid" });
@@ -134,7 +124,7 @@ mod tests {
             pod.metadata.deletion_timestamp =
                 Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
         }
-        pod_state(&pod, &order())
+        pod_state(&pod, &Order::example())
     }
 
     fn with_state(state: &serde_json::Value) -> serde_json::Value {
@@ -197,6 +187,6 @@ mod tests {
     fn a_pod_of_the_name_that_is_somebody_elses_is_left_alone() {
         let mut pod = built();
         pod.metadata.owner_references = None;
-        assert_eq!(pod_state(&pod, &order()), PodState::Foreign);
+        assert_eq!(pod_state(&pod, &Order::example()), PodState::Foreign);
     }
 }

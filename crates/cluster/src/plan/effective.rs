@@ -58,7 +58,7 @@ impl Effective {
     }
 }
 
-/// What is wrong with certificates that members are to be started with next. The operator makes generated ones then.
+/// Problems of the certificates for the next stage. The operator creates missing generated certificates in that stage.
 fn faults(
     cluster: &EtcdCluster,
     held: &ClusterTls,

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use api::cluster::KeyNames;
-use api::conditions::Reason;
 use k8s_openapi::api::core::v1::Secret;
 
 /// A Secret's content.
@@ -93,56 +92,25 @@ impl fmt::Debug for Material {
     }
 }
 
-/// What can be wrong with a TLS Secret. Each name is the reason of a condition and of an Event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    missing_docs,
-    reason = "documented as the reasons in `api::conditions::Reason`"
-)]
-pub enum FaultKind {
-    AuthorityExpired,
-    AuthorityReplaced,
-    CertificateExpired,
-    CertificateNotYetValid,
-    CertificateUnreadable,
-    KeyMismatch,
-    KeyMissing,
-    NameNotCovered,
-    SecretMissing,
-    SecretUnreadable,
-    UnknownAuthority,
-    WrongUsage,
-}
-
-impl FaultKind {
-    /// The word, as it stands in conditions and Events.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::AuthorityExpired => "AuthorityExpired",
-            Self::AuthorityReplaced => "AuthorityReplaced",
-            Self::CertificateExpired => "CertificateExpired",
-            Self::CertificateNotYetValid => "CertificateNotYetValid",
-            Self::CertificateUnreadable => "CertificateUnreadable",
-            Self::KeyMismatch => "KeyMismatch",
-            Self::KeyMissing => "KeyMissing",
-            Self::NameNotCovered => "NameNotCovered",
-            Self::SecretMissing => "SecretMissing",
-            Self::SecretUnreadable => "SecretUnreadable",
-            Self::UnknownAuthority => "UnknownAuthority",
-            Self::WrongUsage => "WrongUsage",
-        }
-    }
-}
-
-impl From<FaultKind> for Reason {
-    fn from(kind: FaultKind) -> Self {
-        Self::from(kind.as_str())
-    }
-}
-
-impl PartialEq<&str> for FaultKind {
-    fn eq(&self, reason: &&str) -> bool {
-        self.as_str() == *reason
+api::reasons! {
+    /// The kinds of problems of a TLS Secret.
+    #[expect(
+        missing_docs,
+        reason = "documented as the reasons in `api::conditions::Reason`"
+    )]
+    pub enum FaultKind {
+        AuthorityExpired,
+        AuthorityReplaced,
+        CertificateExpired,
+        CertificateNotYetValid,
+        CertificateUnreadable,
+        KeyMismatch,
+        KeyMissing,
+        NameNotCovered,
+        SecretMissing,
+        SecretUnreadable,
+        UnknownAuthority,
+        WrongUsage,
     }
 }
 
