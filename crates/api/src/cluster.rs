@@ -23,7 +23,7 @@ pub use flags::{
 };
 pub use options::{
     AutoCompactionMode, BootstrapMode, ClientServicePolicy, ClientServiceType, ClusterBackup,
-    DisruptionBudgetPolicy, EtcdOptions, MemberAddress, MemberReplacement, Recovery,
+    DisruptionBudgetPolicy, EtcdFlag, EtcdOptions, MemberAddress, MemberReplacement, Recovery,
     RecoveryPolicy, ServicesPolicy,
 };
 pub use peers::{PeerListener, PeerStage};
@@ -105,7 +105,7 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
     "spec.hibernate needs members with volumes, because members without volumes lose their data when they stop: set spec.pod.persistentVolumeClaimSpec or remove spec.hibernate"
 ))]
 #[x_kube(validation = (
-    "!has(self.etcd) || !has(self.pod) || !has(self.pod.etcdEnv) || !self.pod.etcdEnv.exists(env, (env.name == 'ETCD_QUOTA_BACKEND_BYTES' && has(self.etcd.quotaBackendBytes)) || (env.name == 'ETCD_AUTO_COMPACTION_MODE' && has(self.etcd.autoCompactionMode)) || (env.name == 'ETCD_AUTO_COMPACTION_RETENTION' && has(self.etcd.autoCompactionRetention)) || (env.name == 'ETCD_HEARTBEAT_INTERVAL' && has(self.etcd.heartbeatInterval)) || (env.name == 'ETCD_ELECTION_TIMEOUT' && has(self.etcd.electionTimeout)) || (env.name == 'ETCD_SNAPSHOT_COUNT' && has(self.etcd.snapshotCount)) || (env.name == 'ETCD_MAX_REQUEST_BYTES' && has(self.etcd.maxRequestBytes)))",
+    "!has(self.etcd) || !has(self.pod) || !has(self.pod.etcdEnv) || !self.pod.etcdEnv.exists(env, (env.name == 'ETCD_QUOTA_BACKEND_BYTES' && has(self.etcd.quotaBackendBytes)) || (env.name == 'ETCD_AUTO_COMPACTION_MODE' && has(self.etcd.autoCompactionMode)) || (env.name == 'ETCD_AUTO_COMPACTION_RETENTION' && has(self.etcd.autoCompactionRetention)) || (env.name == 'ETCD_HEARTBEAT_INTERVAL' && has(self.etcd.heartbeatInterval)) || (env.name == 'ETCD_ELECTION_TIMEOUT' && has(self.etcd.electionTimeout)) || (env.name == 'ETCD_SNAPSHOT_COUNT' && has(self.etcd.snapshotCount)) || (env.name == 'ETCD_MAX_REQUEST_BYTES' && has(self.etcd.maxRequestBytes)) || (env.name == 'ETCD_MAX_TXN_OPS' && has(self.etcd.maxTxnOps)))",
     "spec.pod.etcdEnv may not set an option that spec.etcd sets: remove that variable"
 ))]
 pub struct EtcdClusterSpec {

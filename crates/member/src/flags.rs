@@ -3,7 +3,6 @@
 //! Source of the flag names: etcd 3.5.35, 3.6.16 and 3.7.3.
 
 use api::cluster::{EtcdOptions, TlsPolicy};
-use api::duration::DurationText;
 use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT};
 use api::version::EtcdVersion;
 
@@ -97,53 +96,9 @@ pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
 
-fn option_arguments(options: &EtcdOptions) -> Vec<String> {
-    let EtcdOptions {
-        quota_backend_bytes,
-        auto_compaction_mode,
-        auto_compaction_retention,
-        heartbeat_interval,
-        election_timeout,
-        snapshot_count,
-        max_request_bytes,
-    } = options;
-    let flags = [
-        (
-            "quota-backend-bytes",
-            quota_backend_bytes.map(|v| v.to_string()),
-        ),
-        (
-            "auto-compaction-mode",
-            auto_compaction_mode.as_ref().map(ToString::to_string),
-        ),
-        (
-            "auto-compaction-retention",
-            auto_compaction_retention.clone(),
-        ),
-        (
-            "heartbeat-interval",
-            heartbeat_interval.as_ref().and_then(milliseconds),
-        ),
-        (
-            "election-timeout",
-            election_timeout.as_ref().and_then(milliseconds),
-        ),
-        ("snapshot-count", snapshot_count.map(|v| v.to_string())),
-        (
-            "max-request-bytes",
-            max_request_bytes.map(|v| v.to_string()),
-        ),
-    ];
-    flags
-        .into_iter()
-        .filter_map(|(flag, value)| value.map(|value| format!("--{flag}={value}")))
-        .collect()
-}
-
-/// etcd expects both durations as a number of milliseconds.
-fn milliseconds(text: &DurationText) -> Option<String> {
-    text.parse()
-        .map(|duration| duration.as_millis().to_string())
+fn option_arguments(options: &EtcdOptions) -> impl Iterator<Item = String> {
+    let flags = options.flags().into_iter();
+    flags.map(|option| format!("--{}={}", option.flag, option.value))
 }
 
 /// The user's own flags. Validation rejects flags that the operator owns, but an object stored before that rule existed
@@ -275,7 +230,7 @@ mod tests {
     fn typed_options_become_flags_in_units_of_etcd() {
         let arguments = Fixture::with(
             r#"{"etcd":{"quotaBackendBytes":8589934592,"autoCompactionMode":"periodic","autoCompactionRetention":"30m",
-                "heartbeatInterval":"200ms","electionTimeout":"2s","snapshotCount":5000,"maxRequestBytes":2097152}}"#,
+                "heartbeatInterval":"200ms","electionTimeout":"2s","snapshotCount":5000,"maxRequestBytes":2097152,"maxTxnOps":1024}}"#,
         )
         .arguments();
         for flag in [
@@ -286,6 +241,7 @@ mod tests {
             "--election-timeout=2000",
             "--snapshot-count=5000",
             "--max-request-bytes=2097152",
+            "--max-txn-ops=1024",
         ] {
             assert!(has(&arguments, flag), "{flag}");
         }

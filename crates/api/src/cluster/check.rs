@@ -221,7 +221,7 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
 /// The variables that set a flag of the operator, or an option that is also set in `spec.etcd`. Values are
 /// not reported.
 fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    let options = spec.etcd.as_ref().map(EtcdOptions::given);
+    let options = spec.etcd.as_ref().map(EtcdOptions::flags);
     let options = options.unwrap_or_default();
     let variables = spec.pod.iter().flat_map(|pod| &pod.etcd_env);
     let names: BTreeSet<&str> = variables.map(|variable| variable.name.as_str()).collect();
@@ -231,11 +231,12 @@ fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
             continue;
         };
         let field = "spec.pod.etcdEnv";
-        let typed = options.iter().find(|(typed, _)| *typed == flag);
+        let typed = options.iter().find(|option| option.flag == flag);
         if let Some(remedy) = refused_variable(name) {
             let problem = format!("has the variable {name}, which sets etcd's flag --{flag}");
             problems.push(Problem::new(field, problem, remedy));
-        } else if let Some((_, option)) = typed {
+        } else if let Some(option) = typed {
+            let option = option.field;
             let problem = format!("has the variable {name}, but spec.etcd.{option} is set too");
             problems.push(Problem::new(field, problem, "remove the variable"));
         }
@@ -399,6 +400,7 @@ mod tests {
             ("ETCD_ELECTION_TIMEOUT", r#"{"electionTimeout":"2s"}"#),
             ("ETCD_SNAPSHOT_COUNT", r#"{"snapshotCount":5000}"#),
             ("ETCD_MAX_REQUEST_BYTES", r#"{"maxRequestBytes":2097152}"#),
+            ("ETCD_MAX_TXN_OPS", r#"{"maxTxnOps":1024}"#),
         ]) {
             assert_eq!(flag_of_env(name).as_deref(), Some(*flag));
             assert_eq!(validate(&with_variables(&[name], "{}")), []);

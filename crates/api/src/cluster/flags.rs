@@ -39,6 +39,7 @@ pub const TYPED_FLAGS: &[&str] = &[
     "election-timeout",
     "snapshot-count",
     "max-request-bytes",
+    "max-txn-ops",
 ];
 
 /// Prefix of the variables from which etcd reads its flags.

@@ -200,12 +200,26 @@ pub struct EtcdOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_request_bytes: Option<i64>,
+    /// Maximum number of operations in a transaction. The default of etcd is 128.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_txn_ops: Option<i64>,
+}
+
+/// An option that is set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdFlag {
+    /// The flag of etcd, without dashes.
+    pub flag: &'static str,
+    /// The field of `spec.etcd`.
+    pub field: &'static str,
+    /// The value in the unit of etcd.
+    pub value: String,
 }
 
 impl EtcdOptions {
-    /// The flags of the options that are set, without dashes, each with its field. In the order of
-    /// [`TYPED_FLAGS`].
-    pub(super) fn given(&self) -> Vec<(&'static str, &'static str)> {
+    /// The flags of the options that are set, in the order of [`TYPED_FLAGS`]. A duration that is not valid is left out.
+    pub fn flags(&self) -> Vec<EtcdFlag> {
         let Self {
             quota_backend_bytes,
             auto_compaction_mode,
@@ -214,24 +228,39 @@ impl EtcdOptions {
             election_timeout,
             snapshot_count,
             max_request_bytes,
+            max_txn_ops,
         } = self;
-        let given = [
-            (quota_backend_bytes.is_some(), "quotaBackendBytes"),
-            (auto_compaction_mode.is_some(), "autoCompactionMode"),
+        let number = |value: &Option<i64>| value.map(|value| value.to_string());
+        let options = [
+            ("quotaBackendBytes", number(quota_backend_bytes)),
             (
-                auto_compaction_retention.is_some(),
-                "autoCompactionRetention",
+                "autoCompactionMode",
+                auto_compaction_mode.as_ref().map(ToString::to_string),
             ),
-            (heartbeat_interval.is_some(), "heartbeatInterval"),
-            (election_timeout.is_some(), "electionTimeout"),
-            (snapshot_count.is_some(), "snapshotCount"),
-            (max_request_bytes.is_some(), "maxRequestBytes"),
+            ("autoCompactionRetention", auto_compaction_retention.clone()),
+            (
+                "heartbeatInterval",
+                heartbeat_interval.as_ref().and_then(milliseconds),
+            ),
+            (
+                "electionTimeout",
+                election_timeout.as_ref().and_then(milliseconds),
+            ),
+            ("snapshotCount", number(snapshot_count)),
+            ("maxRequestBytes", number(max_request_bytes)),
+            ("maxTxnOps", number(max_txn_ops)),
         ];
-        let flags = TYPED_FLAGS.iter().copied().zip(given);
+        let flags = TYPED_FLAGS.iter().zip(options);
         flags
-            .filter_map(|(flag, (given, field))| given.then_some((flag, field)))
+            .filter_map(|(flag, (field, value))| value.map(|value| EtcdFlag { flag, field, value }))
             .collect()
     }
+}
+
+/// etcd expects durations as a number of milliseconds.
+fn milliseconds(text: &DurationText) -> Option<String> {
+    text.parse()
+        .map(|duration| duration.as_millis().to_string())
 }
 
 /// Schedule and location of a cluster's periodic backups.

@@ -121,8 +121,8 @@ pub struct PodPolicy {
         "spec.pod.extraArgs may not set names, addresses, directories, discovery, TLS or membership of etcd, which the operator manages: remove that flag"
     ))]
     #[x_kube(validation = (
-        "!self.exists(arg, arg.matches('^--(experimental-)?(quota-backend-bytes|auto-compaction-mode|auto-compaction-retention|heartbeat-interval|election-timeout|snapshot-count|max-request-bytes)(=.*)?$'))",
-        "spec.pod.extraArgs may not set a flag that has a field: use spec.etcd for quota, compaction, heartbeat, election, snapshot count and request size"
+        "!self.exists(arg, arg.matches('^--(experimental-)?(quota-backend-bytes|auto-compaction-mode|auto-compaction-retention|heartbeat-interval|election-timeout|snapshot-count|max-request-bytes|max-txn-ops)(=.*)?$'))",
+        "spec.pod.extraArgs may not set a flag that has a field: use the field of spec.etcd"
     ))]
     pub extra_args: Vec<String>,
     /// PersistentVolumeClaim of each member. If not set, the data of a member is lost with its pod.

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use api::cluster::{OWNED_FLAGS, TYPED_FLAGS, flag_of_env, refused_argument, refused_variable};
+use api::cluster::{
+    EtcdOptions, OWNED_FLAGS, TYPED_FLAGS, flag_of_env, refused_argument, refused_variable,
+};
 use serde_json::{Value, json};
 
 use crate::files::{objects, yaml_files};
@@ -169,6 +171,28 @@ fn variable_follows_rule_of_its_flag() {
         let variable = format!("ETCD_{}", flag.to_uppercase().replace('-', "_"));
         assert_eq!(flag_of_env(&variable).as_deref(), Some(flag.as_str()));
         assert!(refused_variable(&variable).is_some(), "{variable}");
+    }
+}
+
+/// Every option has a flag, and the schema rejects the variable of an option that `spec.etcd` sets.
+#[test]
+fn schema_rejects_variable_of_every_set_option() {
+    let all = json!({ "quotaBackendBytes": 4_294_967_296_i64, "autoCompactionMode": "periodic",
+        "autoCompactionRetention": "1h", "heartbeatInterval": "100ms", "electionTimeout": "1s", "snapshotCount": 5000,
+        "maxRequestBytes": 2_097_152, "maxTxnOps": 1024 });
+    let options: EtcdOptions = serde_json::from_value(all.clone()).unwrap();
+    let flags: Vec<&str> = options.flags().iter().map(|option| option.flag).collect();
+    assert_eq!(flags, TYPED_FLAGS);
+    for flag in flags {
+        let name = format!("ETCD_{}", flag.to_uppercase().replace('-', "_"));
+        let refused = |etcd: &Value| {
+            let object = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+                "metadata": { "name": "example" },
+                "spec": { "etcd": etcd, "pod": { "etcdEnv": [{ "name": name, "value": "1" }] } } });
+            !refusals(&object).is_empty()
+        };
+        assert!(refused(&all), "{name}");
+        assert!(!refused(&json!({})), "{name}");
     }
 }
 
