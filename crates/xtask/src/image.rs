@@ -1,6 +1,7 @@
 //! Builds the image of the operators: three static programs, certificates of public authorities, a non-root user, no
 //! shell. The tag is a hash of the content. The image is never pushed.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,15 +47,24 @@ pub(crate) const FAIL_POINTS: &[&str] = &[
     "cluster/failpoints,backup/failpoints,restore/failpoints",
 ];
 
+/// The compiler of the crates of the workspace. Dependencies are always compiled with rustc.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compiler {
+    /// rustc.
+    Rustc,
+    /// clippy, which is rustc with more lints. `cargo clippy` would check all dependencies, and compile none of them.
+    Clippy,
+}
+
 /// Compiles the operators and the programs of the crate `e2e`.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     cargo_executables(&[&["build", "--bins"], SELECTION].concat())
 }
 
 /// Like [`compile`], with the failpoints of the operators.
-pub(crate) fn compile_with_fail_points() -> Result<Vec<PathBuf>> {
-    let messages = cargo_messages(&[&["build", "--bins"], SELECTION, FAIL_POINTS].concat())?;
-    operators_with_fail_points(&messages)
+pub(crate) fn compile_with_fail_points(compiler: Compiler) -> Result<Vec<PathBuf>> {
+    let args = [&["build", "--bins"], SELECTION, FAIL_POINTS].concat();
+    operators_with_fail_points(&cargo_messages(&args, compiler)?)
 }
 
 /// The operators in the messages of a cargo run that compiled them with failpoints. They are copied at once, because a
@@ -131,28 +141,54 @@ pub(crate) fn load(image: &ImageRef) -> Result<()> {
 
 /// Runs cargo with its progress on the terminal, and returns the programs that cargo built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
-    Ok(executables(&cargo_messages(args)?))
+    Ok(executables(&cargo_messages(args, Compiler::Rustc)?))
 }
 
 pub(crate) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Runs cargo with its progress on the terminal, and returns its JSON messages, one per line.
-pub(crate) fn cargo_messages(args: &[&str]) -> Result<String> {
+/// Runs cargo with its progress on the terminal, and returns its JSON messages, one per line. With clippy, a warning
+/// is an error.
+pub(crate) fn cargo_messages(args: &[&str], compiler: Compiler) -> Result<String> {
     progress::say(&format!("cargo {}", args.join(" ")));
-    let output = Command::new(cargo())
-        .current_dir(checkout::root())
-        .args(args)
-        .arg("--message-format=json-render-diagnostics")
+    let mut command = Command::new(cargo());
+    command.current_dir(checkout::root()).args(args);
+    match compiler {
+        Compiler::Rustc => command.arg("--message-format=json-render-diagnostics"),
+        Compiler::Clippy => command
+            .arg("--message-format=json")
+            .env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver"),
+    };
+    let output = command
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start cargo")?;
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    let diagnostics = diagnostics(&messages);
+    for diagnostic in &diagnostics {
+        eprint!("{diagnostic}");
+    }
     if !output.status.success() {
         bail!("cargo {} failed: see its messages above", args.join(" "));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    if !diagnostics.is_empty() {
+        bail!(
+            "clippy reported {} warnings: see its messages above",
+            diagnostics.len()
+        );
+    }
+    Ok(messages)
+}
+
+/// The warnings and errors in cargo's JSON messages, each of them once: cargo repeats those of a library for its tests.
+fn diagnostics(messages: &str) -> BTreeSet<String> {
+    let rendered = |line: &str| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(message["message"]["rendered"].as_str()?.to_owned())
+    };
+    messages.lines().filter_map(rendered).collect()
 }
 
 /// The programs in cargo's JSON messages.
@@ -229,6 +265,15 @@ mod tests {
     fn finds_programs_in_messages_of_cargo() {
         let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\nnot json\n{\"executable\":\"/t/etcd-operator\"}\n";
         assert_eq!(executables(messages), [PathBuf::from("/t/etcd-operator")]);
+    }
+
+    #[test]
+    fn finds_each_diagnostic_once() {
+        let warning = "{\"reason\":\"compiler-message\",\"message\":{\"rendered\":\"warning: x\"}}\n";
+        let artifact = "{\"reason\":\"compiler-artifact\"}\n";
+        let messages = [warning, artifact, warning].concat();
+        assert_eq!(diagnostics(&messages), BTreeSet::from(["warning: x".to_owned()]));
+        assert!(diagnostics(artifact).is_empty());
     }
 
     #[test]

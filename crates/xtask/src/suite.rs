@@ -1,4 +1,4 @@
-//! The command `test`: runs lints, unit tests and end-to-end tests in stages, and prints a report.
+//! The command `test`: checks, compiles, runs unit tests and end-to-end tests in stages, and prints a report.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::drive::{Prepared, Where, begin_cluster, end_cluster, finish};
+use crate::image::Compiler;
 use crate::libtest::{self, Outcome};
 use crate::packages::{Purpose, ensure_packages};
 use crate::pool::{self, Job};
@@ -41,7 +42,7 @@ const LONG: [&str; 12] = [
 /// Variable with a file for the end-to-end tests, empty at the start, for work that the tests do once per run.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
-const LINTS: &str = "formatting and lints";
+const FORMATTING: &str = "formatting";
 const COMPILE: &str = "compiling";
 const UNITS: &str = "unit tests";
 const TESTBED: &str = "testbed up, and the image";
@@ -68,7 +69,7 @@ const E2E_PROGRAM: &str = "e2e/e2e";
 pub(crate) struct Tests {
     #[command(flatten)]
     place: Where,
-    /// Check formatting and lints first.
+    /// Check the formatting first, and lint while compiling. Warnings are errors.
     #[arg(long)]
     lint: bool,
     /// Run only the unit tests.
@@ -90,7 +91,7 @@ pub(crate) struct Tests {
 impl Tests {
     fn stages(&self) -> Vec<&'static str> {
         let groups: [(bool, &[&'static str]); 4] = [
-            (self.lint, &[LINTS]),
+            (self.lint, &[FORMATTING]),
             (true, &[COMPILE]),
             (!self.e2e, &[UNITS]),
             (!self.unit, &[TESTBED, IMAGE, E2E, BREAKING, DOWN]),
@@ -165,7 +166,7 @@ struct Compiled {
 impl Run {
     fn all(&mut self, options: &Tests) -> Result<()> {
         if options.lint {
-            self.stage(LINTS, |_| lint())?;
+            self.stage(FORMATTING, |_| check_formatting())?;
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
@@ -322,43 +323,45 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
         .map_err(|_| anyhow::anyhow!("a thread panicked"))?
 }
 
-fn lint() -> Result<()> {
-    let cargo = |args: &[&str]| {
-        progress::say(&format!("cargo {}", args.join(" ")));
-        shell::inherit(
-            Command::new(image::cargo())
-                .args(args)
-                .current_dir(checkout::root()),
-        )
-    };
-    let strict: &[&str] = &["--all-targets", "--", "-D", "warnings"];
-    cargo(&["fmt", "--all", "--check"])?;
-    cargo(&[&["clippy"], WORKSPACE, E2E_TESTS, strict].concat())?;
-    cargo(&[&["clippy"], XTASK, strict].concat())
+fn check_formatting() -> Result<()> {
+    let args = ["fmt", "--all", "--check"];
+    progress::say(&format!("cargo {}", args.join(" ")));
+    shell::inherit(
+        Command::new(image::cargo())
+            .args(args)
+            .current_dir(checkout::root()),
+    )
 }
 
-/// Compiles the tests and the operators. With failpoints in all builds, each crate is compiled only once.
+/// Compiles the tests and the operators. With failpoints in all builds, and lints in the same pass, each crate is
+/// compiled only once.
 fn compile(options: &Tests) -> Result<Compiled> {
+    let compiler = if options.lint {
+        Compiler::Clippy
+    } else {
+        Compiler::Rustc
+    };
     let mut compiled = Compiled::default();
     let begin: &[&str] = &["test", "--no-run"];
     let messages = if options.e2e {
-        compiled.operators = image::compile_with_fail_points()?;
+        compiled.operators = image::compile_with_fail_points(compiler)?;
         let test: &[&str] = &["--test", "e2e"];
         image::cargo_messages(
             &[begin, test, image::SELECTION, image::FAIL_POINTS, E2E_TESTS].concat(),
+            compiler,
         )?
     } else if options.unit {
-        image::cargo_messages(&[begin, WORKSPACE, image::FAIL_POINTS].concat())?
+        image::cargo_messages(&[begin, WORKSPACE, image::FAIL_POINTS].concat(), compiler)?
     } else {
         let all = [begin, WORKSPACE, image::FAIL_POINTS, E2E_TESTS].concat();
-        let messages = image::cargo_messages(&all)?;
+        let messages = image::cargo_messages(&all, compiler)?;
         compiled.operators = image::operators_with_fail_points(&messages)?;
         messages
     };
     let xtask = if options.e2e {
         String::new()
     } else {
-        image::cargo_messages(&[begin, XTASK].concat())?
+        image::cargo_messages(&[begin, XTASK].concat(), compiler)?
     };
     for message in messages.lines().chain(xtask.lines()) {
         let Some(mut job) = unit_job(message) else {
@@ -532,17 +535,17 @@ mod tests {
     #[test]
     fn duration_of_later_stages_is_unknown_in_first_run() {
         let mut run = Run {
-            stages: vec![LINTS, COMPILE, UNITS],
+            stages: vec![FORMATTING, COMPILE, UNITS],
             forecasts: BTreeMap::new(),
             times: Times::default(),
             report: Report::default(),
             jobs: Vec::new(),
             filtered: false,
         };
-        assert_eq!(run.later(LINTS), None);
+        assert_eq!(run.later(FORMATTING), None);
         run.times.note_stage(COMPILE, Duration::from_secs(5));
         run.forecasts.insert(UNITS, Some(Duration::from_secs(2)));
-        assert_eq!(run.later(LINTS), Some(Duration::from_secs(7)));
+        assert_eq!(run.later(FORMATTING), Some(Duration::from_secs(7)));
         assert_eq!(run.later(UNITS), Some(Duration::ZERO));
     }
 }
