@@ -5,6 +5,7 @@
 
 pub mod app;
 mod cluster_backup;
+pub mod command;
 mod execute;
 mod metrics;
 mod observe;

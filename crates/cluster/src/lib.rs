@@ -11,6 +11,7 @@ pub mod authority;
 pub mod certificates;
 pub mod clients;
 pub mod clock;
+pub mod command;
 pub mod desired;
 pub mod endings;
 pub mod execute;

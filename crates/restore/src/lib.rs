@@ -6,6 +6,7 @@
 //! fetches with its own credentials.
 
 pub mod app;
+pub mod command;
 pub mod execute;
 #[cfg(test)]
 mod fake;

@@ -176,9 +176,11 @@ pub fn log_to_stderr(json: bool) {
 ///
 /// # Errors
 /// If the async runtime cannot be started.
-pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> std::io::Result<ExitCode> {
+pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> Result<ExitCode, Error> {
     log_to_stderr(log_json);
-    let worked = tokio::runtime::Runtime::new()?.block_on(task);
+    let worked = tokio::runtime::Runtime::new()
+        .map_err(Error::Runtime)?
+        .block_on(task);
     Ok(if worked {
         ExitCode::SUCCESS
     } else {

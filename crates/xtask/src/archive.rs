@@ -44,6 +44,8 @@ pub(crate) struct Image {
     /// References with tags, like `quay.io/coreos/etcd:v3.6.16`.
     pub(crate) names: Vec<String>,
     pub(crate) entries: Vec<Entry>,
+    /// Symbolic links: path in the image, target.
+    pub(crate) links: Vec<(String, String)>,
     /// Empty folders. The parent folders of files are added automatically.
     pub(crate) folders: Vec<String>,
     pub(crate) entrypoint: Vec<String>,
@@ -99,6 +101,7 @@ impl Image {
         json!([
             self.names,
             paths,
+            self.links,
             self.folders,
             self.entrypoint,
             self.user,
@@ -122,6 +125,13 @@ impl Image {
                 File::open(&entry.source).with_context(|| entry.source.display().to_string())?;
             let size = source.metadata()?.len();
             append(&mut layer, &entry.path, entry.mode, size, &mut source)?;
+        }
+        for (path, target) in &self.links {
+            let mut header = header(0o777, 0);
+            header.set_entry_type(tar::EntryType::Symlink);
+            layer
+                .append_link(&mut header, path, target)
+                .with_context(|| path.clone())?;
         }
         let mut hashing = layer.into_inner()?;
         hashing.flush()?;
@@ -238,6 +248,7 @@ mod tests {
         Image {
             names: vec!["localhost/x:1".into()],
             entries: vec![Entry::program(&dir.join("program"), "usr/local/bin/x")],
+            links: vec![("usr/local/bin/y".into(), "x".into())],
             user: "65532:65532".into(),
             labels: vec![("a".into(), "b".into())],
             ..Image::default()
@@ -304,12 +315,29 @@ mod tests {
                 "usr",
                 "usr/local",
                 "usr/local/bin",
-                "usr/local/bin/x"
+                "usr/local/bin/x",
+                "usr/local/bin/y"
             ]
         );
         assert_eq!(inner[1].1, 0o1777);
         assert_eq!(inner[5].1, 0o755);
         assert_eq!(inner[5].2, b"content");
+    }
+
+    #[test]
+    fn links_name_their_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let layer = dir.path().join("layer");
+        image(dir.path()).write_layer(&layer).unwrap();
+        let mut archive = tar::Archive::new(File::open(&layer).unwrap());
+        let link = archive
+            .entries()
+            .unwrap()
+            .map(Result::unwrap)
+            .last()
+            .unwrap();
+        assert_eq!(link.header().entry_type(), tar::EntryType::Symlink);
+        assert_eq!(link.link_name().unwrap().unwrap(), Path::new("x"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Builds the image of the operators: three static programs, certificates of public authorities, a non-root user, no
+//! Builds the image of the operators: one static program with a name for each operator, certificates of public authorities, a non-root user, no
 //! shell. The tag is a hash of the content. The image is never pushed.
 
 use std::collections::BTreeSet;
@@ -16,11 +16,12 @@ use crate::{checkout, progress, testbed};
 /// Name of the image, without the tag.
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
-pub(crate) const PROGRAMS: &[&str] = &[
-    "etcd-operator",
-    "etcd-backup-operator",
-    "etcd-restore-operator",
-];
+/// The program of the operators, which is also the name of the cluster operator.
+pub(crate) const PROGRAM: &str = "etcd-operator";
+/// The other names of the program: links in the image.
+const LINKS: &[&str] = &["etcd-backup-operator", "etcd-restore-operator"];
+/// Folder of the program and its links.
+const PROGRAMS: &str = "usr/local/bin";
 
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Number of archives to keep.
@@ -38,14 +39,29 @@ pub(crate) struct ImageRef {
 /// The crates of the operators and the crate `e2e`, selected in every call of cargo. With equal selections, cargo uses
 /// equal features and compiles the large dependencies only once for image, tests and demo.
 pub(crate) const SELECTION: &[&str] = &[
-    "-p", "cluster", "-p", "backup", "-p", "restore", "-p", "e2e",
+    "-p",
+    "cluster",
+    "-p",
+    "backup",
+    "-p",
+    "restore",
+    "-p",
+    "operators",
+    "-p",
+    "e2e",
 ];
 
 /// Failpoints for the tests: an operator aborts at the point that an end-to-end test selects.
-pub(crate) const FAIL_POINTS: &[&str] = &[
-    "--features",
-    "cluster/failpoints,backup/failpoints,restore/failpoints",
-];
+pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
+
+/// The compiler of the crates of the workspace. Dependencies are always compiled with rustc.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compiler {
+    /// rustc.
+    Rustc,
+    /// clippy, which is rustc with more lints. `cargo clippy` would check all dependencies, and compile none of them.
+    Clippy,
+}
 
 /// The compiler of the crates of the workspace. Dependencies are always compiled with rustc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +88,7 @@ pub(crate) fn compile_with_fail_points(compiler: Compiler) -> Result<Vec<PathBuf
 pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
     executables(messages)
         .into_iter()
-        .filter(|file| PROGRAMS.iter().any(|program| file.ends_with(program)))
+        .filter(|file| file.ends_with(PROGRAM))
         .map(|file| copy_program(&file))
         .collect()
 }
@@ -94,14 +110,11 @@ fn copy_program(file: &Path) -> Result<PathBuf> {
 
 /// Writes the image of the compiled operators, unless the same image exists.
 pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
-    let mut entries = Vec::new();
-    for program in PROGRAMS {
-        let file = built
-            .iter()
-            .find(|file| file.file_name().is_some_and(|name| name == *program));
-        let file = file.with_context(|| format!("cargo built no program {program}"))?;
-        entries.push(Entry::program(file, &format!("usr/local/bin/{program}")));
-    }
+    let file = built
+        .iter()
+        .find(|file| file.file_name().is_some_and(|name| name == PROGRAM));
+    let file = file.with_context(|| format!("cargo built no program {PROGRAM}"))?;
+    let mut entries = vec![Entry::program(file, &format!("{PROGRAMS}/{PROGRAM}"))];
     if Path::new(CERTIFICATES).is_file() {
         entries.push(Entry::data(
             Path::new(CERTIFICATES),
@@ -204,6 +217,10 @@ fn archive_of(reference: &str, entries: Vec<Entry>) -> Image {
     Image {
         names: vec![reference.to_owned()],
         entries,
+        links: LINKS
+            .iter()
+            .map(|name| (format!("{PROGRAMS}/{name}"), PROGRAM.to_owned()))
+            .collect(),
         user: "65532:65532".into(),
         labels: vec![
             (
@@ -223,9 +240,12 @@ fn archive_of(reference: &str, entries: Vec<Entry>) -> Image {
     }
 }
 
-/// Twelve hexadecimal digits of a hash over the names and the content of the files.
+/// Twelve hexadecimal digits of a hash over the names and the content of the files, and the names of the links.
 fn tag(entries: &[Entry]) -> Result<String> {
     let mut hash = Sha256::new();
+    for link in LINKS {
+        hash.update(link);
+    }
     for entry in entries {
         hash.update(&entry.path);
         let mut file =
@@ -235,7 +255,7 @@ fn tag(entries: &[Entry]) -> Result<String> {
     Ok(hex::encode(hash.finalize())[..12].to_owned())
 }
 
-/// Keeps only the newest archives, because each is as large as the three programs.
+/// Keeps only the newest archives, because each is as large as the program.
 fn remove_old_archives(folder: &Path) -> Result<()> {
     let mut archives: Vec<_> = fs::read_dir(folder)
         .with_context(|| folder.display().to_string())?

@@ -135,9 +135,9 @@ fn operator_flags_are_documented() {
     let of_old = section(&document, "Coming from coreos/etcd-operator");
     for source in [
         "runtime/src/cli.rs",
-        "cluster/src/main.rs",
+        "cluster/src/command.rs",
         "backup/src/app.rs",
-        "restore/src/main.rs",
+        "restore/src/command.rs",
     ] {
         let text = fs::read_to_string(root().join("crates").join(source)).unwrap();
         let defined = flags(&text);

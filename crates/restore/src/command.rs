@@ -1,16 +1,16 @@
-//! The binary `etcd-restore-operator`; with `seed`, what runs in a seed member's pod before etcd.
+//! The command line of `etcd-restore-operator`. With `seed`, the program runs in the pod of a seed member before etcd.
 
 use std::process::ExitCode;
 
-use anyhow::Result;
 use api::EtcdRestore;
 use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
-use restore::{app, seed};
 use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 use store::grants::Grant;
+
+use crate::{app, seed};
 
 /// Restores etcd clusters from backups.
 #[derive(Parser)]
@@ -36,19 +36,15 @@ enum Task {
     Seed(seed::Command),
 }
 
-fn main() -> Result<ExitCode> {
+/// Runs the command that the arguments of the process describe.
+///
+/// # Errors
+/// If the operator ends without a shutdown signal, or cannot start.
+pub fn run() -> Result<ExitCode, process::Error> {
     let arguments: Arguments = cli::parse();
     if let Some(Task::Seed(command)) = &arguments.command {
-        return Ok(process::run_once(
-            arguments.common.log_json,
-            seed::run(command),
-        )?);
+        return process::run_once(arguments.common.log_json, seed::run(command));
     }
-    #[cfg(feature = "failpoints")]
-    let _failpoints = {
-        process::abort_on_panic();
-        fail::FailScenario::setup()
-    };
     let definition = Definition {
         name: api::names::MANAGER_RESTORE,
         word: "restore",

@@ -1,15 +1,16 @@
-//! The binary `etcd-backup-operator`; with `volume`, what runs in a pod beside a claim.
+//! The command line of `etcd-backup-operator`. With `volume`, the program runs in a pod that mounts a PVC.
 
 use std::process::ExitCode;
 
 use api::EtcdBackup;
-use backup::app::Settings;
-use backup::pvc;
 use clap::{Parser, Subcommand};
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
 use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
+
+use crate::app::{self, Settings};
+use crate::pvc;
 
 /// Backs up etcd clusters to object stores.
 #[derive(Parser)]
@@ -29,19 +30,15 @@ enum Task {
     Volume(pvc::Volume),
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+/// Runs the command that the arguments of the process describe.
+///
+/// # Errors
+/// If the operator ends without a shutdown signal, or cannot start.
+pub fn run() -> Result<ExitCode, process::Error> {
     let options: Options = cli::parse();
     if let Some(Task::Volume(arguments)) = &options.command {
-        return Ok(process::run_once(
-            options.common.log_json,
-            pvc::run(arguments),
-        )?);
+        return process::run_once(options.common.log_json, pvc::run(arguments));
     }
-    #[cfg(feature = "failpoints")]
-    let _failpoints = {
-        process::abort_on_panic();
-        fail::FailScenario::setup()
-    };
     let definition = Definition {
         name: api::names::MANAGER_BACKUP,
         word: "backup",
@@ -50,7 +47,7 @@ fn main() -> anyhow::Result<ExitCode> {
     };
     let settings = options.settings;
     process::run(definition, options.common, |operator| {
-        backup::app::work(operator, settings)
+        app::work(operator, settings)
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! The binary `etcd-operator`; with `check`, the test pod of `helm test`.
+//! The command line of `etcd-operator`. With `check`, the program is the test pod of `helm test`.
 
 use std::process::ExitCode;
 
@@ -9,6 +9,8 @@ use kube::core::ApiResource;
 use runtime::check::{self, Check};
 use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
+
+use crate::app;
 
 /// Runs etcd clusters on Kubernetes.
 #[derive(Parser)]
@@ -40,19 +42,15 @@ fn label(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-fn main() -> anyhow::Result<ExitCode> {
+/// Runs the command that the arguments of the process describe.
+///
+/// # Errors
+/// If the operator ends without a shutdown signal, or cannot start.
+pub fn run() -> Result<ExitCode, process::Error> {
     let options: Options = cli::parse();
     if let Some(Task::Check(operators)) = &options.command {
-        return Ok(process::run_once(
-            options.common.log_json,
-            check::run(operators),
-        )?);
+        return process::run_once(options.common.log_json, check::run(operators));
     }
-    #[cfg(feature = "failpoints")]
-    let _failpoints = {
-        process::abort_on_panic();
-        fail::FailScenario::setup()
-    };
     let definition = Definition {
         name: api::names::MANAGER_CLUSTER,
         word: "cluster",
@@ -62,7 +60,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let image = options.operator_image;
     let labels = options.operator_label.into_iter().collect();
     process::run(definition, options.common, |operator| {
-        cluster::app::work(operator, image, labels)
+        app::work(operator, image, labels)
     })?;
     Ok(ExitCode::SUCCESS)
 }

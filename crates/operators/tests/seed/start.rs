@@ -1,11 +1,14 @@
 //! What etcd's own container of a seed begins with: the program makes the data directory and becomes etcd.
 
+use std::os::unix::process::CommandExt as _;
+
 use super::*;
 
 /// The program in a seed's own container, as the pod starts it.
 fn program(world: &World, making: &Making) -> std::process::Command {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-restore-operator"));
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-operator"));
     command
+        .arg0(api::names::MANAGER_RESTORE)
         .args(["seed", "start"])
         .arg(format!("--volume={}", world.volume.path().display()))
         .arg(format!("--report={}", world.paths().report.display()))
