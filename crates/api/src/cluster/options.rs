@@ -263,7 +263,7 @@ impl EtcdOptions {
 ))]
 #[x_kube(validation = (
     "has(self.backupPolicy.schedule) || (has(self.backupPolicy.backupIntervalInSecond) && self.backupPolicy.backupIntervalInSecond > 0)",
-    "spec.backup.backupPolicy must say when: set schedule or backupIntervalInSecond"
+    "spec.backup.backupPolicy has no schedule or interval: set schedule or backupIntervalInSecond"
 ))]
 pub struct ClusterBackup {
     /// Schedule and retention.
