@@ -382,7 +382,7 @@ impl EtcdBackupSpec {
         given(self.client_tls_secret.as_ref())
     }
 
-    /// Whether backups are made again and again.
+    /// True if backups follow a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.backup_policy
             .as_ref()
@@ -391,7 +391,7 @@ impl EtcdBackupSpec {
 }
 
 impl BackupPolicy {
-    /// Whether backups are made again and again.
+    /// True if backups follow a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.schedule.is_some()
             || self

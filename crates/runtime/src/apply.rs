@@ -483,9 +483,9 @@ mod tests {
             failed::<K>("apply", "x", kube::Error::Api(status))
         }
         let rejected = rejected_for::<api::EtcdRestore>;
-        let said = "failed to create typed patch object (prod/x; g/v1, Kind=Pod): .status.backup: field not declared in \
+        let text = "failed to create typed patch object (prod/x; g/v1, Kind=Pod): .status.backup: field not declared in \
                     schema";
-        let error = rejected(said);
+        let error = rejected(text);
         assert_eq!(error.reason(), DEFINITION_OUTDATED);
         let text = error.to_string();
         assert!(text.contains("docs/install.md"), "{text}");

@@ -98,7 +98,7 @@ pub(crate) fn readable(text: &str) -> String {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // A bar inside of code is no border of a cell, and a period inside of it ends no sentence.
+            // In code, a bar does not separate cells, and a period does not end a sentence.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }

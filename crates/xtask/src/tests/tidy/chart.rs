@@ -80,7 +80,7 @@ fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     found
 }
 
-/// Every property of the schema, as a path, with its node. Definitions stand where the schema refers to them.
+/// Every property of the schema, as a path, with its node. References are replaced by their definitions.
 fn properties(schema: &Json) -> Vec<(String, &Json)> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),
