@@ -132,7 +132,7 @@ fn operator_flags_are_documented() {
     const OF_OLD: [&str; 2] = ["gc-interval", "chaos-level"];
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
     let documented = section(&document, "Flags");
-    let of_old = section(&document, "Coming from coreos/etcd-operator");
+    let of_old = section(&document, "Migrate from coreos/etcd-operator");
     for source in [
         "runtime/src/cli.rs",
         "cluster/src/main.rs",
