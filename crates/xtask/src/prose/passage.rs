@@ -64,7 +64,7 @@ impl Passage {
         self.lines += 1;
     }
 
-    /// The number of words. In a table row, that of the longest cell.
+    /// The number of words; for a table row, the number of words in the longest cell.
     pub(crate) fn words(&self) -> usize {
         let paragraphs = self.paragraphs();
         let counts = paragraphs.iter().map(|text| count_words(text));

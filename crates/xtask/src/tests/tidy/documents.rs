@@ -125,7 +125,7 @@ fn alerts_use_documented_metrics() {
     let documented: String = rows.collect();
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
-    // The template puts in the word of each operator.
+    // The template replaces WORD with the word of each operator.
     let chart = fs::read_to_string(chart)
         .unwrap()
         .replace("WORD", "cluster");
