@@ -131,8 +131,9 @@ where
             return Some(left);
         }
         let note = remedy(annotation.as_deref(), &self.namespace);
-        let said = condition_of(object, MANAGED);
-        if said.is_none_or(|said| said["status"] != "False" || said["message"] != note) {
+        let current = condition_of(object, MANAGED);
+        if current.is_none_or(|current| current["status"] != "False" || current["message"] != note)
+        {
             self.report.publish(
                 reference,
                 &Notice::warning("NotManaged", "Scope", note.clone()),
@@ -207,7 +208,8 @@ impl Scope {
 
 /// True if an operator with the other scope manages the object. `own` is the reason of this operator.
 fn managed_by_other_scope(status: &Value, own: &str) -> bool {
-    find(status, MANAGED).is_some_and(|said| said["status"] == "True" && said["reason"] != own)
+    find(status, MANAGED)
+        .is_some_and(|current| current["status"] == "True" && current["reason"] != own)
 }
 
 fn remedy(annotation: Option<&str>, namespace: &str) -> String {
