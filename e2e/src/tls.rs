@@ -28,7 +28,7 @@ pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-clien
 /// The keys of Secrets from cert-manager.
 pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
-/// Valid since an hour ago, for a year from now. In seconds relative to now.
+/// The validity, in seconds relative to now: from an hour ago to a year from now.
 const VALID: (i64, i64) = (-3_600, 365 * 86_400);
 /// Expired an hour ago.
 const EXPIRED: (i64, i64) = (-86_400, -3_600);

@@ -151,7 +151,7 @@ securityContext:
 {{- end }}
 {{- end }}
 {{- if $old }}
-{{- fail (printf "\nvalues of the chart stable/etcd-operator, and what replaces them (docs/install.md, Coming from coreos/etcd-operator):\n  %s" (join "\n  " $old)) }}
+{{- fail (printf "\nvalues of the chart stable/etcd-operator, and what replaces them (docs/install.md, Migrate from coreos/etcd-operator):\n  %s" (join "\n  " $old)) }}
 {{- end }}
 {{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
 {{- fail "podMonitor.enabled and serviceMonitor.enabled scrape the same pods: set one of them" }}

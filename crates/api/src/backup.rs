@@ -91,7 +91,7 @@ text_enum! {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "(has(self.etcdEndpoints) && self.etcdEndpoints.size() > 0) != has(self.etcdCluster)",
-    "spec must say which cluster to back up: set either spec.etcdEndpoints with at least one URL or spec.etcdCluster.name"
+    "spec must name the cluster to back up: set either spec.etcdEndpoints with at least one URL or spec.etcdCluster.name"
 ))]
 #[x_kube(validation = (
     "has(self.s3) == (self.storageType == 'S3')",
@@ -127,7 +127,7 @@ pub struct EtcdBackupSpec {
     #[schemars(length(max = 32), inner(length(max = 2048)))]
     #[x_kube(validation = (
         "self.all(endpoint, endpoint.size() > 0)",
-        "spec.etcdEndpoints may not hold an empty text: use URLs such as http://example-client:2379"
+        "spec.etcdEndpoints must not contain an empty URL: use URLs such as http://example-client:2379"
     ))]
     pub etcd_endpoints: Vec<String>,
     /// The EtcdCluster to back up. The operator takes endpoints, TLS and version from the EtcdCluster.
@@ -200,7 +200,7 @@ pub struct ClusterReference {
 ))]
 #[x_kube(validation = (
     "!has(self.timeZone) || has(self.schedule)",
-    "backupPolicy.timeZone is for a schedule: add backupPolicy.schedule or remove timeZone"
+    "backupPolicy.timeZone requires a schedule: add backupPolicy.schedule or remove timeZone"
 ))]
 pub struct BackupPolicy {
     /// Time limit of one backup, in seconds; 0 means no limit. If not set, the limit grows with the size of
@@ -382,7 +382,7 @@ impl EtcdBackupSpec {
         given(self.client_tls_secret.as_ref())
     }
 
-    /// Whether backups are made again and again.
+    /// True if backups follow a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.backup_policy
             .as_ref()
@@ -391,7 +391,7 @@ impl EtcdBackupSpec {
 }
 
 impl BackupPolicy {
-    /// Whether backups are made again and again.
+    /// True if backups follow a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.schedule.is_some()
             || self

@@ -1,7 +1,7 @@
 //! The API of the project: the three kinds of `etcd.database.coreos.com/v1beta2`, their names and labels, and
 //! the validation that needs no I/O.
 //!
-//! Types and pure functions only: no client, no I/O, no clock, no randomness. The schema holds every check
+//! Types and pure functions only: no client, no I/O, no clock, no randomness. The schema contains every check
 //! that an API server can make (bounds, enums, CEL). `validate` repeats the checks that protect an operator
 //! from objects stored before the schema existed.
 

@@ -82,7 +82,7 @@ text_enum! {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "has(self.backup) != has(self.backupStorageType)",
-    "spec must say which backup to restore: set either spec.backup.name or spec.backupStorageType with its block"
+    "spec must name the backup to restore: set either spec.backup.name or spec.backupStorageType with its block"
 ))]
 #[x_kube(validation = (
     "has(self.s3) == (has(self.backupStorageType) && self.backupStorageType == 'S3')",

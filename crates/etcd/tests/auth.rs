@@ -332,8 +332,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // Starts with twice the operator's timeout for members that are not ready, because the machine may be
-    // busy, and grows. The maximum stays below the login timeout.
+    // The first limit is twice the operator's timeout for members that are not ready, because the machine may
+    // be busy. The limit grows after each attempt, and stays below the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {

@@ -28,7 +28,7 @@ pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionB
     PodDisruptionBudget {
         metadata: members.metadata(name, names::cluster_labels(members.cluster)),
         spec: Some(PodDisruptionBudgetSpec {
-            // Invariant 3 for evictions.
+            // Invariant 3: evictions keep a quorum.
             min_available: Some(IntOrString::Int(
                 i32::try_from(quorum(voters)).unwrap_or(i32::MAX),
             )),

@@ -21,17 +21,17 @@ const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
 const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
 
-/// A text that is not a certificate. The message contains nothing of the text.
+/// The reason why a text is not a certificate. The message quotes no part of the text (invariant 14).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The text has no PEM block of type CERTIFICATE.
-    #[error("holds no certificate in PEM form")]
+    #[error("contains no certificate in PEM format")]
     None,
     /// A PEM block is damaged.
-    #[error("holds a PEM block that cannot be read")]
+    #[error("contains a PEM block that cannot be parsed")]
     Pem,
     /// A PEM block is not an X.509 certificate.
-    #[error("holds a certificate that cannot be read")]
+    #[error("contains a certificate that cannot be parsed")]
     Certificate,
 }
 

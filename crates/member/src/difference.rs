@@ -1,11 +1,11 @@
-//! Compares a running pod with the spec. Labels and annotations change in place, CPU and memory change by the
-//! subresource `resize`, everything else needs a new pod.
+//! Compares a running pod with the spec. Labels and annotations change in place. CPU and memory change through the
+//! subresource `resize`. Every other change needs a new pod.
 //!
-//! Pure. Each pod carries the spec that it was created for: a hash of the fields that need a new pod ([`spec_hash`]),
-//! and a copy of the fields that change in place. The comparison is between specs, not between a built pod and a
-//! running pod. So values that the API server, a webhook or the kubelet fill in are no difference. Neither are pods
-//! that another release of the operator builds differently, nor the flags of a member's first start. The planner of
-//! versions compares the image.
+//! Pure. Each pod has annotations with the spec that it was created for: a hash of the fields that need a new pod
+//! ([`spec_hash`]), and a copy of the fields that change in place. The comparison is between specs, not between a built
+//! pod and a running pod. So these are no differences: values set by the API server, a webhook or the kubelet; pods of
+//! an operator release that builds them differently; the flags of a member's first start. The image is not compared
+//! here.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use super::hash::{is_resizable, without_empty};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
-/// Annotation with the part of the spec that was applied to the object and changes in place. On a pod: labels,
-/// annotations, CPU and memory. It shows which keys to remove after the spec no longer has them.
+/// Annotation with the applied values of the fields that change in place. On a pod: labels, annotations, CPU and
+/// memory. After a key was removed from the spec, the operator reads from this annotation that it must remove the key.
 pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said";
 /// Annotation with the CPU and memory for which the API server rejected an in-place resize of the pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
@@ -237,7 +237,7 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == wanted.labels && known.annotations == wanted.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // With an equal hash, different TLS settings need no new pod. The annotation may have been changed by hand.
+    // `tls` is set only if the hashes are equal. Then a different annotation was changed by hand, and needs no new pod.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -318,7 +318,7 @@ enum Resize {
 fn resize(pod: &Pod) -> Option<Resize> {
     let conditions = pod.status.as_ref()?.conditions.as_deref();
     let conditions = conditions.unwrap_or_default();
-    let holding = |kind: &str| {
+    let condition = |kind: &str| {
         let is_true = |one: &&PodCondition| one.type_ == kind && one.status == "True";
         conditions.iter().find(is_true)
     };
@@ -328,7 +328,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             .or(one.reason.clone())
             .unwrap_or_default()
     };
-    if let Some(pending) = holding("PodResizePending") {
+    if let Some(pending) = condition("PodResizePending") {
         return Some(match pending.reason.as_deref() {
             Some("Infeasible") => Resize::Infeasible(message(pending)),
             _ => Resize::Pending(Resizing {
@@ -351,7 +351,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             "the kubelet has not observed the change yet".to_owned(),
         ));
     }
-    holding("PodResizeInProgress").map(|one| in_progress(message(one)))
+    condition("PodResizeInProgress").map(|one| in_progress(message(one)))
 }
 
 /// CPU and memory of the resources. Other resources do not change in place and are part of the hash.
@@ -372,22 +372,21 @@ fn resizable(resources: &ResourceRequirements) -> Value {
     }
 }
 
-/// The patch from the known to the wanted resources. As at the creation of a pod, a limit is also the default of the
-/// request.
-fn patch(known: &Value, wanted: &Value) -> Value {
+/// The patch from the applied to the desired resources. A limit is also the default of the request, as in Kubernetes.
+fn patch(applied: &Value, desired: &Value) -> Value {
     let part = |of: &Value, side: &str| of[side].as_object().cloned().unwrap_or_default();
     let requests = |of: &Value| {
         let mut all = part(of, "limits");
         all.extend(part(of, "requests"));
         all
     };
-    let change = |known: serde_json::Map<String, Value>, wanted: serde_json::Map<String, Value>| {
-        let removed = known.into_iter().map(|(name, _)| (name, Value::Null));
-        removed.chain(wanted).collect::<serde_json::Map<_, _>>()
+    let change = |old: serde_json::Map<String, Value>, new: serde_json::Map<String, Value>| {
+        let removed = old.into_iter().map(|(name, _)| (name, Value::Null));
+        removed.chain(new).collect::<serde_json::Map<_, _>>()
     };
     json!({
-        "requests": change(requests(known), requests(wanted)),
-        "limits": change(part(known, "limits"), part(wanted, "limits")),
+        "requests": change(requests(applied), requests(desired)),
+        "limits": change(part(applied, "limits"), part(desired, "limits")),
     })
 }
 

@@ -1,5 +1,5 @@
-//! Specs and members for the tests of the builders. The name of the cluster differs from the names of its parts, so
-//! that tests detect swapped names.
+//! Specs and members for the tests of the builders. The names of cluster and members differ, so that tests detect
+//! swapped names.
 
 use api::cluster::EtcdClusterSpec;
 use api::version::EtcdVersion;

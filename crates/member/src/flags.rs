@@ -22,7 +22,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // Go also listens on IPv6 if the system supports it.
+        // For 0.0.0.0, Go also listens on IPv6 if the system supports it.
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn first_member_gets_list_of_first_members() {
+    fn first_member_starts_with_all_first_members() {
         let arguments = Fixture::default().arguments();
         assert!(has(&arguments, "--initial-cluster-state=new"));
         assert!(has(&arguments, "--initial-cluster-token=token"));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn joining_member_gets_list_returned_by_addition() {
+    fn joining_member_starts_with_list_from_addition() {
         let arguments = Fixture::default()
             .start(Start::Join {
                 initial_cluster: "a=b,c=d".into(),
@@ -163,7 +163,7 @@ mod tests {
 
     /// Invariant 6: without its data, such a member finds no cluster to join and does not start.
     #[test]
-    fn restarted_member_gets_only_itself_as_initial_cluster() {
+    fn restarted_member_lists_only_itself() {
         let arguments = Fixture::default().start(Start::OnDisk).arguments();
         assert!(has(
             &arguments,
@@ -181,8 +181,8 @@ mod tests {
     }
 
     /// Go binds the unspecified IPv4 address to both IP families, and on a system without IPv4 to IPv6 only
-    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names. So the same arguments work with IPv4,
-    /// IPv6 and dual stack, and contain no IP address of a pod.
+    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names, not the IP addresses of pods. So the
+    /// same arguments work with IPv4, IPv6 and dual stack.
     #[test]
     fn arguments_work_with_both_ip_families() {
         let arguments = Fixture::default().arguments();
@@ -283,12 +283,12 @@ mod tests {
         ] {
             assert!(has(&twice, flag), "{flag}: {twice:?}");
         }
-        let there = with("", false);
+        let complete = with("", false);
         for flag in [
             "--listen-peer-urls=https://0.0.0.0:2380",
             "--listen-client-urls=https://0.0.0.0:2379",
         ] {
-            assert!(has(&there, flag), "{flag}: {there:?}");
+            assert!(has(&complete, flag), "{flag}: {complete:?}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! A hash of the spec that shows whether a running pod must be replaced.
+//! A hash of the spec. A running pod is replaced if its recorded hash differs from the hash of the spec.
 //!
-//! The input is the spec, not the built pod: a new release of the operator that builds pods differently restarts no
-//! members ([ADR 14](../../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release, and
-//! a test pins two of them. A release that must hash other fields uses a new number of the form, and continues to
-//! recognize the older forms.
+//! The input is the spec, not the built pod. So a release of the operator that builds pods differently restarts no
+//! members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release, and a
+//! test pins two hashes. A release that must hash other fields uses a new form number, and continues to recognize the
+//! older forms.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use api::cluster::{EtcdClusterSpec, TlsPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Prefix of the hash: the number of its form.
+/// Prefix of the hash: the form number.
 const FORM: &str = "1-";
 
-/// The hash: the number of the form and sixteen hexadecimal digits. Only fields whose change needs a new pod count. The
-/// image and the version are compared separately, volumes change without their pod, and labels, annotations, CPU and
-/// memory change in place (`difference`).
+/// The hash of the spec: the form number and sixteen hexadecimal digits. The input is limited to fields that cannot
+/// change without a new pod. The image and the version are compared separately. Volumes change without their pod.
+/// Labels, annotations, CPU and memory change in place (`difference`).
 pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     let mut pod = spec.pod.clone().unwrap_or_default();
     pod.persistent_volume_claim_spec = None;
@@ -40,8 +40,8 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     format!("{FORM}{}", digest(hashed))
 }
 
-/// For generated certificates, only their existence counts. A member notices a changed validity or changed names
-/// without a restart.
+/// For generated certificates, the input is only their existence: a member reads a renewed certificate without a
+/// restart.
 fn hashed_tls(tls: &TlsPolicy) -> Value {
     match tls.generated() {
         Some(generated) => serde_json::json!({
@@ -100,8 +100,8 @@ mod tests {
             "resources":{"requests":{"cpu":"1","ephemeral-storage":"1Gi"},"limits":{"memory":"1Gi"}},
             "extraArgs":["--log-level=debug"],"terminationGracePeriodSeconds":20,"priorityClassName":"high"}}"#;
 
-    /// A release that changes one of these hashes restarts the members of all users. Use a new number of the form
-    /// instead, and recognize this one.
+    /// A release that changes one of these hashes restarts the members of all clusters. Use a new form number instead,
+    /// and recognize this one.
     #[test]
     fn spec_hash_is_stable_across_releases() {
         assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");

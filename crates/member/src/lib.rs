@@ -1,8 +1,8 @@
-//! The Kubernetes objects of a member, built from the EtcdCluster alone: Services, PersistentVolumeClaim, pod,
-//! PodDisruptionBudget, NetworkPolicy; and what the certificates of a member must cover.
+//! Builds the Kubernetes objects of a member from the EtcdCluster alone: Services, PersistentVolumeClaim, pod,
+//! PodDisruptionBudget and NetworkPolicy. Also checks the certificates with which a member is started.
 //!
-//! Pure: no client, no clock, no randomness. The cluster operator and the restore operator both start members with
-//! this crate, so a seed is an ordinary member from its first second.
+//! Pure: no client, no clock, no randomness. The cluster operator and the restore operator both build members with
+//! this crate, so a seed is an ordinary member from its start.
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterSpec, PeerStage, TlsPolicy, peers_of};

@@ -1,4 +1,5 @@
-//! The NetworkPolicy of a cluster: the peers that may connect to its members. The network plugin enforces it, or not.
+//! The NetworkPolicy of a cluster: the peers that may connect to its members. Some network plugins do not enforce
+//! policies.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +32,8 @@ pub struct Operators {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Builds the policy. It also applies to a seed that prepares its data: the policy restricts only ingress. Probes of
-/// the kubelet come from the pod's own node, which Kubernetes always allows.
+/// Builds the policy. The policy restricts only ingress, so a seed can fetch its data. Probes of the kubelet come from
+/// the pod's own node, which Kubernetes always allows.
 pub fn network_policy(
     members: &Members<'_>,
     access: &NetworkAccess,
@@ -137,7 +138,7 @@ mod tests {
     fn operators_and_clients_reach_only_the_client_port() {
         let team = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
         let policy = built(&json!({ "clients": [team] }));
-        let (spec, of) = (&policy["spec"], |port: i64| {
+        let (spec, sources) = (&policy["spec"], |port: i64| {
             let rules = policy["spec"]["ingress"].as_array().unwrap();
             rules
                 .iter()
@@ -149,22 +150,22 @@ mod tests {
         assert_eq!(labels["etcd_cluster"], "db");
         assert_eq!(policy["metadata"]["name"], "db-members");
         let member = json!({ "podSelector": { "matchLabels": labels } });
-        assert_eq!(of(2380), json!([member]));
+        assert_eq!(sources(2380), json!([member]));
         let operator = json!({
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
         // Without this rule, a pod that writes a backup to a PVC could not read the cluster.
-        let beside_a_claim = json!({ "podSelector": { "matchLabels": {
+        let backup_pod = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });
-        assert_eq!(of(2379), json!([member, operator, beside_a_claim, team]));
-        assert_eq!(of(2381), Value::Null, "all sources");
+        assert_eq!(sources(2379), json!([member, operator, backup_pod, team]));
+        assert_eq!(sources(2381), Value::Null, "all sources");
         assert_eq!(spec["policyTypes"], json!(["Ingress"]));
     }
 
     #[test]
-    fn own_namespace_is_allowed_without_named_clients() {
+    fn all_pods_of_namespace_are_clients_by_default() {
         let policy = built(&json!({}));
         let from = policy["spec"]["ingress"][1]["from"]
             .as_array()

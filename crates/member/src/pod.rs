@@ -142,27 +142,27 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// The limit of learners is a variable and not a flag. etcd fails to start with an unknown flag, but only logs an unknown
-/// variable. Neither can change in a running pod. With the variable, the image of a pod can change to an older and to a
-/// newer release.
+/// The limit of learners is a variable and not a flag. etcd fails to start with an unknown flag, but only logs an
+/// unknown variable. Flags and variables of a running pod cannot change, but its image can. With the variable, the
+/// image can change to an older and to a newer release.
 fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
-    let one = |(name, value): (&str, String)| EnvVar {
+    let variable = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
         value: Some(value),
         ..EnvVar::default()
     };
-    let learners = one((VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string()));
-    let defragmentation = stop_grpc_on_defragmentation(member, policy).map(one);
+    let learners = variable((VARIABLE_MAX_LEARNERS, MAX_LEARNERS.to_string()));
+    let defragmentation = stop_grpc_on_defragmentation(member, policy).map(variable);
     let users = policy.etcd_env.iter();
     let users = users
         .filter(|one| is_allowed_variable(&one.name, arguments))
         .cloned();
-    let ours = [learners].into_iter().chain(defragmentation);
-    ours.chain(users).collect()
+    let owned = [learners].into_iter().chain(defragmentation);
+    owned.chain(users).collect()
 }
 
-/// Whether a variable of `spec.pod.etcdEnv` is set in the pod. Validation rejects variables of flags that the operator
-/// owns, but an object stored before that rule existed may have them: `ETCD_FORCE_NEW_CLUSTER` alone can destroy a
+/// True if a variable of `spec.pod.etcdEnv` is set in the pod. Validation rejects variables of flags that the operator
+/// owns, but an object stored before that rule existed may have them. `ETCD_FORCE_NEW_CLUSTER` alone can destroy a
 /// cluster. A variable is also left out if its flag is on the command line, because etcd does not start with both
 /// (`verifyEnv` in its `pkg/flags`).
 fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
@@ -171,19 +171,23 @@ fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
 }
 
 /// The variable that makes etcd report `NOT_SERVING` in gRPC health checks (`grpc.health.v1`) during a defragmentation,
-/// so that clients switch to another member. It is a flag up to 3.6 (`--experimental-stop-grpc-service-on-defrag`, in
-/// 3.5 since 3.5.14) and a feature gate from 3.6 on. 3.6 does not start with both, and no release starts with a
-/// variable and its flag (`verifyEnv` in etcd's `pkg/flags`). So nothing is added if the user sets either.
+/// so that clients switch to another member. The setting is a flag up to 3.6
+/// (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since 3.5.14) and a feature gate from 3.6 on. 3.6 does not
+/// start with both, and no release starts with a variable and its flag (`verifyEnv` in etcd's `pkg/flags`). So the
+/// variable is left out if the user sets the flag or the gate.
 fn stop_grpc_on_defragmentation(
     member: &Member<'_>,
     policy: &PodPolicy,
 ) -> Option<(&'static str, String)> {
-    let sets_it = |text: &str| {
+    let is_setting = |text: &str| {
         let text = text.to_lowercase().replace('_', "-");
         text.contains("feature-gates") || text.contains("stop-grpc-service-on-defrag")
     };
-    let by_argument = policy.extra_args.iter().any(|argument| sets_it(argument));
-    if by_argument || policy.etcd_env.iter().any(|one| sets_it(&one.name)) {
+    let by_argument = policy
+        .extra_args
+        .iter()
+        .any(|argument| is_setting(argument));
+    if by_argument || policy.etcd_env.iter().any(|one| is_setting(&one.name)) {
         return None;
     }
     Some(if member.version.minor() >= (3, 6) {
@@ -259,25 +263,26 @@ pub fn container_security() -> SecurityContext {
     }
 }
 
-/// The affinity of the spec. By default members prefer different nodes, and require them with v1beta2's `antiAffinity`.
+/// The affinity of the spec. By default, members prefer different nodes. With `antiAffinity` of v1beta2, members
+/// require different nodes.
 fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
     if let Some(given) = &policy.affinity {
         return given.clone();
     }
-    let apart = PodAffinityTerm {
+    let other_members = PodAffinityTerm {
         label_selector: Some(own_members(cluster)),
         topology_key: HOSTNAME_LABEL.to_owned(),
         ..PodAffinityTerm::default()
     };
     let anti = if policy.anti_affinity == Some(true) {
         PodAntiAffinity {
-            required_during_scheduling_ignored_during_execution: Some(vec![apart]),
+            required_during_scheduling_ignored_during_execution: Some(vec![other_members]),
             ..PodAntiAffinity::default()
         }
     } else {
         let preferred = WeightedPodAffinityTerm {
             weight: 100,
-            pod_affinity_term: apart,
+            pod_affinity_term: other_members,
         };
         PodAntiAffinity {
             preferred_during_scheduling_ignored_during_execution: Some(vec![preferred]),
@@ -304,7 +309,8 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
 }
 
 /// The tolerations of the spec. By default, Kubernetes evicts the pods of a lost node after five minutes, and an
-/// `emptyDir` is lost with its pod. If the user waits longer for a lost node, the pod tolerates it for the same time.
+/// `emptyDir` is lost with its pod. If `spec.memberReplacement.after` is longer, pods tolerate a lost node for that
+/// time.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
     let mut all = policy.tolerations.clone();
     let after = members.spec.replace_after();

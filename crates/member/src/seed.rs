@@ -4,8 +4,8 @@
 //! The etcd container starts with that program. The program creates the data directory with the tool in the etcd image,
 //! unless the directory exists, and then replaces itself with etcd. The crate `restore` contains the program.
 //!
-//! A second init container instead would cost its own start, and up to a second until the kubelet notices that the
-//! first one has ended.
+//! A second init container for this work would delay the start: by its own start, and by up to a second until the
+//! kubelet detects the end of the first init container.
 //!
 //! Pure. The restore operator creates seeds from backups. The cluster operator creates a seed from the survivor of a
 //! lost quorum.
@@ -117,7 +117,7 @@ pub struct Contents {
     /// The hash of the keys (HashKV) that etcd must report after it was started from the snapshot, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<KeyHash>,
-    /// The backup that the snapshot was fetched from; absent if it was fetched from a member.
+    /// The backup of which this is the snapshot; absent if the snapshot was fetched from a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of: Option<Origin>,
 }
@@ -152,7 +152,7 @@ pub struct Making {
     pub bump_revision: Option<u64>,
 }
 
-/// The termination message of a seed's program. The program leaves no message after it replaced itself with etcd.
+/// The termination message of a seed's program. After the program replaced itself with etcd, there is no such message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
@@ -231,8 +231,8 @@ fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> 
     }
 }
 
-/// Puts the program in front of etcd's command. The container keeps its image, so the tool that creates the data
-/// directory has the version of the server.
+/// Puts the program in front of etcd's command. The container keeps the etcd image, so the tool that creates the data
+/// directory has the same version as the server.
 fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
     let tool = if seed.version.has_etcdutl() {
         "/usr/local/bin/etcdutl"

@@ -28,8 +28,8 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
-/// The Service without endpoints: connections are refused at once instead of reaching the pod. The first members start
-/// with such Services, see [`is_closed`].
+/// The Service without endpoints: connections are refused immediately. The first members start with such Services, see
+/// [`is_closed`].
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service
@@ -42,9 +42,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// The Service as it is created while TLS between members is switched: without the second port, which is applied
-/// afterwards. A later apply could not remove a port that the create set, because the create counts as another field
-/// manager. The second port must be removable.
+/// The Service without the second peer port, for the create request. A later apply cannot remove a port that the create
+/// request set, because the create request counts as another field manager. So the second port, which exists only while
+/// TLS between members is switched, is applied after the create request.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -55,9 +55,9 @@ pub fn without_second_port(mut service: Service) -> Service {
 
 /// True if a member's Service has no endpoints yet.
 ///
-/// A first member asks each other member whether it was bootstrapped before, with a timeout of one second (etcd's
-/// `isMemberBootstrapped`). Members that start together listen but do not serve yet, so each request would take the whole
-/// second. A refused connection takes no time.
+/// At its start, a first member requests the bootstrap state of each other member, with a timeout of one second (etcd's
+/// `isMemberBootstrapped`). Members that start concurrently listen but do not serve yet, so each request would wait for
+/// its timeout. A refused connection fails immediately.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
     let selector = service
@@ -126,21 +126,22 @@ pub fn client_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// True if the existing client Service was built for the same `spec.services.client` as `made`. Otherwise it may
-/// contain settings that were removed from the spec.
+/// True if the existing client Service was built for the same `spec.services.client` as `built`. Otherwise the existing
+/// Service may contain settings that were removed from the spec.
 #[must_use]
-pub fn has_same_policy(made: &Service, there: &Service) -> bool {
-    let applied = |of: &Service| {
-        of.metadata
+pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
+    let applied = |service: &Service| {
+        service
+            .metadata
             .annotations
             .as_ref()?
             .get(ANNOTATION_APPLIED_SPEC)
             .cloned()
     };
-    applied(made) == applied(there)
+    applied(built) == applied(existing)
 }
 
-/// Both IP families on a dual-stack cluster. On a single-stack cluster, the value means the family of the cluster.
+/// Selects both IP families on a dual-stack cluster, and the only family on a single-stack cluster.
 fn both_families() -> String {
     "PreferDualStack".to_owned()
 }
@@ -187,7 +188,7 @@ mod tests {
     use crate::fixture::Fixture;
 
     #[test]
-    fn member_is_reachable_before_it_is_ready() {
+    fn member_service_includes_unready_pod() {
         let service = member_service(&Fixture::default().members(), "db-aaaaaaaaaa");
         assert_eq!(service.metadata.name.as_deref(), Some("db-aaaaaaaaaa"));
         let spec = service.spec.unwrap();
@@ -278,17 +279,17 @@ mod tests {
 
     #[test]
     fn client_service_follows_spec() {
-        let made = |json: &str| {
+        let built = |json: &str| {
             let fixture = Fixture::with(json);
             client_service(&fixture.members())
         };
-        let plain = made("{}");
+        let plain = built("{}");
         assert_eq!(plain.metadata.annotations, None);
         assert_eq!(
             plain.spec.clone().unwrap().type_.as_deref(),
             Some("ClusterIP")
         );
-        let balanced = made(
+        let balanced = built(
             r#"{"services":{"client":{"type":"LoadBalancer","annotations":{"a":"b"},"loadBalancerClass":"lb/x",
                 "loadBalancerSourceRanges":["10.0.0.0/8"],"nodePort":30379}}}"#,
         );
@@ -298,7 +299,7 @@ mod tests {
         assert_eq!(spec.load_balancer_class.as_deref(), Some("lb/x"));
         assert_eq!(spec.load_balancer_source_ranges.unwrap(), ["10.0.0.0/8"]);
         assert_eq!(spec.ports.unwrap()[0].node_port, Some(30379));
-        assert!(has_same_policy(&plain, &made("{}")) && !has_same_policy(&plain, &balanced));
+        assert!(has_same_policy(&plain, &built("{}")) && !has_same_policy(&plain, &balanced));
     }
 
     #[test]

@@ -1,6 +1,8 @@
-//! TLS of a cluster as its Secrets hold it: checked before a member is started with it, and turned into the way the
-//! operators reach the members. Pure; `runtime::reach` reads the Secrets. Key material never leaves it but inside an [`Access`] (invariant 14), and no
-//! check of a certificate can be switched off here (invariant 20).
+//! The TLS Secrets of a cluster: checks them before a member is started with them, and builds the [`Access`] with which
+//! the operators connect to members. Pure: `runtime::reach` reads the Secrets.
+//!
+//! Key material leaves this module only inside an [`Access`] (invariant 14). No check of a certificate can be turned
+//! off (invariant 20).
 
 mod check;
 mod material;
@@ -41,7 +43,7 @@ pub struct ClusterTls {
 }
 
 impl ClusterTls {
-    /// Whether the cluster uses TLS at all.
+    /// True if the cluster uses TLS between members or for clients.
     pub fn is_used(&self) -> bool {
         self.peer.is_some() || self.server.is_some()
     }
@@ -85,8 +87,8 @@ impl ClusterTls {
         running: Option<MemberAddress>,
     ) {
         let names = |slot: &Option<Slot>| {
-            let held = slot.as_ref().and_then(|slot| slot.found.as_ref().ok());
-            held.map(|material| material.names)
+            let material = slot.as_ref().and_then(|slot| slot.found.as_ref().ok());
+            material.map(|material| material.names)
         };
         let static_ = spec.tls.as_mut().and_then(|tls| tls.static_.as_mut());
         if let Some(member) = static_.and_then(|tls| tls.member.as_mut()) {
@@ -114,7 +116,7 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // The default is not written, so a spec without the field and a spec with the default build equal objects.
+        // The default is not written, so that a spec without the field and a spec with the default build equal objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }

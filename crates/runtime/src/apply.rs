@@ -41,14 +41,14 @@ pub enum Error {
     /// The schema of the installed CRD lacks a field of the object. Nothing of the object was written.
     #[error(
         "the installed CRD of {kind} is older than this operator: update the CRD (docs/install.md, \
-         CustomResourceDefinitions: `helm upgrade` of the release with crds.install=true, or apply the chart's \
-         templates/crds.yaml); the API server reports: {said}"
+         Manage the CRDs: `helm upgrade` of the release with crds.install=true, or apply the chart's \
+         templates/crds.yaml); the API server reports: {message}"
     )]
     Definition {
         /// The kind.
         kind: String,
         /// The API server's message with the field.
-        said: String,
+        message: String,
     },
     /// The API server rejected the request or is unreachable.
     #[error("cannot {verb} {kind} {name}")]
@@ -429,7 +429,11 @@ fn undeclared(message: &str) -> Option<&str> {
     if !message.contains(UNDECLARED) {
         return None;
     }
-    Some(message.split_once("): ").map_or(message, |(_, said)| said))
+    Some(
+        message
+            .split_once("): ")
+            .map_or(message, |(_, missing)| missing),
+    )
 }
 
 fn type_meta<K: Resource<DynamicType = ()>>(body: &mut Value) {
@@ -457,11 +461,11 @@ fn failed<K: Resource<DynamicType = ()>>(
     // The CRDs of other API groups are not installed by this project, so its remedy does not apply.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
-        && let Some(said) = undeclared(&status.message)
+        && let Some(message) = undeclared(&status.message)
     {
         return Error::Definition {
             kind: K::kind(&()).into_owned(),
-            said: said.to_owned(),
+            message: message.to_owned(),
         };
     }
     Error::Api {
@@ -483,9 +487,9 @@ mod tests {
             failed::<K>("apply", "x", kube::Error::Api(status))
         }
         let rejected = rejected_for::<api::EtcdRestore>;
-        let said = "failed to create typed patch object (prod/x; g/v1, Kind=Pod): .status.backup: field not declared in \
-                    schema";
-        let error = rejected(said);
+        let rejection = "failed to create typed patch object (prod/x; g/v1, Kind=Pod): .status.backup: field not \
+                         declared in schema";
+        let error = rejected(rejection);
         assert_eq!(error.reason(), DEFINITION_OUTDATED);
         let text = error.to_string();
         assert!(text.contains("docs/install.md"), "{text}");
@@ -498,9 +502,9 @@ mod tests {
             "ApiServerError"
         );
         // The chart does not install the schemas of these kinds.
-        let error = rejected_for::<k8s_openapi::api::core::v1::Service>(said);
+        let error = rejected_for::<k8s_openapi::api::core::v1::Service>(rejection);
         assert_eq!(error.reason(), "ApiServerError");
-        let error = rejected_for::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(said);
+        let error = rejected_for::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(rejection);
         assert_eq!(error.reason(), "ApiServerError");
     }
 }

@@ -1,5 +1,5 @@
-//! `check`: asks running operators whether they are ready, for `helm test`. The image has no shell and no other HTTP
-//! client. The command reads only.
+//! `check`: checks that running operators are ready, for `helm test`. The image has no shell and no other HTTP client.
+//! The command changes nothing.
 
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn check_reports_the_answer_of_an_operator_that_is_not_ready() {
+    async fn check_reports_response_of_unready_operator() {
         let (url, readiness) = operator().await;
         readiness.waiting_for("the CRD etcdclusters");
         let soon = Instant::now() + Duration::from_millis(300);

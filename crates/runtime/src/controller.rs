@@ -152,7 +152,7 @@ impl<R: Reconcile> Driver<R> {
         if !self.scope.takes(object.as_ref()) {
             let again = self
                 .marks
-                .not_ours(&reference, object.0.as_ref().ok())
+                .report_unmanaged(&reference, object.0.as_ref().ok())
                 .await;
             return Ok(again.map_or_else(Action::await_change, Action::requeue));
         }
@@ -166,7 +166,7 @@ impl<R: Reconcile> Driver<R> {
                 let started = Instant::now();
                 let result = self.reconciler.reconcile(Arc::new(readable.clone())).await;
                 self.report.outcome(&reference, started.elapsed(), &result);
-                self.marks.ours(&reference, readable).await;
+                self.marks.report_managed(&reference, readable).await;
                 let done = result?;
                 self.backoff.reset(object.as_ref());
                 Ok(done

@@ -1,5 +1,5 @@
 //! The operator's own CRD: created or updated if RBAC allows it. Otherwise the operator waits for the CRD and reports
-//! what is missing.
+//! that the CRD is missing or outdated.
 //!
 //! A CRD that contains the schemas of Kubernetes types takes megabytes in memory. So the object is built only where it
 //! is compared or written, and is not kept.

@@ -8,8 +8,8 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use serde::{Deserialize, Deserializer};
 
-/// An object that may not be parseable, without `metadata.managedFields`. As parsed JSON, that field takes several
-/// times the memory of the rest of the object.
+/// An object, parsed if possible, without `metadata.managedFields`. As parsed JSON, that field takes several times the
+/// memory of the rest of the object.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 

@@ -1,5 +1,5 @@
-//! What the three operators share: the start of a process, the leader lease, the controller wiring, the one place
-//! where an outcome becomes a log line, an Event and a metric, the writes to the API server, and the way to the
+//! The code that the three operators share: the start of a process, the leader lease, the controller wiring, the one
+//! place where an outcome becomes a log line, an Event and a metric, the writes to the API server, and the way to the
 //! members of a cluster.
 //!
 //! This crate knows no operator: it decides nothing about clusters, backups or restores.

@@ -97,14 +97,14 @@ where
         }
     }
 
-    /// Reports that this operator manages the object. An existing condition with the same meaning is not rewritten, so
-    /// two operators with the same scope do not overwrite each other in turn.
-    pub(crate) async fn ours(&self, reference: &ObjectReference, object: &K) {
+    /// Reports that this operator manages the object. An existing condition with the same status and reason is not
+    /// rewritten, so two operators with the same scope do not overwrite each other repeatedly.
+    pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
-        let said = condition_of(object, MANAGED);
-        if said
-            .is_some_and(|said| said["status"] == "True" && said["reason"] == self.scope.reason())
-        {
+        let current = condition_of(object, MANAGED);
+        if current.is_some_and(|current| {
+            current["status"] == "True" && current["reason"] == self.scope.reason()
+        }) {
             return;
         }
         let note = format!("managed by {} in namespace {}", self.name, self.namespace);
@@ -113,9 +113,9 @@ where
         self.write(reference, "scope", &json!([condition])).await;
     }
 
-    /// The scope annotation assigns the object to another operator. Reports the object as unmanaged if no such operator
-    /// takes it within [`GRACE`]. Returns the delay until the next check.
-    pub(crate) async fn not_ours(
+    /// Handles an object whose scope annotation requires another operator. Reports the object as unmanaged if no such
+    /// operator takes it within [`GRACE`]. Returns the delay until the next check.
+    pub(crate) async fn report_unmanaged(
         &self,
         reference: &ObjectReference,
         object: Option<&K>,
@@ -131,8 +131,9 @@ where
             return Some(left);
         }
         let note = remedy(annotation.as_deref(), &self.namespace);
-        let said = condition_of(object, MANAGED);
-        if said.is_none_or(|said| said["status"] != "False" || said["message"] != note) {
+        let current = condition_of(object, MANAGED);
+        if current.is_none_or(|current| current["status"] != "False" || current["message"] != note)
+        {
             self.report.publish(
                 reference,
                 &Notice::warning("NotManaged", "Scope", note.clone()),
@@ -207,7 +208,8 @@ impl Scope {
 
 /// True if an operator with the other scope manages the object. `own` is the reason of this operator.
 fn managed_by_other_scope(status: &Value, own: &str) -> bool {
-    find(status, MANAGED).is_some_and(|said| said["status"] == "True" && said["reason"] != own)
+    find(status, MANAGED)
+        .is_some_and(|current| current["status"] == "True" && current["reason"] != own)
 }
 
 fn remedy(annotation: Option<&str>, namespace: &str) -> String {

@@ -60,15 +60,15 @@ pub struct Chain<'a>(pub &'a dyn StdError);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = self.0.to_string();
-        f.write_str(&said)?;
+        let mut shown = self.0.to_string();
+        f.write_str(&shown)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
             // Some libraries repeat the cause in their own text.
             let text = error.to_string();
-            if !said.contains(&text) {
+            if !shown.contains(&text) {
                 write!(f, ": {text}")?;
-                said = text;
+                shown = text;
             }
             cause = error.source();
         }

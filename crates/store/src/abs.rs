@@ -201,7 +201,7 @@ impl Upload for AbsUpload {
                     let failure = store.explain(key, &error);
                     // If the response was lost, the retry is rejected because the blocks are no longer
                     // uncommitted. The upload succeeded if the blob consists of these blocks.
-                    return if self.is_ours().await {
+                    return if self.has_own_blocks().await {
                         store.verify(key, self.parts.written()).await
                     } else {
                         Err(failure)
@@ -219,17 +219,17 @@ impl Upload for AbsUpload {
 }
 
 impl AbsUpload {
-    /// Whether the committed blob consists of this upload's blocks.
-    async fn is_ours(&self) -> bool {
+    /// True if the committed blob consists of this upload's blocks.
+    async fn has_own_blocks(&self) -> bool {
         let blob = self.sink.store.blob(&self.sink.key);
         let Ok(answer) = blob.get_block_list().await else {
             return false;
         };
-        let ours = format!("{:016x}-", self.sink.upload);
+        let prefix = format!("{:016x}-", self.sink.upload);
         let blocks = answer.block_with_size_list.blocks;
         !blocks.is_empty()
             && blocks.iter().all(|block| match &block.block_list_type {
-                BlobBlockType::Committed(id) => id.bytes().starts_with(ours.as_bytes()),
+                BlobBlockType::Committed(id) => id.bytes().starts_with(prefix.as_bytes()),
                 _ => false,
             })
     }

@@ -44,7 +44,7 @@ pub(crate) struct Prepared {
     steps: Vec<(&'static str, Duration)>,
 }
 
-/// Compare the backup of a large database with the manual way, `etcdctl snapshot save` and an upload. Needs no
+/// Compare the backup of a large database with the manual steps, `etcdctl snapshot save` and an upload. Needs no
 /// Kubernetes
 #[derive(Debug, clap::Parser)]
 #[command(name = "bench backup", bin_name = "cargo xtask bench backup")]

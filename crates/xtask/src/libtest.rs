@@ -165,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn reason_without_panic_is_the_error_or_the_end() {
+    fn reason_without_panic_is_error_or_last_lines() {
         assert_eq!(reason("x\nError: no\nbecause\n"), ["Error: no", "because"]);
         let long: Vec<String> = (0..40).map(|line| format!("line {line}")).collect();
-        let said = reason(&long.join("\n"));
-        assert_eq!((said.len(), said[11].as_str()), (12, "line 39"));
+        let last = reason(&long.join("\n"));
+        assert_eq!((last.len(), last[11].as_str()), (12, "line 39"));
         assert!(reason("").is_empty());
     }
 

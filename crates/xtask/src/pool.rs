@@ -104,7 +104,8 @@ struct Pool {
     running: BTreeMap<usize, Running>,
     done: Done,
     total: usize,
-    said: Instant,
+    /// Time of the last line of progress.
+    printed: Instant,
 }
 
 impl Pool {
@@ -127,7 +128,7 @@ impl Pool {
             later,
             running: BTreeMap::new(),
             done: Done::default(),
-            said: Instant::now(),
+            printed: Instant::now(),
         }
     }
 
@@ -150,7 +151,7 @@ impl Pool {
     }
 
     fn take_event(&mut self, events: &Receiver<Event>) {
-        let patience = HEARTBEAT.saturating_sub(self.said.elapsed());
+        let patience = HEARTBEAT.saturating_sub(self.printed.elapsed());
         match events.recv_timeout(patience) {
             Ok(Event::Line(index, line)) => self.read(index, line),
             Ok(Event::Error(index, line)) => self.keep(index, line),
@@ -273,7 +274,7 @@ impl Pool {
             self.time_left(),
             width = self.total.to_string().len()
         );
-        self.said = Instant::now();
+        self.printed = Instant::now();
     }
 
     fn time_left(&self) -> String {

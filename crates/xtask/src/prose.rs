@@ -20,11 +20,11 @@ use crate::{checkout, shell};
 
 /// Characters a commit subject may have.
 const SUBJECT_CHARACTERS: usize = 72;
-/// Where commits are published. Its commits are not checked again.
+/// The branch with published commits. Published commits are not checked again.
 const PUBLISHED: &str = "origin/main";
 /// How many commits are checked when there is no published branch.
 const RECENT_COMMITS: &str = "HEAD~20";
-/// Pages that are no user documentation, or are generated.
+/// Pages in `docs` that are generated, or are not for users.
 const NOT_FOR_USERS: [&str; 2] = ["docs/api.md", "docs/benchmarks-history.md"];
 /// Generated from doc comments, or a list of the old vocabulary itself.
 const NOT_SAMPLED: [&str; 3] = [

@@ -119,7 +119,7 @@ async fn operator_enables_auth_changes_password_disables_auth() {
         step("change the password and restore a backup", changed).await?;
         let restarted = members_change_with_new_logins(sandbox);
         step("restart all members, add and remove some", restarted).await?;
-        step("disable authentication", turns_off(sandbox)).await
+        step("disable authentication", disable_auth(sandbox)).await
     })
     .await;
 }
@@ -195,7 +195,7 @@ async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     has_the_keys(sandbox, "c", FIRST).await.map(drop)
 }
 
-async fn turns_off(sandbox: &Sandbox) -> Result<()> {
+async fn disable_auth(sandbox: &Sandbox) -> Result<()> {
     let off = cluster_with(&sandbox.env, "c", 3, &managed(false))?;
     sandbox.apply(&off).await?;
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);

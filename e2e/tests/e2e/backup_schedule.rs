@@ -98,7 +98,7 @@ fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
 }
 
 /// Ensures that the status matches the manifest of the newest backup.
-async fn is_as_its_manifest_says(bucket: &Bucket, object: &DynamicObject) -> Result<()> {
+async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Result<()> {
     let newest = location(object);
     let key = newest
         .strip_prefix(&format!("s3://{}/", bucket.name))
@@ -122,7 +122,7 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
         // The schedule of the second cluster is due during the other steps.
         let own = bucket(sandbox, "own").await?;
-        let scheduled = backs_itself_up(sandbox, &own)?;
+        let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
         sandbox.apply(&[plain, scheduled].join("---\n")).await?;
         sandbox.await_members("c", 1).await?;
@@ -185,7 +185,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     ensure!(SIBLINGS.iter().all(is_there), "{keys:?}");
     await_all_finished(&bucket).await?;
     let newest = location(&resting);
-    is_as_its_manifest_says(&bucket, &resting).await?;
+    status_matches_manifest(&bucket, &resting).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", "lastBackup", DEADLINE, |object| {
         *field(object, "/status/lastBackup/location") == newest
@@ -195,7 +195,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// The manifest of a cluster `s` with a cron schedule and compression in its spec.
-fn backs_itself_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
+fn cluster_with_schedule(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     let s3 = sandbox.env.s3()?;
     let more = format!(
         "  backup:\n    storageType: S3\n    compression: zstd\n    backupPolicy: {{schedule: \"* * * * *\", maxBackups: 3}}\n    \

@@ -102,7 +102,7 @@ async fn every_store_takes_backups_and_returns_them() {
         let before = StoreState::now(&keys).await?;
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let stores = stores(sandbox, &bucket)?;
-        step("back up to every store", are_made(sandbox, &stores)).await?;
+        step("back up to every store", back_up_to_all(sandbox, &stores)).await?;
         // These keys are newer than the backups.
         keys.fill("later/", 10, |_| ()).await?;
         let restored = are_restored(sandbox, &stores, &before);
@@ -112,7 +112,7 @@ async fn every_store_takes_backups_and_returns_them() {
 }
 
 /// Backs up the cluster to every store concurrently. Every EtcdBackup reports the size of the backup.
-async fn are_made(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
+async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     let mut manifests = Vec::new();
     for store in stores {
         for (kind, policy) in POLICIES {

@@ -48,11 +48,11 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
         let left = members_on(sandbox, cluster, &node_with_two_members).await?;
         ensure!(left.is_empty(), "{left:?} remain on the drained node");
     }
-    for (check, there) in checks {
+    for (check, expected) in checks {
         let ended = check.finish().await?;
         ensure!(
-            ended == there,
-            "{ended} pods were terminated, expected {there}"
+            ended == expected,
+            "{ended} pods were terminated, expected {expected}"
         );
     }
     // A member with a volume moves. A member without one is replaced.

@@ -194,7 +194,7 @@ async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
 async fn majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
         step("cancel the recovery", canceled(sandbox)).await?;
-        step("give up a hanging majority", given_up(sandbox)).await?;
+        step("abandon a hanging majority", abandons_majority(sandbox)).await?;
         step("recover from lost volumes", without_volumes(sandbox)).await
     })
     .await;
@@ -336,7 +336,7 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
 
 /// A majority hangs with its data, and the user knows that it will not return. The cluster continues from the survivor.
 /// The status names the other members, which are neither members nor endpoints afterwards.
-async fn given_up(sandbox: &Sandbox) -> Result<()> {
+async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
     let mut pods = sandbox.member_pods("c").await?;

@@ -306,7 +306,7 @@ mod full {
         scenario("restore_crash_new", async |sandbox| {
             let running = cluster_with_backup(sandbox).await?;
             gives_up(sandbox, &running).await?;
-            makes_a_new_cluster(sandbox, &running).await
+            creates_new_cluster(sandbox, &running).await
         })
         .await;
     }
@@ -334,7 +334,7 @@ mod full {
         running.bucket.write("etcd.backup", good).await
     }
 
-    async fn makes_a_new_cluster(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
+    async fn creates_new_cluster(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
         let path = format!("{}/etcd.backup", running.bucket.name);
         let more = "  ttlSecondsAfterFinished: 1\n";
         let manifest = restore_with(sandbox.env.s3()?, "new", "{name: d}", &path, more);

@@ -43,7 +43,7 @@ async fn interrupted_restores_leave_one_complete_cluster() {
         step("delete a restore after the cutover", restored).await?;
         let crashed = completes_after_crashes(sandbox, &running, "crash", CRASHES);
         step("crash the operator", crashed).await?;
-        let again = new_cluster_is_made_again(sandbox, &running, &new, &first);
+        let again = new_cluster_is_restored_again(sandbox, &running, &new, &first);
         step("restore into the new cluster again", again).await
     })
     .await;
@@ -85,7 +85,7 @@ async fn new_cluster_is_deleted(
 }
 
 /// The same names can be used again. The cluster remains after its EtcdRestore has expired.
-async fn new_cluster_is_made_again(
+async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,
     manifest: &str,

@@ -98,7 +98,7 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
         let identity = client(sandbox, "c").await?;
         let writer = Writer::start_tls(sandbox, "c", &identity).await?;
         step("renew certificates", renews(sandbox, &identity)).await?;
-        let changed = members_come_and_leave(sandbox);
+        let changed = members_are_added_and_removed(sandbox);
         step("lose, add and remove members", changed).await?;
         let expired = expired_certificates_are_replaced(sandbox, &identity);
         step("let certificates expire", expired).await?;
@@ -181,7 +181,7 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     Ok(())
 }
 
-async fn members_come_and_leave(sandbox: &Sandbox) -> Result<()> {
+async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
     // Two authorities, one certificate for operators, one for clients, and two for each member.

@@ -28,7 +28,7 @@ enum Loss {
 }
 
 impl Loss {
-    async fn happen(self, sandbox: &Sandbox, secret: &str) -> Result<()> {
+    async fn apply(self, sandbox: &Sandbox, secret: &str) -> Result<()> {
         let data = match self {
             Self::Deleted => {
                 sandbox.kubectl(&["delete", "secret", secret]).await?;
@@ -132,7 +132,7 @@ async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss)
     let before = [certificates(sandbox, kind).await?];
     let restarts = restarts_by_uid(sandbox).await?;
     let check = RollingCheck::start(sandbox, "c", 3).await?;
-    loss.happen(sandbox, secret).await?;
+    loss.apply(sandbox, secret).await?;
     if kind == "server" {
         let both = await_bundle(sandbox, &identity).await?;
         writer.finish(&what).await?;

@@ -5,8 +5,8 @@ use crate::names::ANNOTATION_JOIN;
 use crate::problem::Problem;
 
 /// The problem if the annotation and `spec.TLS` contradict each other. Members of both clusters must use the
-/// same scheme, otherwise the join can never complete. The annotation has no effect on a cluster that
-/// bootstrapped by itself.
+/// same scheme, otherwise the join can never complete. The annotation has no effect on a cluster with a
+/// bootstrap of its own.
 pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = cluster
         .metadata

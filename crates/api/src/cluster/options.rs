@@ -292,7 +292,7 @@ fn milliseconds(text: &DurationText) -> Option<String> {
 ))]
 #[x_kube(validation = (
     "has(self.backupPolicy.schedule) || (has(self.backupPolicy.backupIntervalInSecond) && self.backupPolicy.backupIntervalInSecond > 0)",
-    "spec.backup.backupPolicy must say when: set schedule or backupIntervalInSecond"
+    "spec.backup.backupPolicy has no schedule or interval: set schedule or backupIntervalInSecond"
 ))]
 pub struct ClusterBackup {
     /// Schedule and retention.

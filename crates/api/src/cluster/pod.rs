@@ -38,7 +38,7 @@ pub struct PodPolicy {
     #[schemars(schema_with = "text_map")]
     #[x_kube(validation = (
         "self.all(key, key != 'app' && !key.startsWith('etcd_') && !key.startsWith('etcd.database.coreos.com/'))",
-        "spec.pod.labels may not hold app, etcd_* or etcd.database.coreos.com/*, which the operator reserves: choose other keys"
+        "spec.pod.labels must not contain app, etcd_* or etcd.database.coreos.com/*, which the operator reserves: choose other keys"
     ))]
     pub labels: TextMap,
     /// Annotations of the pods, in addition to the operator's own.
@@ -50,7 +50,7 @@ pub struct PodPolicy {
     #[schemars(schema_with = "text_map")]
     #[x_kube(validation = (
         "self.all(key, key != 'etcd.version' && !key.startsWith('etcd.database.coreos.com/'))",
-        "spec.pod.annotations may not hold etcd.version or etcd.database.coreos.com/*, which the operator reserves: choose other keys"
+        "spec.pod.annotations must not contain etcd.version or etcd.database.coreos.com/*, which the operator reserves: choose other keys"
     ))]
     pub annotations: TextMap,
     /// Labels of the nodes on which the pods may run.
@@ -114,7 +114,7 @@ pub struct PodPolicy {
     #[schemars(length(max = 64), inner(length(min = 3, max = 1024)))]
     #[x_kube(validation = (
         "self.all(arg, arg.matches('^--[a-z0-9-]+(=.*)?$'))",
-        "spec.pod.extraArgs must hold one flag in each item: write --flag=value"
+        "each item of spec.pod.extraArgs must be one flag: write --flag=value"
     ))]
     #[x_kube(validation = (
         "!self.exists(arg, arg.matches('^--(experimental-)?(name|data-dir|wal-dir|config-file|force-new-cluster|initial-.*|listen-.*|advertise-client-urls|discovery.*|(peer-)?(cert-file|key-file|trusted-ca-file|client-cert-auth|auto-tls)|peer-skip-client-san-verification|max-learners|version)(=.*)?$'))",
@@ -130,7 +130,7 @@ pub struct PodPolicy {
     #[schemars(schema_with = "embedded::<PersistentVolumeClaimSpec>")]
     #[x_kube(validation = (
         "has(self.resources) && has(self.resources.requests) && 'storage' in self.resources.requests",
-        "spec.pod.persistentVolumeClaimSpec must say how big the volume is: set resources.requests.storage"
+        "spec.pod.persistentVolumeClaimSpec has no volume size: set resources.requests.storage"
     ))]
     pub persistent_volume_claim_spec: Option<PersistentVolumeClaimSpec>,
     /// Security context of the pods. If not set, pods run as user 65532 under the restricted profile.

@@ -71,11 +71,11 @@ pub struct NoSpace {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!has(self.timeZone) || has(self.schedule)",
-    "spec.upkeep.defragmentation.timeZone is for a schedule: add spec.upkeep.defragmentation.schedule or remove timeZone"
+    "spec.upkeep.defragmentation.timeZone requires a schedule: add spec.upkeep.defragmentation.schedule or remove timeZone"
 ))]
 #[x_kube(validation = (
     "has(self.schedule) || has(self.freePercent)",
-    "spec.upkeep.defragmentation must say when: set schedule or freePercent"
+    "spec.upkeep.defragmentation has no schedule and no threshold: set schedule or freePercent"
 ))]
 pub struct Defragmentation {
     /// Schedule of the defragmentation of all members: five cron fields, or one of `@hourly`, `@daily`,

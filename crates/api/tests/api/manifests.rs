@@ -69,10 +69,10 @@ fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
 }
 
 fn expect_good(path: &Path) -> usize {
-    let mut ours = 0;
+    let mut own = 0;
     for object in objects(path) {
         if let Some((problems, _)) = check(&object, path) {
-            ours += 1;
+            own += 1;
             assert_eq!(
                 refusals(&object),
                 Vec::<String>::new(),
@@ -82,7 +82,7 @@ fn expect_good(path: &Path) -> usize {
             assert_eq!(problems, [], "{}", path.display());
         }
     }
-    ours
+    own
 }
 
 #[test]
@@ -96,11 +96,14 @@ fn manifests_of_v0_9_4_parse_and_are_accepted() {
 
 #[test]
 fn examples_parse_and_are_accepted() {
-    let ours: usize = yaml_files("examples")
+    let own: usize = yaml_files("examples")
         .iter()
         .map(|path| expect_good(path))
         .sum();
-    assert!(ours >= 6, "only {ours} objects of ours among the examples");
+    assert!(
+        own >= 6,
+        "only {own} objects of this API among the examples"
+    );
 }
 
 #[test]

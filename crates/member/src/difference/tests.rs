@@ -8,7 +8,7 @@ use crate::{Member, Role, Start};
 
 const MEMORY: &str = r#"{"pod":{"resources":{"limits":{"memory":"1Gi"}}}}"#;
 
-fn made_for(json: &str) -> Pod {
+fn pod_for(json: &str) -> Pod {
     Fixture::with(json).pod()
 }
 
@@ -59,7 +59,7 @@ fn new_pod_has_no_difference() {
         r#"{"pod":{"labels":{"team":"a"},"annotations":{"note":"b"},"etcdEnv":[{"name":"A","value":"1"}]}}"#,
     ] {
         assert_eq!(
-            differs(&made_for(json), json),
+            differs(&pod_for(json), json),
             Difference::default(),
             "{json}"
         );
@@ -88,7 +88,7 @@ fn start_flags_are_no_difference() {
 /// The API server sets defaults, a webhook adds a container and changes fields.
 #[test]
 fn values_set_by_others_are_no_difference() {
-    let mut pod = made_for(MEMORY);
+    let mut pod = pod_for(MEMORY);
     let inside = pod.spec.as_mut().unwrap();
     inside.dns_policy = Some("ClusterFirst".into());
     inside.termination_grace_period_seconds = Some(30);
@@ -108,7 +108,7 @@ fn values_set_by_others_are_no_difference() {
 
 #[test]
 fn labels_and_annotations_change_in_place() {
-    let pod = made_for(r#"{"pod":{"labels":{"team":"a","tier":"1"},"annotations":{"note":"b"}}}"#);
+    let pod = pod_for(r#"{"pod":{"labels":{"team":"a","tier":"1"},"annotations":{"note":"b"}}}"#);
     let wanted = r#"{"pod":{"labels":{"team":"c"},"annotations":{"other":"d"}}}"#;
     let found = differs(&pod, wanted);
     assert!(found.is_settled());
@@ -123,16 +123,16 @@ fn labels_and_annotations_change_in_place() {
 }
 
 #[test]
-fn reserved_keys_are_never_changed_for_the_user() {
-    let pod = made_for("{}");
+fn user_cannot_change_reserved_keys() {
+    let pod = pod_for("{}");
     let wanted =
         r#"{"pod":{"labels":{"app":"x","etcd_node":"x"},"annotations":{"etcd.version":"9"}}}"#;
     assert_eq!(differs(&pod, wanted), Difference::default());
 }
 
 #[test]
-fn other_changes_of_the_spec_need_new_pod() {
-    let pod = made_for("{}");
+fn other_spec_changes_need_new_pod() {
+    let pod = pod_for("{}");
     for json in [
         r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,
         r#"{"pod":{"resources":{"limits":{"ephemeral-storage":"1Gi"}}}}"#,
@@ -140,7 +140,7 @@ fn other_changes_of_the_spec_need_new_pod() {
     ] {
         assert!(differs(&pod, json).pod.is_some(), "{json}");
     }
-    // The planner of versions compares the image.
+    // The planner of the cluster operator compares the image.
     for json in [
         r#"{"version":"3.5.35"}"#,
         r#"{"repository":"registry.local/etcd"}"#,
@@ -151,7 +151,7 @@ fn other_changes_of_the_spec_need_new_pod() {
 
 #[test]
 fn cpu_and_memory_change_in_place_with_default_requests() {
-    let pod = made_for(MEMORY);
+    let pod = pod_for(MEMORY);
     let wanted = r#"{"pod":{"resources":{"limits":{"memory":"2Gi"},"requests":{"cpu":"100m"}}}}"#;
     let found = differs(&pod, wanted);
     assert_eq!((found.metadata, found.pod), (None, None));
@@ -172,7 +172,7 @@ fn cpu_and_memory_change_in_place_with_default_requests() {
 
 #[test]
 fn rejected_resize_needs_new_pod() {
-    let mut pod = made_for("{}");
+    let mut pod = pod_for("{}");
     let patch = differs(&pod, MEMORY).resources.unwrap();
     annotate(&mut pod, &patch.refused);
     let found = differs(&pod, MEMORY);
@@ -184,7 +184,7 @@ fn rejected_resize_needs_new_pod() {
 
 #[test]
 fn infeasible_resize_needs_new_pod_and_deferred_resize_waits() {
-    let mut pod = made_for(MEMORY);
+    let mut pod = pod_for(MEMORY);
     set_condition(&mut pod, "PodResizePending", "Infeasible");
     assert!(
         differs(&pod, MEMORY)
@@ -194,7 +194,7 @@ fn infeasible_resize_needs_new_pod_and_deferred_resize_waits() {
     );
     assert!(
         differs(&pod, "{}").resources.is_some(),
-        "a reverted spec is first resized back"
+        "reverting the spec resizes the pod in place"
     );
     for (kind, reason) in [
         ("PodResizePending", "Deferred"),
@@ -210,7 +210,7 @@ fn infeasible_resize_needs_new_pod_and_deferred_resize_waits() {
 
 #[test]
 fn metadata_patch_keeps_recorded_resources() {
-    let pod = made_for("{}");
+    let pod = pod_for("{}");
     let wanted = r#"{"pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
     let found = differs(&pod, wanted);
     assert!(found.resources.is_some());
@@ -221,7 +221,7 @@ fn metadata_patch_keeps_recorded_resources() {
 
 #[test]
 fn pod_of_another_operator_is_replaced() {
-    let mut pod = made_for("{}");
+    let mut pod = pod_for("{}");
     let annotations = pod.metadata.annotations.as_mut().unwrap();
     annotations.remove(ANNOTATION_SPEC_HASH);
     annotations.remove(ANNOTATION_APPLIED_SPEC);

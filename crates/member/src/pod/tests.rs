@@ -53,7 +53,7 @@ fn pod_has_one_etcd_container_with_restart_policy_always() {
     assert_eq!(etcd["terminationMessagePolicy"], "FallbackToLogsOnError");
 }
 
-/// Invariant 14: a member's pod contains nothing of the operator's identity.
+/// Invariant 14: a member's pod contains no credentials of the operator.
 #[test]
 fn pod_has_no_token_and_no_service_variables() {
     let pod = built(&Fixture::default());
@@ -84,12 +84,12 @@ fn health_checks_fail_during_defragmentation_unless_user_configures_it() {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
     // 3.6 does not start with both the gate and the flag, and no release starts with a variable and its flag.
-    for said in [
+    for spec in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
         r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
     ] {
         for version in ["3.5.35", "3.6.16"] {
-            assert_eq!(variables(version, said), [learners], "{version} {said}");
+            assert_eq!(variables(version, spec), [learners], "{version} {spec}");
         }
     }
     let own =
@@ -111,7 +111,8 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// The builder is the last check, after those of the API server and the operators.
+/// The API server and the operators reject these variables. The builder leaves them out of objects that are older than
+/// the rule.
 #[test]
 fn variables_of_owned_flags_are_left_out() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
@@ -209,7 +210,7 @@ fn user_labels_and_annotations_never_override_reserved_ones() {
 }
 
 #[test]
-fn every_simple_field_of_the_pod_policy_reaches_the_pod() {
+fn fields_of_pod_policy_are_set_in_pod() {
     let pod = built_with(&json!({
         "nodeSelector": { "disk": "ssd" },
         "tolerations": [{ "key": "db", "operator": "Exists" }],
@@ -246,7 +247,7 @@ fn every_simple_field_of_the_pod_policy_reaches_the_pod() {
 }
 
 #[test]
-fn every_simple_field_of_the_pod_policy_reaches_the_etcd_container() {
+fn fields_of_pod_policy_are_set_in_etcd_container() {
     let pod = built_with(&json!({
         "resources": { "limits": { "memory": "1Gi" } },
         "etcdEnv": [{ "name": "GOGC", "value": "50" }],

@@ -12,7 +12,7 @@ use crate::{Member, Members};
 
 /// Read-only for the group of the pod, with which etcd runs.
 const MODE: i32 = 0o440;
-/// If the spec sets no group for the pod, the user and group of etcd are unknown.
+/// Readable for all users. If the spec sets no group for the pod, the user and group of etcd are unknown.
 const MODE_WITHOUT_GROUP: i32 = 0o444;
 
 /// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. Every etcd from 3.4 on accepts these
@@ -142,8 +142,7 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
 /// The flag that turns off the reverse DNS check of peers. After verifying a peer's certificate, etcd looks up the
 /// peer's IP address in reverse DNS, and a wildcard name in the certificate must match a result (`checkCertSAN`,
 /// `isHostInDNS` in `client/pkg/transport/listener_tls.go`). If reverse DNS is slow or down, etcd would reject every
-/// peer. etcd still verifies the certificate, its issuer and its usage, and the name of the member to which it
-/// connects.
+/// peer. etcd still verifies the issuer and the usage of the certificate, and as a client the name of the other member.
 fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     let flag = "peer-skip-client-san-verification";
     if version.has_stable_flag_names() {

@@ -1,5 +1,5 @@
 //! Checks TLS material before a member uses it: private key, chain to the authority of the other side, validity, usage
-//! and names. Pure. rustls and webpki verify everything.
+//! and names. Pure. rustls and webpki do the verification.
 //!
 //! Invariant 20: a member is started only with material that has no fault.
 
@@ -104,15 +104,15 @@ impl<'a> SecretCheck<'a> {
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
         wanted: Use,
-        with: With<'_>,
+        context: Context<'_>,
     ) -> Result<(), Fault> {
         let expired = |one: &&CertificateDer<'static>| {
             let read = Certificate::read((*one).clone());
-            read.filter(|one| one.not_after < with.1)
+            read.filter(|one| one.not_after < context.1)
         };
         let valid = authorities.iter().filter(|one| expired(one).is_none());
         let valid: Vec<_> = valid.cloned().collect();
-        let fault = self.chain_fault((&valid, theirs), wanted, with);
+        let fault = self.chain_fault((&valid, theirs), wanted, context);
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
@@ -122,7 +122,7 @@ impl<'a> SecretCheck<'a> {
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
                 continue;
             };
-            let rejected = self.chain_fault((own, theirs), wanted, with)?;
+            let rejected = self.chain_fault((own, theirs), wanted, context)?;
             if rejected.is_none_or(|fault| fault.code != FaultKind::UnknownAuthority) {
                 let what = format!(
                     "{} was issued by an authority in {theirs} that expired at {end}: store a new authority, and \
@@ -141,7 +141,7 @@ impl<'a> SecretCheck<'a> {
         &self,
         (authorities, theirs): (&[CertificateDer<'_>], &str),
         wanted: Use,
-        (provider, now): With<'_>,
+        (provider, now): Context<'_>,
     ) -> Result<Option<Fault>, Fault> {
         let chain = self.chain()?;
         let certificate = self.keys.certificate;
@@ -233,7 +233,7 @@ impl<'a> SecretCheck<'a> {
     /// Checks that the certificate covers the host name of every member.
     fn names(&self, addresses: &Addresses) -> Result<(), Fault> {
         let chain = self.chain()?;
-        let host = any_member(addresses);
+        let host = example_host(addresses);
         if covers(&chain, &host) {
             return Ok(());
         }
@@ -247,10 +247,10 @@ impl<'a> SecretCheck<'a> {
     }
 }
 
-/// The first fault of each Secret of a cluster. Further faults of a Secret may only follow from the first.
+/// The first fault of each Secret of a cluster. Further faults of a Secret may be consequences of the first one.
 pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
     let provider = aws_lc_rs::default_provider();
-    let with = (&provider, now);
+    let context = (&provider, now);
     let peer = SecretCheck::new(Purpose::Peer, tls.peer.as_ref());
     let server = SecretCheck::new(Purpose::Server, tls.server.as_ref());
     let operator = SecretCheck::new(Purpose::Operator, tls.operator.as_ref());
@@ -259,17 +259,17 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
     note(match &peer {
         None => Ok(()),
         Some(Err(fault)) => Err(fault.clone()),
-        Some(Ok(peer)) => peer_faults(peer, addresses, with),
+        Some(Ok(peer)) => peer_faults(peer, addresses, context),
     });
     note(match (&server, &operator) {
         (None, _) => Ok(()),
         (Some(Err(fault)), _) => Err(fault.clone()),
         (Some(Ok(server)), operator) => {
-            // The operators verify this certificate, with the authorities in their own Secret.
+            // The operators verify this certificate with the authorities in their own Secret.
             let by = operator
                 .as_ref()
                 .and_then(|operator| operator.as_ref().ok());
-            server_faults(server, by, addresses, with)
+            server_faults(server, by, addresses, context)
         }
     });
     note(match (&operator, &server) {
@@ -277,20 +277,24 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
         (Some(Err(fault)), _) => Err(fault.clone()),
         (Some(Ok(operator)), server) => {
             let by = server.as_ref().and_then(|server| server.as_ref().ok());
-            operator_faults(operator, by, with)
+            operator_faults(operator, by, context)
         }
     });
     faults
 }
 
-type With<'a> = (&'a CryptoProvider, Timestamp);
+type Context<'a> = (&'a CryptoProvider, Timestamp);
 
 /// A member is both a server and a client of its peers, with one certificate.
-fn peer_faults(peer: &SecretCheck<'_>, addresses: &Addresses, with: With<'_>) -> Result<(), Fault> {
-    peer.pair(with.0)?;
+fn peer_faults(
+    peer: &SecretCheck<'_>,
+    addresses: &Addresses,
+    context: Context<'_>,
+) -> Result<(), Fault> {
+    peer.pair(context.0)?;
     let authorities = peer.authorities()?;
     for wanted in [Use::Server, Use::Client] {
-        peer.trusted((&authorities, peer.keys.ca), wanted, with)?;
+        peer.trusted((&authorities, peer.keys.ca), wanted, context)?;
     }
     peer.names(addresses)
 }
@@ -299,17 +303,17 @@ fn server_faults(
     server: &SecretCheck<'_>,
     by: Option<&SecretCheck<'_>>,
     addresses: &Addresses,
-    with: With<'_>,
+    context: Context<'_>,
 ) -> Result<(), Fault> {
-    server.pair(with.0)?;
+    server.pair(context.0)?;
     let own = server.authorities()?;
     let theirs = by.and_then(|by| Some((by.authorities().ok()?, by)));
     match &theirs {
         Some((authorities, by)) => {
             let place = format!("{} of Secret {}", by.keys.ca, by.secret);
-            server.trusted((authorities, &place), Use::Server, with)?;
+            server.trusted((authorities, &place), Use::Server, context)?;
         }
-        None => server.trusted((&own, server.keys.ca), Use::Server, with)?,
+        None => server.trusted((&own, server.keys.ca), Use::Server, context)?,
     }
     server.names(addresses)
 }
@@ -317,19 +321,19 @@ fn server_faults(
 fn operator_faults(
     operator: &SecretCheck<'_>,
     by: Option<&SecretCheck<'_>>,
-    with: With<'_>,
+    context: Context<'_>,
 ) -> Result<(), Fault> {
-    operator.pair(with.0)?;
+    operator.pair(context.0)?;
     operator.authorities()?;
     let Some((authorities, by)) = by.and_then(|by| Some((by.authorities().ok()?, by))) else {
         return Ok(());
     };
     let place = format!("{} of Secret {}", by.keys.ca, by.secret);
-    operator.trusted((&authorities, &place), Use::Client, with)
+    operator.trusted((&authorities, &place), Use::Client, context)
 }
 
-/// True if the certificate is valid, but none of these authorities issued it. The check is for client usage:
-/// certificates of peers have both usages, and members verify other certificates only of clients.
+/// True if the certificate is valid, but none of these authorities issued it. The check is for client usage: peer
+/// certificates have both usages, and the other certificates that members verify belong to clients.
 pub(super) fn is_issued_by_other(
     purpose: Purpose,
     slot: &Slot,
@@ -346,7 +350,7 @@ pub(super) fn is_issued_by_other(
 
 /// True if every certificate of the members can be read and covers the host name of every member.
 pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
-    let host = any_member(addresses);
+    let host = example_host(addresses);
     [&tls.peer, &tls.server].into_iter().flatten().all(|slot| {
         let Ok(material) = &slot.found else {
             return false;
@@ -359,7 +363,7 @@ pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
 
 /// The host name of an example member. The suffix of a member's name is random, so a certificate must cover every
 /// possible name.
-fn any_member(addresses: &Addresses) -> String {
+fn example_host(addresses: &Addresses) -> String {
     addresses.host(&format!(
         "{}-{}",
         addresses.cluster,

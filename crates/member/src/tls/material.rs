@@ -37,7 +37,7 @@ pub struct Keys {
     pub certificate: &'static str,
     /// Key of the private key.
     pub key: &'static str,
-    /// Key of the trust bundle, by which others are verified.
+    /// Key of the trust bundle with which other certificates are verified.
     pub ca: &'static str,
 }
 
@@ -79,7 +79,7 @@ pub struct Material {
     pub certificate: Vec<u8>,
     /// The private key.
     pub key: Vec<u8>,
-    /// The trust bundle, by which others are verified.
+    /// The trust bundle with which other certificates are verified.
     pub ca: Vec<u8>,
 }
 
@@ -114,7 +114,7 @@ api::reasons! {
     }
 }
 
-/// What is wrong with a TLS Secret: which one, which key, and what to do about it.
+/// A problem of a TLS Secret. The message names the Secret, the key and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The use of the Secret.
@@ -196,7 +196,7 @@ fn incomplete(
     usual: &[&'static str],
 ) -> Fault {
     // Reports the form with fewer missing keys.
-    let (lacking, other) = if usual.len() < of_purpose.len() {
+    let (missing, other) = if usual.len() < of_purpose.len() {
         (usual, KeyNames::OfPurpose)
     } else {
         (of_purpose, KeyNames::Usual)
@@ -204,7 +204,7 @@ fn incomplete(
     let other = purpose.keys(other);
     let what = format!(
         "has no {}: add it, or use the key names {}, {} and {}",
-        lacking.join(" and no "),
+        missing.join(" and no "),
         other.certificate,
         other.key,
         other.ca

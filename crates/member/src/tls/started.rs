@@ -62,7 +62,7 @@ impl Authorities {
     }
 }
 
-/// The form of the pod annotation.
+/// Writes the value of the pod annotation.
 impl fmt::Display for Authorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join("+");

@@ -22,16 +22,16 @@ struct Authority {
 
 impl Authority {
     fn new(name: &str) -> Self {
-        Self::made(name, CertificateParams::default())
+        Self::with(name, CertificateParams::default())
     }
 
     fn expired(name: &str) -> Self {
         let mut own = CertificateParams::default();
         own.not_after = rcgen::date_time_ymd(2020, 1, 1);
-        Self::made(name, own)
+        Self::with(name, own)
     }
 
-    fn made(name: &str, mut own: CertificateParams) -> Self {
+    fn with(name: &str, mut own: CertificateParams) -> Self {
         own.distinguished_name.push(DnType::CommonName, name);
         own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         own.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -237,9 +237,9 @@ fn reads_both_forms_of_key_names_and_reports_missing_keys() {
     let usual = secret(Purpose::Server, KeyNames::Usual, signed, &authority.pem);
     let read = material(Purpose::Server, "web", Some(&usual)).unwrap();
     assert_eq!(read.names, KeyNames::Usual);
-    let mut lacking = usual.clone();
-    lacking.remove("ca.crt");
-    let fault = material(Purpose::Server, "web", Some(&lacking)).unwrap_err();
+    let mut incomplete = usual.clone();
+    incomplete.remove("ca.crt");
+    let fault = material(Purpose::Server, "web", Some(&incomplete)).unwrap_err();
     assert_eq!(fault.code, FaultKind::KeyMissing);
     assert!(fault.message.contains("has no ca.crt"), "{}", fault.message);
     let fault = material(Purpose::Server, "web", Some(&SecretData::new())).unwrap_err();
@@ -249,14 +249,16 @@ fn reads_both_forms_of_key_names_and_reports_missing_keys() {
 }
 
 #[test]
-fn certificates_for_pod_addresses_choose_pod_addresses() {
+fn member_address_follows_names_in_certificates() {
     let authority = Authority::new("one");
-    let chosen = |names: &[&str], said: Option<MemberAddress>, running: Option<MemberAddress>| {
+    let chosen = |names: &[&str],
+                  specified: Option<MemberAddress>,
+                  running: Option<MemberAddress>| {
         let mut spec: EtcdClusterSpec = serde_json::from_value(serde_json::json!({
             "size": 3, "TLS": { "static": { "member": { "peerSecret": "a", "serverSecret": "b" }, "operatorSecret": "c" } }
         }))
         .unwrap();
-        spec.member_address = said;
+        spec.member_address = specified;
         all(&authority, names).complete_spec(&mut spec, ("prod", "db"), running);
         spec.member_address
     };

@@ -111,8 +111,9 @@ async fn stored_variable_of_owned_flag_does_not_block_status() {
     // The API server enforces a new rule shortly after the update of the CRD.
     eventually("the rule", async || {
         let error = patch(with("ETCD_WAL_DIR")).await.err()?.to_string();
-        let said = error.contains("spec.pod.etcdEnv") && error.contains("remove that variable");
-        assert!(said, "{error}");
+        let names_remedy =
+            error.contains("spec.pod.etcdEnv") && error.contains("remove that variable");
+        assert!(names_remedy, "{error}");
         Some(())
     })
     .await;

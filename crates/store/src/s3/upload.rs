@@ -143,7 +143,7 @@ impl Sink for S3Sink {
         } else {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-            // The store accepts this request and rejected the other one: checksums are not tried again.
+            // The store accepts this request, but rejected the request with checksums, which are not tried again.
             store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };

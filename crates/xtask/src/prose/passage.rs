@@ -64,7 +64,7 @@ impl Passage {
         self.lines += 1;
     }
 
-    /// The number of words. In a table row, that of the longest cell.
+    /// The number of words; for a table row, the number of words in the longest cell.
     pub(crate) fn words(&self) -> usize {
         let paragraphs = self.paragraphs();
         let counts = paragraphs.iter().map(|text| count_words(text));
@@ -98,7 +98,7 @@ pub(crate) fn readable(text: &str) -> String {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // A bar inside of code is no border of a cell, and a period inside of it ends no sentence.
+            // In code, a bar does not separate cells, and a period does not end a sentence.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }

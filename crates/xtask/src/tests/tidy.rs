@@ -230,6 +230,35 @@ fn tests_named_in_conformance_exist() {
     );
 }
 
+/// A name in backticks with fewer words can also be a field, a label or a function.
+const WORDS_OF_A_TEST_NAME: usize = 4;
+
+#[test]
+fn tests_named_in_contributor_pages_exist() {
+    let sources = sources();
+    let tests = tests(&sources);
+    let mut named = 0;
+    let mut missing = Vec::new();
+    for page in ["CONTRIBUTING.md", "docs/contributing/testing.md"] {
+        let document = fs::read_to_string(root().join(page)).unwrap();
+        let names = document.lines().flat_map(named_tests);
+        for name in names.filter(|name| name.split('_').count() >= WORDS_OF_A_TEST_NAME) {
+            named += 1;
+            if !tests.contains(name) {
+                missing.push(format!("{page}: {name}"));
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "pages name tests that do not exist: {missing:#?}"
+    );
+    assert!(
+        named > 10,
+        "the pages name only {named} tests: does this check still parse their format?"
+    );
+}
+
 #[test]
 fn done_lines_in_conformance_name_a_test() {
     let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();

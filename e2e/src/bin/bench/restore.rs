@@ -152,7 +152,7 @@ async fn measure(
             let bare = by_hand(sandbox, &bucket, None).await;
             let bare = bare.context("manual restore with a single request")?;
             flush_disk().await?;
-            let round = ours(sandbox, &bucket, *size, (by_hand_with_tool, bare)).await?;
+            let round = measure_restore(sandbox, &bucket, *size, (by_hand_with_tool, bare)).await?;
             println!("{round:?}");
             measured.push(round);
         }
@@ -336,7 +336,7 @@ fn fetch_with(aws: &Path, s3: &S3, bucket: &Bucket, file: &Path) -> Result<()> {
     Ok(())
 }
 
-async fn ours(
+async fn measure_restore(
     sandbox: &Sandbox,
     bucket: &Bucket,
     mebibytes: usize,

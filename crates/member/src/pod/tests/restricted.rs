@@ -1,5 +1,5 @@
-//! The restricted pod security profile, limited to the fields that the builders set. A unit test detects a violation
-//! before an API server rejects the pod of a member.
+//! The restricted pod security profile, limited to the fields that the builders set. Unit tests detect violations that
+//! an API server would reject.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 

@@ -48,7 +48,7 @@ struct Leaf<'a> {
     description: &'a str,
 }
 
-/// The values that a user sets: all but the mappings with properties of their own in the schema.
+/// The values that a user sets: the properties of the schema, except mappings that have properties in the schema.
 fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),
@@ -80,7 +80,7 @@ fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     found
 }
 
-/// Every property of the schema, as a path, with its node. Definitions stand where the schema refers to them.
+/// Every property of the schema, as a path, with its node. References are replaced by their definitions.
 fn properties(schema: &Json) -> Vec<(String, &Json)> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),

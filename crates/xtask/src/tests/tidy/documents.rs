@@ -80,6 +80,43 @@ fn links_in_documents_have_targets() {
     assert!(dead.is_empty(), "links without a target: {dead:#?}");
 }
 
+/// The source files that a text names in backticks.
+fn named_sources(text: &str) -> Vec<&str> {
+    let spans = text.split('`').skip(1).step_by(2);
+    let is_path = |name: &&str| name.ends_with(".rs") && !name.contains(char::is_whitespace);
+    spans.filter(is_path).collect()
+}
+
+/// Decision records are not checked: they describe the sources at the time of the decision.
+#[test]
+fn source_files_named_in_documents_exist() {
+    let mut sources = Vec::new();
+    files(&root(), ".rs", &mut sources);
+    let mut missing = Vec::new();
+    let mut named = 0;
+    for (path, text) in documents() {
+        if path.components().any(|part| part.as_os_str() == "adr") {
+            continue;
+        }
+        // A code block contains no names in backticks, and its fences would shift the pairs of backticks.
+        let prose: String = text.split("```").step_by(2).collect();
+        for name in named_sources(&prose) {
+            named += 1;
+            if !sources.iter().any(|source| source.ends_with(name)) {
+                missing.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "documents name source files that do not exist: {missing:#?}"
+    );
+    assert!(
+        named > 20,
+        "documents name only {named} source files: does this check still parse the format?"
+    );
+}
+
 /// An alert on a metric that does not exist never fires.
 #[test]
 fn alerts_use_documented_metrics() {
@@ -88,7 +125,7 @@ fn alerts_use_documented_metrics() {
     let documented: String = rows.collect();
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
-    // The template puts in the word of each operator.
+    // The template replaces WORD with the word of each operator.
     let chart = fs::read_to_string(chart)
         .unwrap()
         .replace("WORD", "cluster");
@@ -132,7 +169,7 @@ fn operator_flags_are_documented() {
     const OF_OLD: [&str; 2] = ["gc-interval", "chaos-level"];
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
     let documented = section(&document, "Flags");
-    let of_old = section(&document, "Coming from coreos/etcd-operator");
+    let of_old = section(&document, "Migrate from coreos/etcd-operator");
     for source in [
         "runtime/src/cli.rs",
         "cluster/src/command.rs",
@@ -240,4 +277,8 @@ fn parses_invariants_anchors_and_links() {
     let expected = ["a-word-and-another", "the-restore-operator"];
     assert_eq!(found, expected.map(str::to_owned).into());
     assert_eq!(links("a [b](c.md#d) and [e](#f)"), ["c.md#d", "#f"]);
+    assert_eq!(
+        named_sources("see `plan/fate.rs`, `fate` and `a b.rs`"),
+        ["plan/fate.rs"]
+    );
 }
