@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
 use kube::{Client, ResourceExt};
@@ -27,7 +26,7 @@ use self::error::LONGEST;
 use crate::refusals::Refusals;
 use crate::snapshot::Observed;
 use crate::upkeep::Calls;
-use crate::write::{Change, Draw, Step, Write, chains};
+use crate::write::{Chain, Change, Step, Write};
 
 /// How long at first until a write is sent again that the API server could not take.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -93,27 +92,19 @@ pub struct Actor<'a> {
 impl Actor<'_> {
     /// Executes the step.
     pub async fn act(&self, step: &Step) -> Acted {
-        let mut draw = Random {
-            cluster: self.cluster.name_any(),
-        };
-        let writes: Vec<Vec<Write>> = step
-            .orders
-            .iter()
-            .flat_map(|order| chains(order, &mut draw))
-            .collect();
-        let orders = join_all(writes.into_iter().map(|chain| self.chain(chain)));
+        let chains = join_all(step.chains.iter().map(|chain| self.chain(chain)));
         let change = async {
             match &step.change {
                 Some(change) => self.change(change).await,
                 None => Acted::default(),
             }
         };
-        let (orders, change) = tokio::join!(orders, change);
-        orders.into_iter().fold(change, Acted::merge)
+        let (chains, change) = tokio::join!(chains, change);
+        chains.into_iter().fold(change, Acted::merge)
     }
 
     /// One write after the other; the first that fails ends the chain. A start that was refused is not tried again yet.
-    async fn chain(&self, writes: Vec<Write>) -> Acted {
+    async fn chain(&self, writes: &Chain) -> Acted {
         let starts = writes.iter().find_map(Write::starts).map(str::to_owned);
         let acted = self.begun(writes).await;
         if let Some(member) = starts {
@@ -129,7 +120,7 @@ impl Actor<'_> {
         acted
     }
 
-    async fn begun(&self, writes: Vec<Write>) -> Acted {
+    async fn begun(&self, writes: &Chain) -> Acted {
         let mut acted = Acted::default();
         let mut marked = None;
         for write in writes {
@@ -140,13 +131,14 @@ impl Actor<'_> {
                 acted.failed.push(held);
                 break;
             }
-            interrupt(&write);
-            match self.send(&write, marked.is_some()).await {
-                Ok(version) if write.marks().is_some() => {
-                    marked = version;
-                    acted.done.push(write);
+            interrupt(write);
+            match self.send(write, marked.is_some()).await {
+                Ok(version) => {
+                    if write.marks().is_some() {
+                        marked = version;
+                    }
+                    acted.done.push(write.clone());
                 }
-                Ok(_) => acted.done.push(write),
                 Err((error, not_done)) => {
                     let undo = write.taken_back(not_done, |_| marked);
                     if let Some(undo) = undo {
@@ -244,19 +236,4 @@ fn interrupt(write: &Write) {
     let point = write.point();
     tracing::debug!(point, ?write, "write");
     fail::fail_point!(point);
-}
-
-/// Names from the operating system's randomness.
-struct Random {
-    cluster: String,
-}
-
-impl Draw for Random {
-    fn member(&mut self) -> String {
-        names::member_name(&self.cluster, rand::random())
-    }
-
-    fn token(&mut self) -> String {
-        format!("{}-{:016x}", self.cluster, rand::random::<u64>())
-    }
 }

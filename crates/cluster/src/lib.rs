@@ -16,6 +16,7 @@ pub mod endings;
 pub mod execute;
 pub mod expiry;
 pub mod figures;
+pub mod naming;
 pub mod objects;
 pub mod observe;
 pub mod outcome;

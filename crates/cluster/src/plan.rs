@@ -49,9 +49,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::naming::Names;
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Seen};
-use crate::write::{Change, Order, Step};
+use crate::write::{Chain, Change, Step, Write};
 
 pub(crate) use joining::is_late_to_serve;
 pub use quorum::Quorum;
@@ -96,8 +97,12 @@ pub struct Plan {
 }
 
 /// A plan in the making.
-struct Draft {
-    orders: Vec<Order>,
+struct Draft<'a> {
+    names: &'a dyn Names,
+    /// The numbers of names and tokens that the draft uses.
+    members_named: u64,
+    tokens_used: u64,
+    chains: Vec<Chain>,
     asks: Option<i64>,
     change: Option<Change>,
     next: Vec<String>,
@@ -108,13 +113,15 @@ struct Draft {
     aside: BTreeSet<String>,
 }
 
-impl Draft {
-    fn new() -> Self {
-        let (orders, change) = (Vec::new(), None);
+impl<'a> Draft<'a> {
+    fn new(names: &'a dyn Names) -> Self {
         Self {
-            orders,
+            names,
+            members_named: 0,
+            tokens_used: 0,
+            chains: Vec::new(),
             asks: None,
-            change,
+            change: None,
             next: Vec::new(),
             waiting_for: Vec::new(),
             problems: Vec::new(),
@@ -123,8 +130,26 @@ impl Draft {
         }
     }
 
-    fn order(&mut self, order: Order) {
-        self.orders.push(order);
+    /// Writes that are sent one after the other.
+    fn chain(&mut self, chain: Chain) {
+        self.chains.push(chain);
+    }
+
+    /// A write that depends on no other one.
+    fn write(&mut self, write: Write) {
+        self.chain(vec![write]);
+    }
+
+    /// The name of a new member. Each call gives another name.
+    fn new_member(&mut self) -> String {
+        self.members_named += 1;
+        self.names.member(self.members_named - 1)
+    }
+
+    /// The token of a new cluster. Each call gives another token.
+    fn new_token(&mut self) -> String {
+        self.tokens_used += 1;
+        self.names.token(self.tokens_used - 1)
     }
 
     fn say(&mut self, text: impl Into<String>) {
@@ -142,7 +167,7 @@ impl Draft {
 
     fn finish(self) -> Plan {
         let step = Step {
-            orders: self.orders,
+            chains: self.chains,
             change: self.change,
         };
         let requeue = if step.is_empty() {
@@ -162,9 +187,9 @@ impl Draft {
     }
 }
 
-/// Decides what to do now.
-pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
-    let mut draft = Draft::new();
+/// Decides what to do now. New members and clusters take their names from `names`.
+pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Plan {
+    let mut draft = Draft::new(names);
     if observed.deleting {
         draft.wait(
             Reason::Deleting,

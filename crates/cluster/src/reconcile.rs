@@ -18,6 +18,7 @@ use crate::desired::desired;
 use crate::endings::Endings;
 use crate::execute::{self, Acted, Actor};
 use crate::figures::Figures;
+use crate::naming::Seed;
 use crate::observe::{self, Look};
 use crate::outcome::{Error, notices, turns};
 use crate::plan::effective::Effective;
@@ -154,11 +155,11 @@ impl ClusterOperator {
         let mut observed = observe::observe((etcd.as_ref(), seed.as_ref()), &look).await;
         observed.upkeep.call = self.calls.of(&uid, observed.upkeep.record.as_ref());
         let desired = desired(&look.effective);
-        let at = jiff::Timestamp::now();
-        let mut planned = plan(&desired, &observed, at);
+        let (names, at) = (names(&look), jiff::Timestamp::now());
+        let mut planned = plan(&desired, &observed, &names, at);
         if let Some(revision) = planned.asks {
             observe::hashes(etcd.as_ref(), &look, &mut observed, revision).await;
-            planned = plan(&desired, &observed, at);
+            planned = plan(&desired, &observed, &names, at);
         }
         Round {
             look,
@@ -194,7 +195,8 @@ impl ClusterOperator {
             }
             let unanswered = observe::unanswered(&look);
             let desired = desired(&look.effective);
-            let step = urgent(&desired, &unanswered, jiff::Timestamp::now());
+            let now = jiff::Timestamp::now();
+            let step = urgent(&desired, &unanswered, &names(&look), now);
             let round = Box::pin(self.round(look.clone()));
             if let Some(round) = heed.unless_overtaken(round, !step.is_empty()).await {
                 return Ok(Some((round, since, early)));
@@ -315,6 +317,11 @@ impl Round {
             failure,
         }
     }
+}
+
+/// New names for one observation.
+fn names(look: &Look) -> Seed {
+    Seed::new(look.cluster.name_any(), rand::random())
 }
 
 /// Up to a fifth sooner, by chance.

@@ -1,15 +1,14 @@
 //! The primitive writes: what one request to the API server or to etcd can do.
 //!
 //! A step is made of these and of nothing else. [`crate::execute`] sends them; the model of the tests applies them
-//! to its own world, so both go through the same halves of the same steps. Drawing names is here too, because
-//! the planner may not.
+//! to its own world, so both go through the same halves of the same steps.
 
 mod words;
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-use api::cluster::{DefragmentationStatus, RecoveryStatus, TlsStatus};
+use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus};
 use etcd::{Alarm, ClusterId, MemberId, Members};
 use jiff::Timestamp;
 use member::{MetadataPatch, ResourcesPatch};
@@ -387,28 +386,8 @@ impl Write {
     }
 }
 
-/// Writes that follow each other; the first that fails ends the chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Draw a token and the names of the first members, and record them.
-    Begin {
-        /// How many.
-        count: usize,
-        /// The version of the object the intent is written over.
-        over: String,
-    },
-    /// Draw the new cluster's token and its first member's name, and record the recovery.
-    Recover(Box<RecoveryRecord>),
-    /// Draw names for members to come and create their Services.
-    Reserve {
-        /// How many.
-        count: usize,
-        /// Whether the Services have no endpoints until they are opened.
-        apart: bool,
-    },
-    /// These, in this order.
-    Writes(Vec<Write>),
-}
+/// Writes that are sent in this order. The first failure ends the chain, and the rest is planned again.
+pub type Chain = Vec<Write>;
 
 /// A change of etcd's members, checked against the list it was planned from before it is made (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -421,11 +400,11 @@ pub struct Change {
     pub planned_from: Members,
 }
 
-/// What an act does: independent orders, and at most one change of the members beside them.
+/// One step: independent chains of writes, and at most one change of the members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// Independent of each other and of the change.
-    pub orders: Vec<Order>,
+    pub chains: Vec<Chain>,
     /// At most one (invariant 2).
     pub change: Option<Change>,
 }
@@ -433,49 +412,16 @@ pub struct Step {
 impl Step {
     /// Nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.orders.is_empty() && self.change.is_none()
+        self.chains.is_empty() && self.change.is_none()
     }
 }
 
-/// Where random names come from.
-pub trait Draw {
-    /// A member name that was never used.
-    fn member(&mut self) -> String;
-    /// A token that was never used.
-    fn token(&mut self) -> String;
-}
-
-/// The chains of writes an order stands for; they are independent of each other.
-pub fn chains(order: &Order, draw: &mut impl Draw) -> Vec<Vec<Write>> {
-    match order {
-        Order::Begin { count, over } => {
-            let intent = Intent {
-                token: draw.token(),
-                members: (0..*count).map(|_| draw.member()).collect(),
-            };
-            vec![vec![Write::RecordIntent {
-                intent,
-                cluster_id: None,
-                over: over.clone(),
-            }]]
-        }
-        Order::Recover(record) => {
-            let mut record = record.clone();
-            if let Some(recovery) = &mut record.recovery {
-                (recovery.token, recovery.member) = (draw.token(), draw.member());
-            }
-            vec![vec![Write::RecordRecovery(record)]]
-        }
-        Order::Reserve { count, apart } => (0..*count)
-            .map(|_| {
-                vec![Write::CreateService {
-                    member: draw.member(),
-                    started: false,
-                    closed: *apart,
-                }]
-            })
-            .collect(),
-        Order::Writes(writes) => vec![writes.clone()],
+impl RecoveryRecord {
+    /// Whether the record begins a recovery. `known`: the recovery that the status records.
+    pub fn begins(&self, known: Option<&RecoveryStatus>) -> bool {
+        let next = self.recovery.as_ref();
+        let next = next.filter(|next| next.phase == RecoveryPhase::InProgress);
+        next.is_some_and(|next| known.is_none_or(|known| known.member != next.member))
     }
 }
 

@@ -16,7 +16,7 @@ use tower::service_fn;
 use super::*;
 use crate::observe::{self, tests::look};
 use crate::snapshot::Role;
-use crate::write::{Order, Start, State};
+use crate::write::{Start, State};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
 
@@ -165,7 +165,7 @@ async fn started_again(
     writes.extend(durable.then(|| Write::CreateDisk(start.clone())));
     writes.push(Write::CreatePod(start));
     let step = Step {
-        orders: vec![Order::Writes(writes)],
+        chains: vec![writes],
         change: None,
     };
     let mut acted = Vec::new();

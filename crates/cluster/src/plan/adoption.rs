@@ -14,7 +14,7 @@ use crate::plan::view::{Data, Seat, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Records a cluster that is there and carries no mark of this operator. `false` when there is none.
 ///
@@ -159,14 +159,14 @@ fn record(
     draft: &mut Draft,
 ) {
     draft.say(said);
-    draft.order(Order::Writes(vec![Write::RecordIntent {
+    draft.write(Write::RecordIntent {
         intent: Intent {
             token: token(observed, list.cluster_id),
             members,
         },
         cluster_id: Some(list.cluster_id),
         over: observed.resource_version.clone(),
-    }]));
+    });
 }
 
 /// Whether the quorum that does not answer may be that of members somebody else runs. What is left of ours says nothing

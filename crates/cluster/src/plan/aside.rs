@@ -17,7 +17,7 @@ use crate::plan::view::{Seat, View};
 use crate::plan::{Draft, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
-use crate::write::{Label, Order, Write};
+use crate::write::{Label, Write};
 
 /// How long until new connections surely go elsewhere: kube-proxy writes its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
@@ -90,13 +90,13 @@ pub(super) fn settle(
             Role::Busy { .. } => format!("lead new clients past {}", seat.name),
             _ => format!("let clients in to {} again", seat.name),
         });
-        draft.order(Order::Writes(vec![Write::LabelPod(Label {
+        draft.write(Write::LabelPod(Label {
             member: seat.name.clone(),
             uid: pod.uid.clone(),
             role: Some(role),
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
-        })]));
+        }));
     }
 }
 

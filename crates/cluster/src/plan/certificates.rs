@@ -28,7 +28,7 @@ use crate::plan::tls::starts;
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// How long at least clients are given to take certificates by the new authority.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
@@ -88,7 +88,7 @@ pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
 }
 
 fn order(write: CertificateWrite, draft: &mut Draft) {
-    draft.order(Order::Writes(vec![Write::Certificate(write)]));
+    draft.write(Write::Certificate(write));
 }
 
 fn say(write: CertificateWrite, draft: &mut Draft) {
@@ -458,19 +458,16 @@ impl Keeper<'_> {
         let joins = self.certificates.accepts_new_members(running);
         let adds = |write: &Write| matches!(write, Write::AddMember { .. });
         let held = |write: &Write| !ready && starts(write, self.observed) || !joins && adds(write);
-        let before = draft.orders.len();
-        draft.orders.retain(|order| match order {
+        let before = draft.chains.len();
+        draft.chains.retain(|chain| {
             // A start waits for its certificates, and is taken out with them.
-            Order::Writes(writes) => {
-                let begins = |write: &Write| matches!(write, Write::CreatePod(_));
-                writes.iter().any(begins) || !writes.iter().any(held)
-            }
-            _ => true,
+            let begins = |write: &Write| matches!(write, Write::CreatePod(_));
+            chain.iter().any(begins) || !chain.iter().any(held)
         });
         let change = draft
             .change
             .take_if(|change| change.writes.iter().any(held));
-        if change.is_some() || draft.orders.len() < before {
+        if change.is_some() || draft.chains.len() < before {
             let text = "no member is added or restarted until the certificate authorities allow it";
             draft.wait(Reason::AuthorityRotating, text, BLIND);
         }
@@ -482,10 +479,7 @@ impl Keeper<'_> {
         let mut started = BTreeSet::new();
         let ready = self.is_ready();
         let mut waits = false;
-        for order in &mut draft.orders {
-            let Order::Writes(writes) = order else {
-                continue;
-            };
+        for writes in &mut draft.chains {
             let Some(at) = writes
                 .iter()
                 .position(|write| matches!(write, Write::CreatePod(_)))
@@ -514,9 +508,7 @@ impl Keeper<'_> {
                 started.insert(member);
             }
         }
-        draft
-            .orders
-            .retain(|order| !matches!(order, Order::Writes(writes) if writes.is_empty()));
+        draft.chains.retain(|chain| !chain.is_empty());
         if waits {
             draft.wait(
                 Reason::AuthorityMissing,
@@ -529,10 +521,7 @@ impl Keeper<'_> {
 
     /// The certificates of a member that is gone go before its Service, by which they are found.
     fn before_services_go(&self, draft: &mut Draft) {
-        for order in &mut draft.orders {
-            let Order::Writes(writes) = order else {
-                continue;
-            };
+        for writes in &mut draft.chains {
             let gone = writes
                 .iter()
                 .enumerate()

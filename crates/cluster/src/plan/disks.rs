@@ -10,7 +10,7 @@ use crate::plan::{Draft, STEADY};
 use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Claim, Desired, Disk};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Members on volumes that cannot become what the spec asks for are to be replaced.
 pub(super) fn condemn(seats: &mut [Seat], desired: &Desired) {
@@ -86,9 +86,9 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
 
 fn ask(member: &str, disk: &Disk, size: &str, draft: &mut Draft) {
     draft.say(format!("ask for {size} for the volume of {member}"));
-    draft.order(Order::Writes(vec![Write::GrowDisk {
+    draft.write(Write::GrowDisk {
         member: member.to_owned(),
         uid: disk.uid.clone(),
         size: size.to_owned(),
-    }]));
+    });
 }

@@ -20,7 +20,7 @@ use crate::plan::view::{Data, Health, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, roll};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Role};
-use crate::write::{Order, Start, State, Write};
+use crate::write::{Start, State, Write};
 
 /// Pods for members that have none: back on their disk, or for the first time.
 pub(super) fn start(
@@ -74,13 +74,13 @@ pub(super) fn start(
             (Data::There, _, Some(_)) => {
                 // Invariant 5: the disk is there, so the member gets its pod back and its membership stays.
                 draft.say(format!("start {} again on its disk", seat.name));
-                draft.order(member_objects::pod_on_disk(seat.service, start));
+                draft.chain(member_objects::pod_on_disk(seat.service, start));
             }
             (Data::NeverMade, Some(service), None) if !adding => {
                 let mut writes = vec![member_objects::mark(&seat.name, service)];
                 writes.extend(member_objects::disk_and_pod(start));
                 draft.say(format!("start new member {}", seat.name));
-                draft.order(Order::Writes(writes));
+                draft.chain(writes);
             }
             _ => {}
         }
@@ -203,7 +203,7 @@ fn renew(view: &View, draft: &mut Draft) {
                 member: seat.name.clone(),
                 uid: pod.uid.clone(),
             };
-            draft.order(Order::Writes(vec![write]));
+            draft.write(write);
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, aside};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
 /// other while clients write.
@@ -151,7 +151,7 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
         let Some(why) = unsettled(observed, view, seat) else {
             let (member, uid) = (seat.name.clone(), pod.uid.clone());
             let back = Write::SettleImage { member, uid };
-            draft.order(Order::Writes(vec![back]));
+            draft.write(back);
             continue;
         };
         let fails = matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
@@ -412,7 +412,7 @@ fn change(observed: &Observed, seat: &Seat, need: &Need, draft: &mut Draft) {
             });
         }
     }
-    draft.order(Order::Writes(writes));
+    draft.chain(writes);
 }
 
 fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) -> Write {
@@ -508,6 +508,6 @@ pub(super) fn in_the_dark(
         let from = versions::runs(observed, name, pod);
         draft.say(format!("start {name} again with etcd {target}"));
         writes.push(patch(name, pod, target.to_string(), from));
-        draft.order(Order::Writes(writes));
+        draft.chain(writes);
     }
 }

@@ -12,7 +12,7 @@ use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, Seat, View};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod, Role, Seen, Service};
-use crate::write::{Order, Start, State, Write};
+use crate::write::{Start, State, Write};
 
 /// Starts members that were added and do not run. If the list is behind, etcd finds another one and does not start.
 /// Returns whom it has seen to.
@@ -63,7 +63,7 @@ pub(super) fn start_added(
             mark.chain(member_objects::disk_and_pod(start)).collect()
         };
         draft.say(format!("start new member {}", seat.name));
-        draft.order(Order::Writes(writes));
+        draft.chain(writes);
         started.insert(seat.name.clone());
     }
     started

@@ -5,7 +5,7 @@ use crate::plan::view::{Seat, View};
 use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Labels and annotations: nothing is restarted, so nobody is asked.
 pub(super) fn metadata(view: &View, draft: &mut Draft) {
@@ -15,11 +15,11 @@ pub(super) fn metadata(view: &View, draft: &mut Draft) {
                 "change labels and annotations of the pod of {}",
                 seat.name
             ));
-            draft.order(Order::Writes(vec![Write::PatchMetadata {
+            draft.write(Write::PatchMetadata {
                 member: seat.name.clone(),
                 uid: pod.uid.clone(),
                 patch: patch.clone(),
-            }]));
+            });
         }
     }
 }
@@ -42,11 +42,11 @@ pub(super) fn volume_versions(
             && !is_changed
             && disk.version.as_ref() != Some(&version)
         {
-            draft.order(Order::Writes(vec![Write::NoteVersion {
+            draft.write(Write::NoteVersion {
                 member: seat.name.clone(),
                 uid: disk.uid.clone(),
                 version,
-            }]));
+            });
         }
     }
 }
@@ -86,19 +86,18 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     }
     if let Some(patch) = &pod.difference.resources {
         draft.say(format!("change CPU and memory of {}", seat.name));
-        draft.order(Order::Writes(vec![Write::ResizePod {
+        draft.write(Write::ResizePod {
             member: seat.name.clone(),
             uid: pod.uid.clone(),
             patch: patch.clone(),
-        }]));
+        });
     }
 }
 
 /// Whether a member is changed in this very step. Nobody waits for long: the next step comes at once.
 fn disturbs(draft: &Draft) -> bool {
     let ends = |write: &Write| matches!(write, Write::DeletePod { .. } | Write::PatchImage { .. });
-    let ends = |order: &Order| matches!(order, Order::Writes(writes) if writes.iter().any(ends));
-    draft.change.is_some() || draft.orders.iter().any(ends)
+    draft.change.is_some() || draft.chains.iter().flatten().any(ends)
 }
 
 fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {

@@ -14,7 +14,7 @@ use crate::plan::view::{Data, Seat, View};
 use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Services for members to come, made before the members: a name that is never absent leaves nothing for a
 /// DNS cache to get wrong. Already while the dead are being removed, so that nothing waits for it.
@@ -46,7 +46,15 @@ pub(super) fn reserve(
         let count = needed - reserved.len();
         draft.say(format!("make the Services of {count} new members"));
         let apart = together::begin_apart(view, needed);
-        draft.order(Order::Reserve { count, apart });
+        // The Services are independent of each other.
+        for _ in 0..count {
+            let member = draft.new_member();
+            draft.write(Write::CreateService {
+                member,
+                started: false,
+                closed: apart,
+            });
+        }
     }
     reserved
 }

@@ -13,7 +13,7 @@ use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsRollout, Way};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Records what members are started with, and takes the next step of a switch.
 pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &mut Draft) {
@@ -21,7 +21,7 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
         return;
     };
     if !rollout.recorded {
-        draft.order(record(observed, intent, rollout.at.as_ref()));
+        draft.write(record(observed, intent, rollout.at.as_ref()));
         return;
     }
     if let Some(text) = rollout.under_way() {
@@ -57,14 +57,14 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
     }
     let words = Way::of(next.to.as_ref()).words();
     draft.say(format!("start members again so that they {words}"));
-    draft.order(record(observed, intent, next.to.as_ref()));
+    draft.write(record(observed, intent, next.to.as_ref()));
 }
 
-fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> Order {
-    Order::Writes(vec![Write::RecordTls {
+fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> Write {
+    Write::RecordTls {
         record: Box::new(TlsStatus::new(&intent.token, policy)),
         over: observed.resource_version.clone(),
-    }])
+    }
 }
 
 /// Why it is too early for the next step.

@@ -21,7 +21,7 @@ use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// What has to be free for a defragmentation by schedule to be worth it.
 const SENSIBLE: i64 = 1 << 20;
@@ -127,7 +127,7 @@ fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut Draft) {
     let alarm = Alarm { member, kind };
     draft.say(format!("take the alarm of {member} back"));
     let via = view.via(None);
-    draft.order(Order::Writes(vec![Write::Disarm { alarm, via }]));
+    draft.write(Write::Disarm { alarm, via });
 }
 
 struct Run<'a> {
@@ -274,7 +274,7 @@ impl Run<'_> {
             return waits(draft, text);
         }
         let settled = self.view.learners().next().is_none();
-        if !settled || draft.change.is_some() || !draft.orders.is_empty() {
+        if !settled || draft.change.is_some() || !draft.chains.is_empty() {
             let text = "members are defragmented when nothing else is being changed";
             return waits(draft, text.to_owned());
         }
@@ -308,7 +308,7 @@ impl Run<'_> {
             members: Vec::new(),
         };
         writes.push(recorded(observed, record));
-        draft.order(Order::Writes(writes));
+        draft.chain(writes);
     }
 
     /// Whether a member's file is worth writing anew.
@@ -378,17 +378,17 @@ impl Run<'_> {
                 let mut record = record.clone();
                 record.members.pop();
                 draft.say(format!("put the defragmentation of {} off", last.name));
-                draft.order(Order::Writes(vec![recorded(observed, record)]));
+                draft.write(recorded(observed, record));
                 return;
             }
             (None, Some(seat)) if !aside::is_aside(now, self.view, seat, draft) => return,
             // Told by a process that is gone, or not told yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
-                draft.order(Order::Writes(vec![Write::Defragment {
+                draft.write(Write::Defragment {
                     member: last.name.clone(),
                     recorded: last.start_time.0,
-                }]));
+                });
                 return;
             }
         };
@@ -399,7 +399,7 @@ impl Run<'_> {
             last.error = error;
         }
         draft.say(format!("record the defragmentation of {}", last.name));
-        draft.order(Order::Writes(vec![recorded(observed, record)]));
+        draft.write(recorded(observed, record));
     }
 
     /// Every other voter serves, and none of them waits for this one to lead it.
@@ -460,7 +460,7 @@ impl Run<'_> {
             error: None,
         });
         draft.say(format!("record that {} is defragmented", seat.name));
-        draft.order(Order::Writes(vec![recorded(observed, record)]));
+        draft.write(recorded(observed, record));
     }
 
     fn finish(&self, record: &DefragmentationStatus, draft: &mut Draft) {
@@ -468,7 +468,7 @@ impl Run<'_> {
         let mut record = record.clone();
         record.completion_time = Some(Time(now));
         draft.say("record that the defragmentation is over");
-        draft.order(Order::Writes(vec![recorded(observed, record)]));
+        draft.write(recorded(observed, record));
     }
 
     /// A full database is a problem as long as the alarm is raised, whatever is being done about it.
@@ -478,7 +478,7 @@ impl Run<'_> {
             return;
         }
         let quota = u64::try_from(desired.upkeep.quota).unwrap_or_default();
-        let busy = observed.upkeep.open_run().is_some() || !draft.orders.is_empty();
+        let busy = observed.upkeep.open_run().is_some() || !draft.chains.is_empty();
         let waits = draft
             .waiting_for
             .iter()

@@ -3,7 +3,7 @@
 
 use cluster::plan::{Data, Fate, Plan, VersionRules, View, plan};
 use cluster::snapshot::{Cause, Desired, Ending, Observed, Role, Seen};
-use cluster::write::{Change, Draw, Order, Start, State, Write};
+use cluster::write::{Chain, Change, Start, State, Write};
 use etcd::Members;
 use jiff::Timestamp;
 
@@ -308,12 +308,14 @@ impl Mutation {
         now: Timestamp,
     ) -> Plan {
         let (desired, observed) = &self.overlooks(desired, observed);
-        let mut planned = plan(desired, observed, now);
+        let names = world.unused_names();
+        let mut planned = plan(desired, observed, &names, now);
+        world.use_names(&names);
         // Each mistake is to be found by what it does, and not because it is made at such a time.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }
-        self.mistakes_an_owner((desired, observed, now), &mut planned);
+        self.mistakes_an_owner(world, (desired, observed, now), &mut planned);
         self.mistakes_a_wish((desired, observed, now), &mut planned);
         self.mistakes_a_version(desired, observed, &mut planned);
         if Self::ABOUT_TLS.contains(&self) {
@@ -326,13 +328,13 @@ impl Mutation {
         }
         match self {
             Self::BootstrapsWithoutStatus | Self::BootstrapsWithoutPods => {
-                self.bootstraps(desired, observed, &mut planned);
+                self.bootstraps(world, (desired, observed), &mut planned);
             }
             Self::RestartsEmptyFirstMembers => restart_first(desired, observed, &mut planned),
             Self::DeletesBlindly => delete_blindly(observed, &mut planned),
             Self::LetsClientsInEarly => {
                 let open = Write::ApplyClient { open: true };
-                planned.step.orders.push(Order::Writes(vec![open]));
+                planned.step.chains.push(vec![open]);
             }
             _ => {
                 if let Seen::Known(list) = &observed.members {
@@ -345,7 +347,12 @@ impl Mutation {
         planned
     }
 
-    fn bootstraps(self, desired: &Desired, observed: &Observed, planned: &mut Plan) {
+    fn bootstraps(
+        self,
+        world: &mut World,
+        (desired, observed): (&Desired, &Observed),
+        planned: &mut Plan,
+    ) {
         let lost = match self {
             Self::BootstrapsWithoutStatus => observed.intent.is_none(),
             _ => {
@@ -355,11 +362,7 @@ impl Mutation {
             }
         };
         if lost {
-            let over = observed.resource_version.clone();
-            planned.step.orders = vec![Order::Begin {
-                count: desired.first,
-                over,
-            }];
+            planned.step.chains = vec![vec![world.begin(desired, observed)]];
         }
     }
 
@@ -541,13 +544,13 @@ fn delete_disk_first(observed: &Observed, planned: &mut Plan) {
             return None;
         };
         let uid = observed.disks.get(member)?.uid.clone();
-        Some(Order::Writes(vec![Write::DeleteDisk {
+        Some(vec![Write::DeleteDisk {
             member: member.clone(),
             uid,
-        }]))
+        }])
     });
-    let disks: Vec<Order> = disks.collect();
-    planned.step.orders.extend(disks);
+    let disks: Vec<Chain> = disks.collect();
+    planned.step.chains.extend(disks);
 }
 
 fn delete_blindly(observed: &Observed, planned: &mut Plan) {
@@ -559,15 +562,15 @@ fn delete_blindly(observed: &Observed, planned: &mut Plan) {
         let (member, uid) = (name.clone(), disk.uid.clone());
         planned
             .step
-            .orders
-            .push(Order::Writes(vec![Write::DeleteDisk { member, uid }]));
+            .chains
+            .push(vec![Write::DeleteDisk { member, uid }]);
     }
     for (name, pod) in observed.pods.iter().filter(|(name, _)| !running(name)) {
         let (member, uid) = (name.clone(), pod.uid.clone());
         planned
             .step
-            .orders
-            .push(Order::Writes(vec![Write::DeletePod { member, uid }]));
+            .chains
+            .push(vec![Write::DeletePod { member, uid }]);
     }
 }
 
@@ -595,7 +598,7 @@ fn restart_first(desired: &Desired, observed: &Observed, planned: &mut Plan) {
         if start.durable && !observed.disks.contains_key(name) {
             writes.insert(0, Write::CreateDisk(start));
         }
-        planned.step.orders.push(Order::Writes(writes));
+        planned.step.chains.push(writes);
     }
 }
 

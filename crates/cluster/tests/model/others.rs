@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use cluster::plan::Plan;
 use cluster::reason::Reason;
 use cluster::snapshot::{Kept, Observed, Pod, Role, Seen};
-use cluster::write::{Draw, Start, State};
+use cluster::write::{Start, State};
 use etcd::ClusterId;
 
 use crate::etcd_model::{Cluster, Config, Data, Member};

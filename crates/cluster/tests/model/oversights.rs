@@ -2,10 +2,11 @@
 
 use cluster::plan::{Data, Plan, View};
 use cluster::snapshot::{Desired, Observed, Pod, Seen};
-use cluster::write::{Change, Order, Write};
+use cluster::write::{Change, Write};
 use jiff::Timestamp;
 
 use crate::mutation::Mutation;
+use crate::world::World;
 
 impl Mutation {
     /// What the planner is not told.
@@ -27,6 +28,7 @@ impl Mutation {
     /// What it plans besides.
     pub(crate) fn mistakes_an_owner(
         self,
+        world: &mut World,
         (desired, observed, now): (&Desired, &Observed, Timestamp),
         planned: &mut Plan,
     ) {
@@ -38,11 +40,7 @@ impl Mutation {
             _ => false,
         };
         if begins {
-            let over = observed.resource_version.clone();
-            planned.step.orders = vec![Order::Begin {
-                count: desired.first,
-                over,
-            }];
+            planned.step.chains = vec![vec![world.begin(desired, observed)]];
             return;
         }
         let (Seen::Known(list), false) = (&observed.members, desired.hibernate) else {
@@ -70,8 +68,8 @@ impl Mutation {
                     member,
                     uid: disk.uid.clone(),
                 });
-                let orders = deletions.map(|write| Order::Writes(vec![write]));
-                planned.step.orders.extend(orders);
+                let chains = deletions.map(|write| vec![write]);
+                planned.step.chains.extend(chains);
                 return;
             }
             Self::ReplacesOldPodsAtOnce => {
@@ -82,8 +80,8 @@ impl Mutation {
                     member: seat.name.clone(),
                     uid: pod.uid.clone(),
                 });
-                let orders = deletions.map(|write| Order::Writes(vec![write]));
-                planned.step.orders.extend(orders);
+                let chains = deletions.map(|write| vec![write]);
+                planned.step.chains.extend(chains);
                 return;
             }
             Self::RemovesUnfitTogether => unfit.map(remove).collect(),

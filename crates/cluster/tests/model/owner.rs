@@ -3,7 +3,7 @@
 
 use cluster::plan::Plan;
 use cluster::snapshot::{Claim, Observed, Seen};
-use cluster::write::{Order, Write};
+use cluster::write::Write;
 use member::tls::{Fault, FaultKind, Purpose};
 
 use crate::event::Event;
@@ -209,11 +209,12 @@ impl World {
             said(plan)
         );
         let faults = &observed.tls.faults;
-        let begins = plan
-            .step
-            .orders
-            .iter()
-            .any(|order| matches!(order, Order::Recover(_)));
+        let known = observed.recovery.record.as_ref();
+        let begin = |write: &Write| match write {
+            Write::RecordRecovery(record) => record.begins(known),
+            _ => false,
+        };
+        let begins = plan.step.chains.iter().flatten().any(begin);
         demand!(
             self,
             faults.is_empty() || !begins,
@@ -228,10 +229,7 @@ impl World {
         {
             return;
         }
-        let orders = plan.step.orders.iter().flat_map(|order| match order {
-            Order::Writes(writes) => &writes[..],
-            _ => &[],
-        });
+        let writes = plan.step.chains.iter().flatten();
         let changes = plan.step.change.iter().flat_map(|change| &change.writes);
         let serves = |member: &String| {
             if is_elsewhere(member) {
@@ -246,7 +244,7 @@ impl World {
             })
         };
         let hibernates = self.wishes.hibernate;
-        let wrong = orders.chain(changes).find(|write| match write {
+        let wrong = writes.chain(changes).find(|write| match write {
             Write::CreatePod(_) | Write::AddMember { .. } | Write::PatchImage { .. } => true,
             Write::DeletePod { member, .. } => serves(member) && !hibernates,
             Write::Remove { member, .. } => serves(member),

@@ -2,7 +2,7 @@
 
 use cluster::plan::Plan;
 use cluster::snapshot::{Disk, Observed, Seen};
-use cluster::write::{Order, Write};
+use cluster::write::Write;
 
 use crate::etcd_model::{Cluster, Member};
 use crate::invariants::{demand, is_lost};
@@ -52,11 +52,16 @@ impl World {
         if observed.cluster_id.is_none() {
             return;
         }
-        let begins = plan
-            .step
-            .orders
-            .iter()
-            .any(|order| matches!(order, Order::Begin { .. }));
+        let begin = |write: &Write| {
+            matches!(
+                write,
+                Write::RecordIntent {
+                    cluster_id: None,
+                    ..
+                }
+            )
+        };
+        let begins = plan.step.chains.iter().flatten().any(begin);
         demand!(
             self,
             !begins,
@@ -92,10 +97,8 @@ impl World {
             }
             _ => false,
         };
-        let destroys = plan.step.orders.iter().any(|order| match order {
-            Order::Writes(writes) => writes.iter().any(|one| destroys(one) && !stops(one)),
-            Order::Begin { .. } | Order::Reserve { .. } | Order::Recover(_) => false,
-        });
+        let mut writes = plan.step.chains.iter().flatten();
+        let destroys = writes.any(|one| destroys(one) && !stops(one));
         demand!(
             self,
             !destroys,

@@ -3,7 +3,7 @@
 
 use cluster::plan::Plan;
 use cluster::snapshot::{Recovery, SeedAnswer, Seen};
-use cluster::write::{Order, RecoveryRecord, Start};
+use cluster::write::{RecoveryRecord, Start, Write};
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::Members;
@@ -139,10 +139,13 @@ impl World {
 
     /// A recovery begins: somebody decided, and nobody who answers has more.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
-        for order in &plan.step.orders {
-            let Order::Recover(record) = order else {
+        for write in plan.step.chains.iter().flatten() {
+            let Write::RecordRecovery(record) = write else {
                 continue;
             };
+            if !record.begins(self.recovery.record.as_ref()) {
+                continue;
+            }
             let Some(recovery) = &record.recovery else {
                 continue;
             };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cluster::plan::{Explanation, Plan, plan};
 use cluster::snapshot::{Observed, Pod, Seen, Service};
-use cluster::write::{Change, Write, chains};
+use cluster::write::{Change, Write};
 
 use crate::event::Event;
 pub(crate) use crate::event::Setup;
@@ -375,7 +375,12 @@ impl Run {
         let (desired, now) = (self.world.desired(), seconds(self.world.now));
         let plan = match self.mutation {
             Some(mutation) => mutation.plan(&mut self.world, &desired, observed, now),
-            None => plan(&desired, observed, now),
+            None => {
+                let names = self.world.unused_names();
+                let planned = plan(&desired, observed, &names, now);
+                self.world.use_names(&names);
+                planned
+            }
         };
         let codes = |all: &[Explanation]| {
             let all: Vec<&str> = all.iter().map(|one| one.reason.as_str()).collect();
@@ -400,11 +405,8 @@ impl Run {
         plan
     }
 
-    fn take_apart(&mut self, plan: &Plan) -> Vec<Vec<Write>> {
-        let mut all: Vec<Vec<Write>> = Vec::new();
-        for order in &plan.step.orders {
-            all.extend(chains(order, &mut self.world));
-        }
+    fn take_apart(&self, plan: &Plan) -> Vec<Vec<Write>> {
+        let mut all = plan.step.chains.clone();
         all.extend(plan.step.change.iter().map(|change| change.writes.clone()));
         match self.mutation {
             Some(mutation) => mutation.chains(all),

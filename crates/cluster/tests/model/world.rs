@@ -1,11 +1,15 @@
 //! The world: an API server with its controllers, nodes with their kubelets, disks, and etcd.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use cluster::snapshot::{Desired, Intent, Kept, RecoveryRule, Removal, Role, Shared};
-use cluster::write::{Draw, Start, Write};
+use cluster::naming::Names;
+use cluster::snapshot::{
+    Desired, Intent, Kept, Observed, RecoveryRule, Removal, Role, Shared,
+};
+use cluster::write::{Start, Write};
 use etcd::ClusterId;
 
 use crate::authorities::Pki;
@@ -217,14 +221,23 @@ pub(crate) struct World {
     pub(crate) story: Vec<String>,
 }
 
-impl Draw for World {
-    fn member(&mut self) -> String {
-        self.drawn += 1;
-        member_name(self.drawn - 1)
+/// The names that come next. A plan takes them in their order.
+pub(crate) struct UnusedNames {
+    member: u64,
+    token: u64,
+    members_used: Cell<u64>,
+    tokens_used: Cell<u64>,
+}
+
+impl Names for UnusedNames {
+    fn member(&self, index: u64) -> String {
+        self.members_used.set(self.members_used.get().max(index + 1));
+        member_name(self.member + index)
     }
 
-    fn token(&mut self) -> String {
-        format!("token-{}", self.next())
+    fn token(&self, index: u64) -> String {
+        self.tokens_used.set(self.tokens_used.get().max(index + 1));
+        format!("token-{}", self.token + index)
     }
 }
 
@@ -282,6 +295,39 @@ impl World {
             memory: Memory::default(),
             telling: false,
             story: Vec::new(),
+        }
+    }
+
+    /// A new name of a member.
+    pub(crate) fn member(&mut self) -> String {
+        self.drawn += 1;
+        member_name(self.drawn - 1)
+    }
+
+    /// Names for the next plan.
+    pub(crate) fn unused_names(&self) -> UnusedNames {
+        UnusedNames {
+            member: self.drawn,
+            token: self.counter + 1,
+            members_used: Cell::new(0),
+            tokens_used: Cell::new(0),
+        }
+    }
+
+    /// Invariant 6: no other plan gets the names that one has used.
+    pub(crate) fn use_names(&mut self, names: &UnusedNames) {
+        self.drawn += names.members_used.get();
+        self.counter += names.tokens_used.get();
+    }
+
+    /// Begins a bootstrap, whether it may begin or not.
+    pub(crate) fn begin(&mut self, desired: &Desired, observed: &Observed) -> Write {
+        let token = format!("token-{}", self.next());
+        let members = (0..desired.first).map(|_| self.member()).collect();
+        Write::RecordIntent {
+            intent: Intent { token, members },
+            cluster_id: None,
+            over: observed.resource_version.clone(),
         }
     }
 

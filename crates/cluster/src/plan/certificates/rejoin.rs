@@ -13,10 +13,10 @@ use super::Keeper;
 use crate::authority::{Circle, Leaf};
 use crate::certificates::Noted;
 use crate::plan::age::age;
-use crate::plan::{BLIND, Draft, recovery};
+use crate::plan::{BLIND, Draft, recovery, tls};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// How long a member that is not ready is waited for: longer than a start takes.
 const RESTART: Duration = Duration::from_mins(1);
@@ -63,8 +63,7 @@ impl Keeper<'_> {
         if apart || locked_out {
             // An operator that is not let in does not decide that no member answers; and members that do not let each
             // other in have lost nothing.
-            let recovers = |order: &Order| matches!(order, Order::Recover(_));
-            draft.orders.retain(|order| !recovers(order));
+            tls::drop_recovery(self.observed, draft);
         }
         self.without_volumes(draft);
         // A restore or a recovery starts the members itself.
@@ -201,19 +200,16 @@ impl Keeper<'_> {
 }
 
 fn restart(member: &str, pod: &Pod, draft: &mut Draft) {
-    draft.order(Order::Writes(vec![Write::DeletePod {
+    draft.write(Write::DeletePod {
         member: member.to_owned(),
         uid: pod.uid.clone(),
-    }]));
+    });
 }
 
 /// A pod is about to be made or deleted: the next member waits for that one.
 fn starts_pods(draft: &Draft) -> bool {
     let starts = |write: &Write| matches!(write, Write::DeletePod { .. } | Write::CreatePod(_));
-    let orders = draft.orders.iter().any(|order| match order {
-        Order::Writes(writes) => writes.iter().any(starts),
-        _ => false,
-    });
+    let chains = draft.chains.iter().flatten().any(starts);
     let change = draft.change.as_ref();
-    orders || change.is_some_and(|change| change.writes.iter().any(starts))
+    chains || change.is_some_and(|change| change.writes.iter().any(starts))
 }

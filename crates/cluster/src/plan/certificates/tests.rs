@@ -13,10 +13,10 @@ use crate::authority::tests::rule;
 use crate::authority::{Anchor, Circle, Held, Leaf};
 use crate::certificates::{CertificateWrite, Certificates};
 use crate::clock::ApiServerClock;
-use crate::plan::tests::scene::{Scene, at};
+use crate::plan::tests::scene::{Letters, Scene, at};
 use crate::plan::{Plan, plan};
 use crate::reason::Reason;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
@@ -86,16 +86,12 @@ impl Story {
     }
 
     pub(super) fn plan(&self) -> Plan {
-        plan(&self.scene.desired, &self.scene.observed, self.now)
+        let (desired, observed) = (&self.scene.desired, &self.scene.observed);
+        plan(desired, observed, &Letters, self.now)
     }
 
     pub(super) fn writes(&self) -> Vec<Write> {
-        let orders = self.plan().step.orders;
-        let chain = |order| match order {
-            Order::Writes(writes) => writes,
-            _ => Vec::new(),
-        };
-        orders.into_iter().flat_map(chain).collect()
+        self.plan().step.chains.concat()
     }
 
     pub(super) fn of_certificates(&self) -> Vec<CertificateWrite> {
@@ -281,11 +277,7 @@ fn invariant_20_no_pod_is_made_before_its_certificates() {
         story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).reserved(member);
     }
     let starts = |story: &Story| {
-        let orders = story.plan().step.orders.into_iter();
-        let chains = orders.filter_map(|order| match order {
-            Order::Writes(writes) => Some(writes),
-            _ => None,
-        });
+        let chains = story.plan().step.chains.into_iter();
         let with_pod = |writes: &Vec<Write>| {
             writes
                 .iter()
@@ -414,7 +406,7 @@ fn a_mistake_in_the_spec_lets_no_certificate_run_out() {
     let mut paused = story.scene.desired.clone();
     (paused.invalid, paused.paused) = (None, true);
     assert!(
-        plan(&paused, &story.scene.observed, story.now)
+        plan(&paused, &story.scene.observed, &Letters, story.now)
             .step
             .is_empty()
     );

@@ -6,6 +6,7 @@ use std::time::Duration;
 use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
 
+use crate::naming::Names;
 use crate::plan::{Plan, plan};
 use crate::reason::Reason;
 use crate::snapshot::{
@@ -13,7 +14,7 @@ use crate::snapshot::{
     Role, Seen, Service, Shared, Trouble,
 };
 use crate::upkeep::{Upkeep, UpkeepRule};
-use crate::write::{Draw, Write, chains};
+use crate::write::{Chain, Write};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0x00c0_ffee);
 
@@ -462,17 +463,12 @@ impl Scene {
     }
 
     pub(crate) fn plan(&self) -> Plan {
-        plan(&self.desired, &self.observed, at(1000))
+        plan(&self.desired, &self.observed, &Letters, at(1000))
     }
 
     /// All writes to Kubernetes, chain after chain.
     pub(crate) fn writes(&self) -> Vec<Write> {
-        let orders = self.plan().step.orders;
-        orders
-            .iter()
-            .flat_map(|order| chains(order, &mut Letters))
-            .flatten()
-            .collect()
+        self.plan().step.chains.concat()
     }
 
     /// The change of the members, without the note that comes before a removal.
@@ -513,16 +509,52 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
     }
 }
 
-struct Letters;
+/// The first new member is `n`, the next one `o`, and so on.
+pub(crate) struct Letters;
 
-impl Draw for Letters {
-    fn member(&mut self) -> String {
-        "n".into()
+impl Names for Letters {
+    fn member(&self, index: u64) -> String {
+        char::from(b'n' + u8::try_from(index).unwrap()).to_string()
     }
 
-    fn token(&mut self) -> String {
+    fn token(&self, _: u64) -> String {
         "new".into()
     }
+}
+
+/// The plan records new first members: how many, and over which version of the object.
+pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
+    chains.iter().flatten().find_map(|write| match write {
+        Write::RecordIntent {
+            intent,
+            cluster_id: None,
+            over,
+        } if intent.token == Letters.token(0) => Some((intent.members.len(), over.as_str())),
+        _ => None,
+    })
+}
+
+/// The Services of members to come: whether each begins without endpoints.
+pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
+    let writes = chains.iter().flatten();
+    let closed = writes.filter_map(|write| match write {
+        Write::CreateService {
+            started: false,
+            closed,
+            ..
+        } => Some(*closed),
+        _ => None,
+    });
+    closed.collect()
+}
+
+/// The plan begins a recovery.
+pub(crate) fn begins_recovery(scene: &Scene) -> bool {
+    let known = scene.observed.recovery.record.as_ref();
+    scene.writes().iter().any(|write| match write {
+        Write::RecordRecovery(record) => record.begins(known),
+        _ => false,
+    })
 }
 
 pub(crate) fn remove(member: &str) -> Write {

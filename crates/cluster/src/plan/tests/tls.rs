@@ -5,7 +5,7 @@ use member::tls::{Fault, FaultKind, Purpose};
 use super::scene::{self, Scene};
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 fn with_fault(mut scene: Scene, purpose: Purpose) -> Scene {
     scene.observed.tls.from = Some("Secrets".into());
@@ -100,14 +100,8 @@ fn no_recovery_begins_while_certificates_do_not_hold() {
         scene.observed.recovery.approval = Some(scene::CLUSTER.to_string());
         scene
     };
-    let begins = |scene: &Scene| {
-        let orders = scene.plan().step.orders;
-        orders
-            .iter()
-            .any(|order| matches!(order, Order::Recover(_)))
-    };
-    assert!(begins(&lost()));
-    assert!(!begins(&with_fault(lost(), Purpose::Operator)));
+    assert!(scene::begins_recovery(&lost()));
+    assert!(!scene::begins_recovery(&with_fault(lost(), Purpose::Operator)));
 }
 
 #[test]
