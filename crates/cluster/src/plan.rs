@@ -1,9 +1,12 @@
 //! The planner: from what is desired and what is observed to one step. Pure, synchronous, total.
 //!
+//! The phases decide ([`decide`]) and ask for writes; [`actions`] builds the objects, patches and calls that are sent.
+//!
 //! No client, no clock, no randomness, no log. It never fails: what stands in the way is a [`Reason`] in words,
 //! which reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
 //! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
 
+pub(crate) mod actions;
 mod adoption;
 mod age;
 mod aside;
@@ -49,19 +52,20 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::action::Action;
 use crate::naming::Names;
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Seen};
 use crate::write::{Chain, Change, Step, Write};
 
+use actions::Builder;
 pub(crate) use joining::is_late_to_serve;
 pub use quorum::Quorum;
 pub(crate) use quorum::quorum_of;
 pub use urgent::urgent;
 pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
-pub(crate) use view::name_of;
-pub use view::{Data, Fate, Health, Seat, View};
+pub use view::{Data, Fate, Health, Seat, View, name_of};
 
 /// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
 const SOON: Duration = Duration::from_millis(100);
@@ -78,11 +82,12 @@ pub(crate) const STEADY: Duration = Duration::from_secs(10);
 /// Why something does not happen, or what is wrong, with a sentence for people.
 pub type Explanation = runtime::Trouble<Reason>;
 
-/// What to do now, why not more, and when to look again.
+/// What to do now, why not more, and when to look again. A plan consists of actions; until they are built, it consists
+/// of the writes that the phases ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Plan<T = Action> {
     /// To be done now.
-    pub step: Step,
+    pub step: Step<T>,
     /// The revision at which the members' data are to be compared before more can be planned: each member reads its
     /// whole database for that, so it is not part of every look.
     pub asks: Option<i64>,
@@ -165,7 +170,7 @@ impl<'a> Draft<'a> {
         self.problems.push(Explanation::new(reason, message));
     }
 
-    fn finish(self) -> Plan {
+    fn finish(self) -> Plan<Write> {
         let step = Step {
             chains: self.chains,
             change: self.change,
@@ -187,8 +192,23 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Decides what to do now. New members and clusters take their names from `names`.
+/// The actions to send now. New members and clusters take their names from `names`.
 pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Plan {
+    let builder = Builder {
+        desired,
+        observed,
+        now,
+    };
+    builder.plan(decide(desired, observed, names, now))
+}
+
+/// Decides what to do now.
+pub fn decide(
+    desired: &Desired,
+    observed: &Observed,
+    names: &dyn Names,
+    now: Timestamp,
+) -> Plan<Write> {
     let mut draft = Draft::new(names);
     if observed.deleting {
         draft.wait(

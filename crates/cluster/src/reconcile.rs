@@ -13,10 +13,11 @@ use runtime::image::OwnImage;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
+use crate::action::Action;
 use crate::clients::Clients;
 use crate::desired::desired;
 use crate::endings::Endings;
-use crate::execute::{self, Acted, Actor};
+use crate::execute::{self, Acted, ExecuteContext};
 use crate::figures::Figures;
 use crate::naming::Seed;
 use crate::observe::{self, Look};
@@ -154,8 +155,9 @@ impl ClusterOperator {
         let (etcd, seed) = self.clients_of(&uid, &look);
         let mut observed = observe::observe((etcd.as_ref(), seed.as_ref()), &look).await;
         observed.upkeep.call = self.calls.of(&uid, observed.upkeep.record.as_ref());
-        let desired = desired(&look.effective);
-        let (names, at) = (names(&look), jiff::Timestamp::now());
+        observe::operator_image(&self.image, &mut observed).await;
+        let desired = desired(&look.effective, &self.operators);
+        let (names, at) = (new_names(&look), jiff::Timestamp::now());
         let mut planned = plan(&desired, &observed, &names, at);
         if let Some(revision) = planned.asks {
             observe::hashes(etcd.as_ref(), &look, &mut observed, revision).await;
@@ -194,9 +196,9 @@ impl ClusterOperator {
                 return Ok(Some((Box::pin(self.round(look)).await, since, early)));
             }
             let unanswered = observe::unanswered(&look);
-            let desired = desired(&look.effective);
+            let desired = desired(&look.effective, &self.operators);
             let now = jiff::Timestamp::now();
-            let step = urgent(&desired, &unanswered, &names(&look), now);
+            let step = urgent(&desired, &unanswered, &new_names(&look), now);
             let round = Box::pin(self.round(look.clone()));
             if let Some(round) = heed.unless_overtaken(round, !step.is_empty()).await {
                 return Ok(Some((round, since, early)));
@@ -213,22 +215,20 @@ impl ClusterOperator {
     async fn act(
         &self,
         (look, observed, etcd, since): (&Look, &Observed, &Arc<dyn Etcd>, Instant),
-        step: &Step,
+        step: &Step<Action>,
     ) -> Acted {
-        let actor = Actor {
+        let context = ExecuteContext {
             client: &self.writer,
             etcd,
             refusals: &self.refusals,
             calls: &self.calls,
             auth: &look.auth,
-            operators: &self.operators,
             cluster: look.effective.cluster(),
             observed,
             urls: &look.urls,
-            image: &self.image,
             since,
         };
-        actor.act(step).await
+        context.execute(step).await
     }
 
     /// The look at a cluster at rest: `None` when there is something to write, for which everything is read again.
@@ -320,7 +320,7 @@ impl Round {
 }
 
 /// New names for one observation.
-fn names(look: &Look) -> Seed {
+fn new_names(look: &Look) -> Seed {
     Seed::new(look.cluster.name_any(), rand::random())
 }
 

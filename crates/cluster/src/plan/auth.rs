@@ -128,7 +128,7 @@ mod tests {
     use crate::plan::Plan;
     use crate::plan::tests::scene::Scene;
 
-    fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan {
+    fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan<Write> {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         scene.desired.access = AccessRule {
             auth: enabled,
@@ -144,7 +144,7 @@ mod tests {
         scene.plan()
     }
 
-    fn writes(plan: &Plan) -> Vec<AccessWrite> {
+    fn writes(plan: &Plan<Write>) -> Vec<AccessWrite> {
         let writes = plan.step.chains.iter().flatten();
         let access = writes.filter_map(|write| match write {
             Write::Access(write) => Some(*write),

@@ -105,9 +105,7 @@ fn own(observed: &Observed, intent: &Intent, cluster_id: ClusterId, draft: &mut 
     let orphan = |name: &String, owned: bool| !owned && is_ours(observed, intent, name);
     let disks = observed.disks.iter();
     for (name, disk) in disks.filter(|(name, disk)| orphan(name, disk.owned)) {
-        draft.write(Write::LabelDisk(label(
-            name, &disk.uid,
-        )));
+        draft.write(Write::LabelDisk(label(name, &disk.uid)));
     }
     let pods = observed.pods.iter();
     for (name, pod) in pods.filter(|(name, pod)| orphan(name, pod.owned)) {

@@ -131,10 +131,7 @@ pub(super) fn unformed(
         let cluster_id = list.cluster_id;
         draft.say(format!("record cluster ID {cluster_id}"));
         let over = observed.resource_version.clone();
-        draft.write(Write::RecordClusterId {
-            cluster_id,
-            over,
-        });
+        draft.write(Write::RecordClusterId { cluster_id, over });
         objects::shared_services(observed, false, draft);
         return;
     }
@@ -199,10 +196,7 @@ fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
         if token.as_ref() == Some(&intent.token) {
             let over = observed.resource_version.clone();
             draft.say(format!("record cluster ID {cluster_id} found on {name}"));
-            draft.write(Write::RecordClusterId {
-                cluster_id,
-                over,
-            });
+            draft.write(Write::RecordClusterId { cluster_id, over });
             return true;
         }
         let text = format!(

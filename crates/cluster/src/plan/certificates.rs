@@ -464,14 +464,12 @@ impl Keeper<'_> {
             let begins = |write: &Write| matches!(write, Write::CreatePod(_));
             chain.iter().any(begins) || !chain.iter().any(held)
         });
-        let change = draft
-            .change
-            .take_if(|change| change.writes.iter().any(held));
+        let change = draft.change.take_if(|change| change.chain.iter().any(held));
         if change.is_some() || draft.chains.len() < before {
             let text = "no member is added or restarted until the certificate authorities allow it";
             draft.wait(Reason::AuthorityRotating, text, BLIND);
         }
-        !joins && change.is_some_and(|change| change.writes.iter().any(adds))
+        !joins && change.is_some_and(|change| change.chain.iter().any(adds))
     }
 
     /// Invariant 20: a member's certificates are there before its pod is made. Those who are started are returned.

@@ -15,7 +15,7 @@ pub(super) fn decide(
     let via = view.via(without.map(Seat::id));
     draft.say(said);
     draft.change = Some(Change {
-        writes,
+        chain: writes,
         via,
         planned_from: view.list.clone(),
     });

@@ -96,7 +96,7 @@ pub(super) fn settle(
 pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
     let shrinks = view.staying().count() > desired.size;
     let removes = draft.change.as_ref().is_some_and(|change| {
-        let mut writes = change.writes.iter();
+        let mut writes = change.chain.iter();
         writes.any(|write| matches!(write, Write::Remove { .. }))
     });
     if shrinks || removes {

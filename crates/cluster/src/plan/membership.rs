@@ -88,7 +88,7 @@ pub(super) fn start(
 }
 
 fn changes(draft: &Draft) -> impl Iterator<Item = &Write> {
-    draft.change.iter().flat_map(|change| &change.writes)
+    draft.change.iter().flat_map(|change| &change.chain)
 }
 
 /// The next change of the members, or what it waits for.

@@ -123,10 +123,7 @@ pub(super) fn labels(
                 || pod.role != Some(role)
                 || pod.cluster_id != Some(cluster_id))
         {
-            draft.write(Write::LabelPod(label(
-                &pod.uid,
-                Some(role),
-            )));
+            draft.write(Write::LabelPod(label(&pod.uid, Some(role))));
         }
         if let Some(disk) = seat.disk
             && !disk.terminating
@@ -134,9 +131,7 @@ pub(super) fn labels(
                 || disk.token.as_ref() != Some(&intent.token)
                 || disk.cluster_id != Some(cluster_id))
         {
-            draft.write(Write::LabelDisk(label(
-                &disk.uid, None,
-            )));
+            draft.write(Write::LabelDisk(label(&disk.uid, None)));
         }
     }
 }
@@ -153,9 +148,7 @@ pub(super) fn member_services(
             let service = observed.services.get(&seat.name);
             // Invariant 26: the mark on the Service of a pod that exists.
             if let Some(service) = service.filter(|it| seat.pod.is_some() && !it.started) {
-                draft.write(member_objects::mark(
-                    &seat.name, service,
-                ));
+                draft.write(member_objects::mark(&seat.name, service));
                 continue;
             }
             member_objects::serve(&seat.name, observed.services.get(&seat.name), open, draft);

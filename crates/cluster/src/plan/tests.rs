@@ -1,5 +1,6 @@
 //! Stories the planner has to get right. Each builds a world in a line or two and says what is done about it.
 
+mod actions;
 mod adoption;
 mod aside;
 mod by_hand;

@@ -28,7 +28,7 @@ pub(super) fn hold_back(observed: &Observed, draft: &mut Draft) {
     });
     let change = draft.change.as_ref();
     let changes = change.is_some_and(|change| {
-        let mut writes = change.writes.iter();
+        let mut writes = change.chain.iter();
         writes.any(|write| starts(write, observed))
     });
     if changes {

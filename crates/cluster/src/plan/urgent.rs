@@ -7,7 +7,10 @@
 
 use jiff::Timestamp;
 
+use crate::action::Action;
 use crate::naming::Names;
+use crate::plan::actions::Builder;
+use crate::plan::decide;
 use crate::snapshot::{Desired, Observed};
 use crate::write::{State, Step, Write};
 
@@ -17,14 +20,19 @@ pub fn urgent(
     observed: &Observed,
     names: &dyn Names,
     now: Timestamp,
-) -> Step {
-    let mut step = super::plan(desired, observed, names, now).step;
-    step.change = None;
-    step.chains.retain(|chain| {
+) -> Step<Action> {
+    let mut decided = decide(desired, observed, names, now);
+    decided.step.change = None;
+    decided.step.chains.retain(|chain| {
         let member = put_back(chain);
         member.is_some_and(|member| observed.reported_voters.contains(member))
     });
-    step
+    let builder = Builder {
+        desired,
+        observed,
+        now,
+    };
+    builder.plan(decided).step
 }
 
 /// The member whose pod this chain creates on an existing volume. A member that has not joined yet may need the current
@@ -43,7 +51,7 @@ mod tests {
     use super::*;
     use crate::plan::tests::scene::{self, Letters, Scene};
 
-    fn step(scene: Scene) -> Step {
+    fn step(scene: Scene) -> Step<Action> {
         let scene = scene.silent();
         urgent(&scene.desired, &scene.observed, &Letters, scene::at(1000))
     }
@@ -56,7 +64,7 @@ mod tests {
         let [writes] = &gone.chains[..] else {
             panic!("{gone:?}");
         };
-        assert!(writes.iter().any(|write| scene::makes_pod(write, "b")));
+        assert!(writes.iter().any(|action| scene::creates_pod(action, "b")));
         assert_eq!(gone.change, None);
         for nothing in [
             &three as &dyn Fn() -> Scene,

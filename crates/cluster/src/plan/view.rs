@@ -196,7 +196,7 @@ impl<'a> View<'a> {
 
 /// What a member is called here: the first label of its peer URL, else its own name, else its ID.
 /// Of one of ours that has started etcd's own name is the pod's, whatever somebody has changed its peer URLs to.
-pub(crate) fn name_of(member: &Member) -> String {
+pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();
     }

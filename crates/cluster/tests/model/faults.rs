@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use cluster::snapshot::Kept;
 use etcd::ClusterId;
 
-
 use crate::event::Event;
 use crate::others::is_elsewhere;
 use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};

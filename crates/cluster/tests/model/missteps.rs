@@ -1,7 +1,7 @@
 //! Rounds in which TLS is switched while members run, beside all other faults, and deliberate mistakes about that.
 
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
-use cluster::plan::{Plan, View};
+use cluster::plan::View;
 use cluster::snapshot::{Desired, Kept, Observed, Seen};
 use cluster::switch::Way;
 use cluster::write::{Chain, Write};
@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use crate::event::{Dice, Event, Setup, draw};
 use crate::mutation::Mutation;
+use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::switch;
 use crate::world::World;
@@ -84,7 +85,7 @@ impl Mutation {
                 }
             }
             Self::LeavesPeerUrls => {
-                let changes = planned.step.change.iter().flat_map(|all| &all.writes);
+                let changes = planned.step.change.iter().flat_map(|all| &all.chain);
                 let redirects = |write: &Write| matches!(write, Write::UpdatePeerUrls { .. });
                 if { changes }.any(redirects)
                     && let Some(next) = next
@@ -115,13 +116,10 @@ impl Mutation {
                     let way = rollout.ways.get(&seat.name);
                     let pod = seat.pod.filter(|pod| pod.durable && pod.stays());
                     if let Some(pod) = pod.filter(|_| way.is_some_and(|way| *way != at)) {
-                        planned
-                            .step
-                            .chains
-                            .push(vec![Write::DeletePod {
-                                member: seat.name.clone(),
-                                uid: pod.uid.clone(),
-                            }]);
+                        planned.step.chains.push(vec![Write::DeletePod {
+                            member: seat.name.clone(),
+                            uid: pod.uid.clone(),
+                        }]);
                     }
                 }
             }

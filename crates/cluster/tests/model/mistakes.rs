@@ -1,6 +1,6 @@
 //! Deliberate mistakes about what the user wishes and what etcd complains of.
 
-use cluster::plan::{Plan, View};
+use cluster::plan::View;
 use cluster::reason::Reason;
 use cluster::snapshot::{Changed, Desired, Observed, Pod, Role, Seen};
 use cluster::write::{Chain, Label, Write};
@@ -8,6 +8,8 @@ use etcd::AlarmKind;
 use jiff::Timestamp;
 
 use crate::mutation::Mutation;
+use crate::run::taken_back;
+use crate::sent::Plan;
 
 impl Mutation {
     /// Plans more than the planner did.
@@ -119,7 +121,7 @@ impl Mutation {
         };
         let is_patch = |write: &Write| matches!(write, Write::PatchImage { .. });
         let changes = planned.step.chains.iter().flatten().any(is_patch);
-        let moves = planned.step.change.iter().flat_map(|change| &change.writes);
+        let moves = planned.step.change.iter().flat_map(|change| &change.chain);
         let moves = moves.filter_map(|write| match write {
             Write::MoveLeader { from, .. } => Some(from.clone()),
             _ => None,
@@ -158,7 +160,7 @@ impl Mutation {
                     over: None,
                 })
             }
-            _ => write.taken_back(true, version),
+            _ => taken_back(write, version),
         }
     }
 }
@@ -181,7 +183,5 @@ fn delete((name, pod): (&String, &Pod)) -> Chain {
 }
 
 fn writes(all: impl IntoIterator<Item = Write>) -> Vec<Chain> {
-    all.into_iter()
-        .map(|write| vec![write])
-        .collect()
+    all.into_iter().map(|write| vec![write]).collect()
 }

@@ -1,12 +1,13 @@
 //! Deliberate mistakes, made from outside: what the planner sees, what it plans, what is sent, and what is checked is
 //! changed on its way. The planner itself knows nothing of them.
 
-use cluster::plan::{Data, Fate, Plan, VersionRules, View, plan};
+use cluster::plan::{Data, Fate, VersionRules, View, plan};
 use cluster::snapshot::{Cause, Desired, Ending, Observed, Role, Seen};
 use cluster::write::{Chain, Change, Start, State, Write};
 use etcd::Members;
 use jiff::Timestamp;
 
+use crate::sent::{self, Plan};
 use crate::world::World;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub(crate) enum Mutation {
     DeletesDisksFirst,
     /// A removed member's name is used again.
     ReusesNames,
+    /// Every plan draws the same names as the plan before.
+    DrawsTheSameNames,
     /// A member that does not answer counts as damaged.
     TakesSilenceForDamage,
     /// A recovery begins without approval.
@@ -208,6 +211,7 @@ impl Mutation {
         Self::RecordsOverAnyVersion,
         Self::DeletesDisksFirst,
         Self::ReusesNames,
+        Self::DrawsTheSameNames,
         Self::TakesSilenceForDamage,
         Self::RecoversUnasked,
         Self::RecoversFromTheLast,
@@ -309,8 +313,11 @@ impl Mutation {
     ) -> Plan {
         let (desired, observed) = &self.overlooks(desired, observed);
         let names = world.unused_names();
-        let mut planned = plan(desired, observed, &names, now);
-        world.use_names(&names);
+        let sent = plan(desired, observed, &names, now);
+        let mut planned = sent::read(sent, desired, observed);
+        if self != Self::DrawsTheSameNames {
+            world.use_names(&names);
+        }
         // Each mistake is to be found by what it does, and not because it is made at such a time.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
@@ -433,7 +440,7 @@ impl Mutation {
         if let Some(write) = write {
             let planned_from = view.list.clone();
             planned.step.change = Some(Change {
-                writes: vec![write],
+                chain: vec![write],
                 via: view.via(None),
                 planned_from,
             });
@@ -525,10 +532,10 @@ fn planned_removal(planned: &Plan) -> bool {
 
 fn promote_all(view: &View, planned: &mut Plan) {
     if let Some(change) = &mut planned.step.change
-        && matches!(change.writes[..], [Write::Promote { .. }])
+        && matches!(change.chain[..], [Write::Promote { .. }])
     {
         let learners = view.learners().filter(|seat| seat.serves());
-        change.writes = learners
+        change.chain = learners
             .map(|seat| Write::Promote {
                 member: seat.name.clone(),
                 id: seat.id(),
@@ -538,7 +545,7 @@ fn promote_all(view: &View, planned: &mut Plan) {
 }
 
 fn delete_disk_first(observed: &Observed, planned: &mut Plan) {
-    let removed = planned.step.change.iter().flat_map(|change| &change.writes);
+    let removed = planned.step.change.iter().flat_map(|change| &change.chain);
     let disks = removed.filter_map(|write| {
         let Write::Remove { member, .. } = write else {
             return None;

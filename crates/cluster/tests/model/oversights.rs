@@ -1,11 +1,12 @@
 //! Deliberate mistakes about what the owner does, and about clusters that somebody else began.
 
-use cluster::plan::{Data, Plan, View};
+use cluster::plan::{Data, View};
 use cluster::snapshot::{Desired, Observed, Pod, Seen};
 use cluster::write::{Change, Write};
 use jiff::Timestamp;
 
 use crate::mutation::Mutation;
+use crate::sent::Plan;
 use crate::world::World;
 
 impl Mutation {
@@ -92,7 +93,7 @@ impl Mutation {
         };
         if !removals.is_empty() {
             planned.step.change = Some(Change {
-                writes: removals,
+                chain: removals,
                 via: view.via(None),
                 planned_from: view.list.clone(),
             });

@@ -1,7 +1,6 @@
 //! What the owner of a cluster does at any moment besides changing its size and version: pauses the operator, deletes
 //! the object, wants other volumes, spoils a Secret with certificates. And pods that end for good.
 
-use cluster::plan::Plan;
 use cluster::snapshot::{Claim, Observed, Seen};
 use cluster::write::Write;
 use member::tls::{Fault, FaultKind, Purpose};
@@ -10,6 +9,7 @@ use crate::event::Event;
 use crate::invariants::demand;
 use crate::others::is_elsewhere;
 use crate::run::said;
+use crate::sent::Plan;
 use crate::world::{Power, World, tell};
 use crate::write::Answer;
 
@@ -230,7 +230,7 @@ impl World {
             return;
         }
         let writes = plan.step.chains.iter().flatten();
-        let changes = plan.step.change.iter().flat_map(|change| &change.writes);
+        let changes = plan.step.change.iter().flat_map(|change| &change.chain);
         let serves = |member: &String| {
             if is_elsewhere(member) {
                 return !self.ours_are_enough();

@@ -1,7 +1,6 @@
 //! The way back from a lost quorum: what is recorded of it, how a new cluster begins with a survivor's data, and what
 //! may not happen on the way.
 
-use cluster::plan::Plan;
 use cluster::snapshot::{Recovery, SeedAnswer, Seen};
 use cluster::write::{RecoveryRecord, Start, Write};
 
@@ -11,6 +10,7 @@ use etcd::Members;
 use crate::etcd_model::{Cluster, Config, Data, Member, Spot, quorum};
 use crate::invariants::is_lost;
 use crate::read::{list, seconds};
+use crate::sent::Plan;
 use crate::world::{World, tell};
 use crate::write::Answer;
 

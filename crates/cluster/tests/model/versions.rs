@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 
 use api::version::EtcdVersion;
-use cluster::plan::Plan;
 use cluster::snapshot::{Changed, Observed, Pod, Role, Seen, Trouble};
 use cluster::write::Write;
 
@@ -15,6 +14,7 @@ use crate::etcd_model::Cluster;
 use crate::invariants::demand;
 use crate::others::is_elsewhere;
 use crate::run::said;
+use crate::sent::Plan;
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 

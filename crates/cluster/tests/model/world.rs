@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use api::EtcdCluster;
 use cluster::naming::Names;
-use cluster::snapshot::{
-    Desired, Intent, Kept, Observed, RecoveryRule, Removal, Role, Shared,
-};
+use cluster::snapshot::{Desired, Intent, Kept, Observed, RecoveryRule, Removal, Role, Shared};
 use cluster::write::{Start, Write};
 use etcd::ClusterId;
+use member::Operators;
+use serde_json::json;
 
 use crate::authorities::Pki;
 use crate::etcd_model::{Cluster, Data};
@@ -186,6 +187,8 @@ pub(crate) struct Faults {
 pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) setup: Setup,
+    /// The EtcdCluster, from which the operator builds objects.
+    object: EtcdCluster,
     pub(crate) size: usize,
     pub(crate) object_version: u64,
     pub(crate) intent: Option<Intent>,
@@ -231,7 +234,8 @@ pub(crate) struct UnusedNames {
 
 impl Names for UnusedNames {
     fn member(&self, index: u64) -> String {
-        self.members_used.set(self.members_used.get().max(index + 1));
+        self.members_used
+            .set(self.members_used.get().max(index + 1));
         member_name(self.member + index)
     }
 
@@ -254,6 +258,22 @@ pub(crate) fn place(name: &str) -> usize {
     usize::from(letter.as_bytes()[0] - b'a') + 26 * round.parse::<usize>().unwrap()
 }
 
+fn object(setup: &Setup) -> EtcdCluster {
+    let claim = json!({ "accessModes": ["ReadWriteOnce"],
+        "resources": { "requests": { "storage": "1Gi" } } });
+    let pod = if setup.durable {
+        json!({ "persistentVolumeClaimSpec": claim })
+    } else {
+        json!({})
+    };
+    let spec =
+        json!({ "size": setup.size, "version": setup.version, "repository": "etcd", "pod": pod });
+    let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
+    object.metadata.namespace = Some("ns".to_owned());
+    object.metadata.uid = Some("uid".to_owned());
+    object
+}
+
 impl World {
     pub(crate) fn new(setup: &Setup) -> Self {
         let node = WorldNode {
@@ -263,6 +283,7 @@ impl World {
         Self {
             now: 0,
             setup: setup.clone(),
+            object: object(setup),
             size: setup.size,
             object_version: 1,
             intent: None,
@@ -276,6 +297,7 @@ impl World {
                 headless: Kept::Missing,
                 client: Kept::Missing,
                 budget: Kept::Missing,
+                budget_uid: Some("budget".to_owned()),
             },
             client_token: None,
             nodes: vec![node; setup.nodes],
@@ -359,6 +381,8 @@ impl World {
             access: cluster::access::AccessRule::default(),
             invalid: None,
             refused: None,
+            object: self.object.clone(),
+            operators: Operators::default(),
         }
     }
 

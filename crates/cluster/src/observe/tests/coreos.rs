@@ -4,6 +4,7 @@
 use api::EtcdCluster;
 use etcd::KeyHash;
 use k8s_openapi::api::core::v1::Pod;
+use member::Operators;
 use serde_json::{Value, json};
 
 use crate::observe::pods;
@@ -139,7 +140,8 @@ fn found(old: Old) -> Scene {
     if old.claim {
         scene = scene.durable();
     }
-    scene.desired = crate::desired::desired(&Effective::as_written(cluster(old)));
+    scene.desired =
+        crate::desired::desired(&Effective::as_written(cluster(old)), &Operators::default());
     // The scene's volumes say nothing of their size.
     scene.desired.claim = None;
     let observed = &mut scene.observed;

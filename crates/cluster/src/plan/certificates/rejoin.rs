@@ -211,5 +211,5 @@ fn starts_pods(draft: &Draft) -> bool {
     let starts = |write: &Write| matches!(write, Write::DeletePod { .. } | Write::CreatePod(_));
     let chains = draft.chains.iter().flatten().any(starts);
     let change = draft.change.as_ref();
-    chains || change.is_some_and(|change| change.writes.iter().any(starts))
+    chains || change.is_some_and(|change| change.chain.iter().any(starts))
 }

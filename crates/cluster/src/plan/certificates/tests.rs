@@ -14,7 +14,7 @@ use crate::authority::{Anchor, Circle, Held, Leaf};
 use crate::certificates::{CertificateWrite, Certificates};
 use crate::clock::ApiServerClock;
 use crate::plan::tests::scene::{Letters, Scene, at};
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, decide};
 use crate::reason::Reason;
 use crate::write::Write;
 
@@ -85,9 +85,9 @@ impl Story {
         &mut self.scene.observed.certificates
     }
 
-    pub(super) fn plan(&self) -> Plan {
+    pub(super) fn plan(&self) -> Plan<Write> {
         let (desired, observed) = (&self.scene.desired, &self.scene.observed);
-        plan(desired, observed, &Letters, self.now)
+        decide(desired, observed, &Letters, self.now)
     }
 
     pub(super) fn writes(&self) -> Vec<Write> {
@@ -320,17 +320,8 @@ fn a_mark_is_taken_back_when_the_certificates_after_it_are_refused() {
         over: None,
         by: "1".into(),
     });
-    let undone = Write::MarkService {
-        member: "db-a".into(),
-        started: false,
-        over: Some("7".into()),
-    };
-    let version = |_: &str| Some("7".to_owned());
-    for not_done in [true, false] {
-        assert_eq!(issue.taken_back(not_done, version), Some(undone.clone()));
-    }
-    // That of a member that runs is written by itself.
-    assert_eq!(issue.taken_back(true, |_| None), None);
+    let part = issue.start().unwrap();
+    assert!(part.is_undone(true) && part.is_undone(false));
 }
 
 /// Invariant 20: it would let every authority run out at once.
@@ -406,7 +397,7 @@ fn a_mistake_in_the_spec_lets_no_certificate_run_out() {
     let mut paused = story.scene.desired.clone();
     (paused.invalid, paused.paused) = (None, true);
     assert!(
-        plan(&paused, &story.scene.observed, &Letters, story.now)
+        decide(&paused, &story.scene.observed, &Letters, story.now)
             .step
             .is_empty()
     );

@@ -240,12 +240,10 @@ fn complete(
     };
     draft.say(format!("record cluster {id} in place of {from_cluster_id}"));
     let over = observed.resource_version.clone();
-    draft.write(Write::RecordRecovery(Box::new(
-        RecoveryRecord {
-            recovery: Some(recovery),
-            stale_approval: None,
-            formed: Some((intent, id)),
-            over,
-        },
-    )));
+    draft.write(Write::RecordRecovery(Box::new(RecoveryRecord {
+        recovery: Some(recovery),
+        stale_approval: None,
+        formed: Some((intent, id)),
+        over,
+    })));
 }

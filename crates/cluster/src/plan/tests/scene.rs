@@ -3,11 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use api::EtcdCluster;
 use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
+use kube::ResourceExt;
+use member::{OperatorImage, Operators};
 
+use crate::action::{Action, Object, Request};
 use crate::naming::Names;
-use crate::plan::{Plan, plan};
+use crate::plan::actions::Builder;
+use crate::plan::{Plan, decide, plan};
 use crate::reason::Reason;
 use crate::snapshot::{
     Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Recovery, RecoveryRule, Removal,
@@ -57,6 +62,8 @@ impl Scene {
             access: crate::access::AccessRule::default(),
             invalid: None,
             refused: None,
+            object: object(),
+            operators: Operators::default(),
         };
         let observed = Observed {
             cluster: "db".into(),
@@ -75,6 +82,7 @@ impl Scene {
                 headless: Kept::Missing,
                 client: Kept::Missing,
                 budget: Kept::Missing,
+                budget_uid: None,
             },
             members: Seen::Unknown("no member runs".into()),
             join: Vec::new(),
@@ -89,6 +97,10 @@ impl Scene {
             certificates: crate::certificates::Certificates::default(),
             access: crate::access::Access::default(),
             clock: crate::clock::ApiServerClock::default(),
+            operator_image: Seen::Known(OperatorImage {
+                image: "operator".into(),
+                pull_policy: None,
+            }),
         };
         Self { desired, observed }
     }
@@ -117,6 +129,7 @@ impl Scene {
             headless: Kept::AsMade(()),
             client: Kept::AsMade(false),
             budget: Kept::AsMade(members.len() / 2 + 1),
+            budget_uid: Some("budget".into()),
         };
         scene
     }
@@ -462,8 +475,23 @@ impl Scene {
         scene
     }
 
-    pub(crate) fn plan(&self) -> Plan {
+    pub(crate) fn plan(&self) -> Plan<Write> {
+        decide(&self.desired, &self.observed, &Letters, at(1000))
+    }
+
+    /// The plan as it is sent.
+    pub(crate) fn built(&self) -> Plan {
         plan(&self.desired, &self.observed, &Letters, at(1000))
+    }
+
+    /// The actions that these writes become.
+    pub(crate) fn actions(&self, writes: &[Write]) -> Vec<Action> {
+        let builder = Builder {
+            desired: &self.desired,
+            observed: &self.observed,
+            now: at(1000),
+        };
+        builder.chain(writes).unwrap()
     }
 
     /// All writes to Kubernetes, chain after chain.
@@ -481,7 +509,7 @@ impl Scene {
     /// The change of the members and the note that comes before a removal.
     pub(crate) fn all_changes(&self) -> Vec<Write> {
         let change = self.plan().step.change;
-        change.map(|change| change.writes).unwrap_or_default()
+        change.map(|change| change.chain).unwrap_or_default()
     }
 
     pub(crate) fn waits(&self) -> Vec<Reason> {
@@ -587,6 +615,21 @@ pub(crate) fn delete_disk(member: &str) -> Write {
 
 pub(crate) fn makes_pod(write: &Write, member: &str) -> bool {
     matches!(write, Write::CreatePod(start) if start.member == member)
+}
+
+/// The object of a cluster with volumes.
+fn object() -> EtcdCluster {
+    let spec = serde_json::json!({ "size": 3, "version": "3.6.16", "repository": "etcd", "pod": {
+        "persistentVolumeClaimSpec": { "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Gi" } } } } });
+    let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
+    object.metadata.namespace = Some("prod".into());
+    object.metadata.uid = Some("uid".into());
+    object
+}
+
+pub(crate) fn creates_pod(action: &Action, member: &str) -> bool {
+    matches!(&action.request, Request::Create(Object::Pod(pod)) if pod.name_any() == member)
 }
 
 pub(crate) fn is_service(write: &Write, member: &str) -> bool {

@@ -101,7 +101,10 @@ fn no_recovery_begins_while_certificates_do_not_hold() {
         scene
     };
     assert!(scene::begins_recovery(&lost()));
-    assert!(!scene::begins_recovery(&with_fault(lost(), Purpose::Operator)));
+    assert!(!scene::begins_recovery(&with_fault(
+        lost(),
+        Purpose::Operator
+    )));
 }
 
 #[test]
