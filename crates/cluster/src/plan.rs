@@ -9,13 +9,13 @@
 pub(crate) mod actions;
 mod adoption;
 mod age;
-mod aside;
 mod auth;
 mod blind;
 mod bootstrap;
 mod certificates;
 mod change;
 mod disks;
+mod drain;
 pub mod effective;
 mod ended;
 mod evidence;
@@ -65,7 +65,7 @@ pub(crate) use quorum::quorum_of;
 pub use urgent::urgent;
 pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
-pub use view::{Data, Fate, Health, Seat, View, name_of};
+pub use view::{Data, Fate, Health, MemberState, View, name_of};
 
 /// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
 const SOON: Duration = Duration::from_millis(100);
@@ -115,7 +115,7 @@ struct Draft<'a> {
     problems: Vec<Explanation>,
     requeue: Duration,
     /// The members that new clients are not to reach.
-    aside: BTreeSet<String>,
+    drained: BTreeSet<String>,
 }
 
 impl<'a> Draft<'a> {
@@ -131,7 +131,7 @@ impl<'a> Draft<'a> {
             waiting_for: Vec::new(),
             problems: Vec::new(),
             requeue: STEADY,
-            aside: BTreeSet::new(),
+            drained: BTreeSet::new(),
         }
     }
 
@@ -306,7 +306,7 @@ fn formed(
             settings::metadata(&view, draft);
             settings::volume_versions((desired, observed), &view, draft);
             settings::resources(&view, draft);
-            aside::settle((&view, intent, cluster_id), now, draft);
+            drain::settle((&view, intent, cluster_id), now, draft);
             objects::troubles(observed, &view.names(), now, draft);
         }
     }

@@ -9,8 +9,7 @@ use std::collections::BTreeSet;
 use api::cluster::peers_of;
 use etcd::{ClusterId, Member, Members};
 
-use crate::plan::view::Fate;
-use crate::plan::view::{Data, Seat, is_elsewhere, name_of};
+use crate::plan::view::{Data, MemberState, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
@@ -194,16 +193,7 @@ pub(super) fn is_under_way(observed: &Observed) -> bool {
     observed.cluster_id.is_some() && unmarked
 }
 
-/// Members of the cluster that is being joined leave as soon as as many of ours vote: each is removed by the rules of
-/// every removal, the leadership handed over before.
-pub(super) fn condemn(seats: &mut [Seat], observed: &Observed) {
-    if observed.join.is_empty() {
-        return;
-    }
-    for seat in seats.iter_mut() {
-        if seat.data == Data::Elsewhere && seat.joined() {
-            let why = "it is run by somebody else, and this cluster takes its place";
-            (seat.fate, seat.followed) = (Fate::Leaves(why.to_owned()), true);
-        }
-    }
+/// Members of a cluster that is joined are replaced by ours.
+pub(super) fn is_replaced(observed: &Observed, member: &MemberState) -> bool {
+    !observed.join.is_empty() && member.data == Data::Elsewhere && member.joined()
 }

@@ -102,7 +102,7 @@ pub(super) fn labels(
 ) {
     for seat in &view.seats {
         let role = match seat.pod.and_then(|pod| pod.role) {
-            // Whether it has to be is said last (`aside`).
+            // Whether it has to be is said last (`drain`).
             Some(role @ Role::Busy { .. }) if seat.votes() => role,
             // Invariant 24.
             Some(Role::Learner) if joining::is_yet_to_serve(seat) => Role::Busy { since: now },

@@ -1,7 +1,7 @@
 //! What of the spec reaches running pods in place: labels and annotations at once, CPU and memory one member after
 //! the other. What needs a new pod is the business of `roll`.
 
-use crate::plan::view::{Seat, View};
+use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod};
@@ -69,8 +69,8 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
             draft.wait(reason, text, STEADY);
         }
     }
-    let differs = |(_, pod): &(&Seat, &Pod)| pod.difference.resources.is_some();
-    let mut all: Vec<(&Seat, &Pod)> = staying(view).filter(differs).collect();
+    let differs = |(_, pod): &(&MemberState, &Pod)| pod.difference.resources.is_some();
+    let mut all: Vec<(&MemberState, &Pod)> = staying(view).filter(differs).collect();
     all.sort_by_key(|(seat, _)| (seat.serves(), seat.votes(), Some(seat.id()) == view.leader));
     let Some((seat, pod)) = all.first() else {
         return;
@@ -100,8 +100,8 @@ fn disturbs(draft: &Draft) -> bool {
     draft.change.is_some() || draft.chains.iter().flatten().any(ends)
 }
 
-fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {
-    let busy = |(_, pod): &(&Seat, &Pod)| {
+fn may_disturb(view: &View, next: &MemberState, draft: &mut Draft) -> bool {
+    let busy = |(_, pod): &(&MemberState, &Pod)| {
         let resizing = pod.difference.resizing.as_ref();
         resizing.is_some_and(|resizing| !resizing.deferred)
     };
@@ -124,7 +124,7 @@ fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {
     true
 }
 
-fn staying<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'v Seat<'a>, &'a Pod)> {
+fn staying<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'v MemberState<'a>, &'a Pod)> {
     let seats = view.seats.iter();
     seats.filter_map(|seat| Some((seat, seat.pod.filter(|pod| pod.stays())?)))
 }

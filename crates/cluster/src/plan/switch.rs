@@ -8,7 +8,7 @@
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
 use crate::plan::change::decide;
-use crate::plan::view::{Data, Seat, View};
+use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
@@ -97,7 +97,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
     })
 }
 
-fn serves(seat: &Seat) -> bool {
+fn serves(seat: &MemberState) -> bool {
     let ready = seat.pod.is_some_and(|pod| pod.ready && pod.stays());
     ready && seat.is_healthy()
 }
@@ -113,7 +113,7 @@ fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
         .filter(|listener| !here.listeners().contains(listener))
         .copied()
         .collect();
-    let is_astray = |seat: &Seat| {
+    let is_astray = |seat: &MemberState| {
         let runs = rollout.ways.get(&seat.name) == Some(&way) && serves(seat);
         runs && names_any(seat, |listed| listed.is_some_and(|it| others.contains(&it)))
     };
@@ -121,7 +121,7 @@ fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
 }
 
 /// Whether one of its peer URLs names such a listener.
-fn names_any(seat: &Seat, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
+fn names_any(seat: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
     let mut urls = seat.member.peer_urls.iter();
     urls.any(|url| such(listener_of(url)))
 }
@@ -129,7 +129,7 @@ fn names_any(seat: &Seat, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
 /// Gives the next such member the peer URL of this listener; `false` when there is none.
 fn redirect(
     view: &View,
-    such: impl Fn(&Seat) -> bool,
+    such: impl Fn(&MemberState) -> bool,
     listener: PeerListener,
     draft: &mut Draft,
 ) -> bool {

@@ -2,9 +2,10 @@
 
 mod actions;
 mod adoption;
-mod aside;
 mod by_hand;
 mod disks;
+mod drain;
+mod fate;
 mod found;
 mod identity;
 mod joining;

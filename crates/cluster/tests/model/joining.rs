@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::plan::{Fate, Quorum, Seat, View};
+use cluster::plan::{Fate, MemberState, Quorum, View};
 use cluster::snapshot::{Observed, Role, Seen};
 use cluster::write::{Change, Label, Write};
 use etcd::{MemberId, Pulse};
@@ -233,7 +233,7 @@ impl Mutation {
     /// What is planned besides with members that do not serve yet.
     pub(crate) fn counts_on_joining(self, view: &View, planned: &mut Plan) {
         let joining = || view.voters().filter(|seat| seat.is_joining());
-        let counts = |seat: &Seat| seat.is_healthy() || seat.is_joining();
+        let counts = |seat: &MemberState| seat.is_healthy() || seat.is_joining();
         let write = match (self, joining().next()) {
             (Self::AsksJoining, Some(seat)) => {
                 if let Some(change) = &mut planned.step.change {
@@ -250,7 +250,7 @@ impl Mutation {
                 })
             }
             (Self::RemovesByJoining, Some(_)) => {
-                let lost = |seat: &&Seat| matches!(seat.fate, Fate::Lost(_));
+                let lost = |seat: &&MemberState| matches!(seat.fate, Fate::Lost(_));
                 let quorum = Quorum::new(view.voters().map(|seat| (seat.id(), counts(seat))));
                 let lost = view.voters().find(lost);
                 let lost = lost.filter(|seat| quorum.unsafe_without(seat.id()).is_none());

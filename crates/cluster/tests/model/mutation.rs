@@ -384,7 +384,7 @@ impl Mutation {
         let lost = view
             .voters()
             .find(|seat| matches!(seat.fate, Fate::Lost(_)));
-        let remove = |seat: &cluster::plan::Seat| Write::Remove {
+        let remove = |seat: &cluster::plan::MemberState| Write::Remove {
             member: seat.name.clone(),
             id: seat.id(),
         };

@@ -57,7 +57,7 @@ impl Mutation {
         let theirs = view
             .voters()
             .find(|seat| seat.data == Data::Elsewhere && seat.joined());
-        let remove = |seat: &cluster::plan::Seat| Write::Remove {
+        let remove = |seat: &cluster::plan::MemberState| Write::Remove {
             member: seat.name.clone(),
             id: seat.id(),
         };

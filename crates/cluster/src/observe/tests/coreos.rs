@@ -260,7 +260,7 @@ fn every_form_is_recorded_under_its_own_id_and_never_bootstrapped_beside() {
 #[test]
 fn members_on_emptydir_are_followed_and_members_on_claims_keep_theirs() {
     for old in every_form() {
-        let scene = taken_over(old).led_aside();
+        let scene = taken_over(old).drained();
         let writes = scene.writes();
         let deleted: Vec<&str> = writes
             .iter()

@@ -143,7 +143,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
 
 /// The planned writes that clients or members could notice.
 fn disturbs(scene: &Scene) -> Vec<Write> {
-    let plan = scene.led_aside();
+    let plan = scene.drained();
     let quiet = |write: &Write| {
         matches!(
             write,

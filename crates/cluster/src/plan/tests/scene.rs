@@ -462,7 +462,7 @@ impl Scene {
     }
 
     /// Whom the plan takes out of the client Service has been out for long enough.
-    pub(crate) fn led_aside(&self) -> Self {
+    pub(crate) fn drained(&self) -> Self {
         let mut scene = self.clone();
         for write in self.writes() {
             if let Write::LabelPod(label) = write

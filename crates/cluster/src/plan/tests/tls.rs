@@ -76,7 +76,7 @@ fn invariant_20_authorities_that_were_replaced_at_once_restart_nobody() {
         pod.difference.pod = Some("it was started with other certificate authorities".into());
     }
     let ends = |scene: &Scene| {
-        let mut writes = scene.led_aside().writes().into_iter();
+        let mut writes = scene.drained().writes().into_iter();
         writes.any(|write| matches!(write, Write::DeletePod { .. }))
     };
     assert!(ends(&scene));
