@@ -14,6 +14,7 @@ mod blind;
 mod bootstrap;
 mod certificates;
 mod change;
+mod conflicts;
 mod disks;
 mod drain;
 pub mod effective;
@@ -37,7 +38,6 @@ mod settings;
 mod size;
 mod survey;
 mod switch;
-mod tls;
 mod together;
 mod upkeep;
 mod urgent;
@@ -59,6 +59,7 @@ use crate::snapshot::{Desired, Observed, Seen};
 use crate::write::{Chain, Change, Step, Write};
 
 use actions::Builder;
+use certificates::{Keeper, Settled};
 pub(crate) use joining::is_late_to_serve;
 pub use quorum::Quorum;
 pub(crate) use quorum::quorum_of;
@@ -225,7 +226,8 @@ pub fn decide(
         );
         draft.wait(Reason::Restoring, text, BLIND);
         // The seed's pod waits for its certificates.
-        certificates::keep(observed, now, &mut draft);
+        let keeper = Keeper::of(observed, now, &mut draft);
+        certificates::keep(observed, keeper.as_ref(), &Settled::default(), &mut draft);
         return draft.finish();
     }
     if let Some(problem) = &desired.invalid {
@@ -256,8 +258,12 @@ pub fn decide(
         (None, Some(intent)) => bootstrap::unformed((desired, observed, now), intent, &mut draft),
         (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
     }
-    certificates::keep(observed, now, &mut draft);
-    tls::hold_back(observed, &mut draft);
+    let keeper = Keeper::of(observed, now, &mut draft);
+    let settled = conflicts::settle(observed, keeper.as_ref(), &mut draft);
+    certificates::keep(observed, keeper.as_ref(), &settled, &mut draft);
+    for fault in &observed.tls.faults {
+        draft.problem(fault.code.into(), fault.message.clone());
+    }
     draft.finish()
 }
 

@@ -78,7 +78,7 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     // Invariant 24: one that follows and does not serve yet may be what the quorum counts on, a learner when it gets its
     // vote in this very step.
     let counts = seat.serves() || (seat.is_joining() && seat.votes());
-    if (counts || seat.is_joining()) && disturbs(draft) {
+    if (counts || seat.is_joining()) && draft.disturbs_members() {
         return;
     }
     if counts && !may_disturb(view, seat, draft) {
@@ -92,12 +92,6 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
             patch: patch.clone(),
         });
     }
-}
-
-/// Whether a member is changed in this very step. Nobody waits for long: the next step comes at once.
-fn disturbs(draft: &Draft) -> bool {
-    let ends = |write: &Write| matches!(write, Write::DeletePod { .. } | Write::PatchImage { .. });
-    draft.change.is_some() || draft.chains.iter().flatten().any(ends)
 }
 
 fn may_disturb(view: &View, next: &MemberState, draft: &mut Draft) -> bool {

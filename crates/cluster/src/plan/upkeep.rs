@@ -267,7 +267,7 @@ impl Run<'_> {
             return waits(draft, text);
         }
         let settled = self.view.learners().next().is_none();
-        if !settled || draft.change.is_some() || !draft.chains.is_empty() {
+        if !settled || !draft.is_idle() {
             let text = "members are defragmented when nothing else is being changed";
             return waits(draft, text.to_owned());
         }
