@@ -6,7 +6,6 @@ use std::fmt;
 use etcd::Login;
 use runtime::credentials::Record;
 
-use crate::reason::Reason;
 use crate::seen::{Kept, Seen};
 
 /// What the spec asks for.
@@ -35,6 +34,8 @@ pub struct Access {
     pub refused: Option<String>,
     /// The NetworkPolicy.
     pub network: Kept<()>,
+    /// The UID of the NetworkPolicy.
+    pub network_uid: Option<String>,
 }
 
 impl Default for Access {
@@ -46,6 +47,7 @@ impl Default for Access {
             login: Seen::Known(None),
             refused: None,
             network: Kept::Missing,
+            network_uid: None,
         }
     }
 }
@@ -70,33 +72,6 @@ pub enum AccessWrite {
     ApplyNetwork,
     /// Deletes it.
     DeleteNetwork,
-}
-
-impl AccessWrite {
-    /// Where a test can interrupt a step.
-    pub fn point(self) -> &'static str {
-        match self {
-            Self::Record { .. } => "before-record-passwords",
-            Self::Forget => "before-forget-passwords",
-            Self::Enable => "before-enable-auth",
-            Self::Disable => "before-disable-auth",
-            Self::ChangePassword => "before-change-password",
-            Self::ApplyNetwork => "before-apply-network-policy",
-            Self::DeleteNetwork => "before-delete-network-policy",
-        }
-    }
-
-    /// Reason and action of the Event about it.
-    pub(crate) fn event(self) -> Option<(Reason, &'static str)> {
-        match self {
-            Self::Record { .. } | Self::Forget => None,
-            Self::Enable => Some((Reason::AuthEnabled, "Enable")),
-            Self::Disable => Some((Reason::AuthDisabled, "Disable")),
-            Self::ChangePassword => Some((Reason::PasswordChanged, "Change")),
-            Self::ApplyNetwork => Some((Reason::NetworkPolicyApplied, "Apply")),
-            Self::DeleteNetwork => Some((Reason::NetworkPolicyDeleted, "Delete")),
-        }
-    }
 }
 
 impl fmt::Display for AccessWrite {

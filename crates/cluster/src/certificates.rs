@@ -16,7 +16,6 @@ use member::tls::{Authorities, ClusterTls};
 
 use crate::authority::{Circle, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
-use crate::reason::Reason;
 
 /// What is there of a cluster's generated certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -260,40 +259,6 @@ pub enum CertificateWrite {
         /// The Secret that was seen.
         uid: String,
     },
-}
-
-impl CertificateWrite {
-    /// Where a test can interrupt a step: the boundary before this write.
-    pub fn point(&self) -> &'static str {
-        match self {
-            Self::Authority { .. } => "before-make-authority",
-            Self::Rejoin { .. } => "before-rejoin-authority",
-            Self::Prepare { .. } => "before-prepare-authority",
-            Self::Switch { .. } => "before-switch-authority",
-            Self::Retire { .. } => "before-retire-authority",
-            Self::Issue { .. } => "before-issue-certificate",
-            Self::Trust { .. } => "before-write-trust-bundle",
-            Self::Mark { .. } => "before-mark-secret",
-            Self::Tell { .. } => "before-tell-certificates",
-            Self::Discard { .. } => "before-discard-certificate",
-        }
-    }
-
-    /// Reason and action of the Event about it.
-    pub fn event(&self) -> Option<(Reason, &'static str)> {
-        match self {
-            Self::Authority { .. } => Some((Reason::AuthorityCreated, "Create")),
-            Self::Rejoin { .. } => Some((Reason::AuthorityRejoined, "Rotate")),
-            Self::Prepare { .. } => Some((Reason::AuthorityPrepared, "Rotate")),
-            Self::Switch { .. } => Some((Reason::AuthoritySwitched, "Rotate")),
-            Self::Retire { .. } => Some((Reason::AuthorityRetired, "Rotate")),
-            Self::Issue { over: Some(_), .. } => Some((Reason::CertificateRenewed, "Renew")),
-            Self::Issue { over: None, .. } => Some((Reason::CertificateIssued, "Create")),
-            Self::Trust { .. } | Self::Mark { .. } | Self::Tell { .. } | Self::Discard { .. } => {
-                None
-            }
-        }
-    }
 }
 
 impl fmt::Display for CertificateWrite {

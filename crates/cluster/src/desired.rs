@@ -4,7 +4,7 @@ use api::EtcdClusterSpec;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
 use api::problem::summary;
 use api::version::EtcdVersion;
-use member::spec_hash;
+use member::{Operators, spec_hash};
 
 use crate::access::AccessRule;
 use crate::plan::effective::Effective;
@@ -14,7 +14,7 @@ use crate::upkeep::UpkeepRule;
 
 /// Reads the spec in effect. What is wrong with it is said in `invalid`; an object stored before the schema existed may
 /// hold anything.
-pub fn desired(effective: &Effective) -> Desired {
+pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
     let cluster = effective.cluster();
     let spec = &cluster.spec;
     let problems = validate(cluster);
@@ -59,6 +59,8 @@ pub fn desired(effective: &Effective) -> Desired {
         },
         invalid: (!problems.is_empty()).then(|| summary(&problems)),
         refused: (!dangerous.is_empty()).then(|| summary(&dangerous)),
+        object: cluster.clone(),
+        operators: operators.clone(),
     }
 }
 
@@ -87,7 +89,9 @@ mod tests {
     fn a_stored_variable_of_an_owned_flag_makes_the_spec_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;
         let cluster = EtcdCluster::new("db", serde_json::from_str(spec).unwrap());
-        let invalid = desired(&Effective::as_written(cluster)).invalid.unwrap();
+        let invalid = desired(&Effective::as_written(cluster), &Operators::default())
+            .invalid
+            .unwrap();
         for words in [
             "spec.pod.etcdEnv",
             "ETCD_FORCE_NEW_CLUSTER",

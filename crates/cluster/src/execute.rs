@@ -1,9 +1,13 @@
-//! Executes one step: sends its writes, each chain in its order, the chains and the change beside each other.
+//! Sends the actions of one step. The actions of a chain follow each other; chains and the change of the members are
+//! sent concurrently.
 //!
-//! It decides nothing. A write that loses a race (the object changed, exists, is gone) ends its chain and is
-//! planned again; nothing is retried here but what a chain cannot stop at without costing a member its name.
+//! Nothing is decided here. An action that loses a race (the object has changed, exists or is deleted) ends its chain and
+//! is planned again. An action is only repeated here if the end of its chain would cost a member its name.
 
+mod calls;
+mod certificates;
 pub(crate) mod error;
+mod passwords;
 mod send;
 
 #[cfg(test)]
@@ -14,25 +18,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use api::names;
 use etcd::Etcd;
 use futures::future::join_all;
-use kube::{Client, ResourceExt};
-use member::Operators;
+use kube::Client;
 use runtime::credentials::ClusterAuth;
-use runtime::image::OwnImage;
 
 pub use self::error::Error;
 use self::error::LONGEST;
+use crate::action::{Action, StartPart};
+use crate::plan::actions::unmark;
 use crate::refusals::Refusals;
 use crate::snapshot::Observed;
 use crate::upkeep::Calls;
-use crate::write::{Change, Draw, Step, Write, chains};
+use crate::write::{Change, Step};
 
-/// How long at first until a write is sent again that the API server could not take.
+/// The first pause before an action is repeated that the API server could not serve.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long until a mark is taken back again that the API server could not take back: nobody else does.
+/// The pauses before the removal of a mark is repeated: no other process removes it.
 const PAUSES: [Duration; 4] = [
     PAUSE,
     Duration::from_millis(300),
@@ -44,7 +47,7 @@ const PAUSES: [Duration; 4] = [
 #[derive(Debug, Default)]
 pub struct Acted {
     /// What was done.
-    pub done: Vec<Write>,
+    pub done: Vec<Action>,
     /// What was not, and why.
     pub failed: Vec<Error>,
 }
@@ -65,92 +68,86 @@ impl Acted {
 }
 
 /// What a step is executed with.
-pub struct Actor<'a> {
-    /// Talks to the API server.
+pub struct ExecuteContext<'a> {
+    /// The API server. The client sends each request once (invariant 11).
     pub client: &'a Client,
-    /// Talks to the members.
+    /// The members.
     pub etcd: &'a Arc<dyn Etcd>,
-    /// Which members' starts were refused.
+    /// The starts of members that were rejected.
     pub refusals: &'a Refusals,
-    /// The calls to members that nobody waits for.
+    /// The calls to members for which no reconcile waits.
     pub calls: &'a Calls,
-    /// What the operator logs in with. In memory only.
+    /// The credentials of the operator. In memory only.
     pub auth: &'a ClusterAuth,
-    /// Where the operators run.
-    pub operators: &'a Operators,
     /// The object with the spec in effect.
     pub cluster: &'a EtcdCluster,
-    /// What the step was planned from.
+    /// The observation from which the step was planned.
     pub observed: &'a Observed,
-    /// Where the members are asked, by name.
+    /// The client URLs of members, by name.
     pub urls: &'a BTreeMap<String, String>,
-    /// The image a seed member prepares its data with.
-    pub image: &'a OwnImage,
-    /// When that was read.
+    /// When the observation began.
     pub since: Instant,
 }
 
-impl Actor<'_> {
+impl ExecuteContext<'_> {
     /// Executes the step.
-    pub async fn act(&self, step: &Step) -> Acted {
-        let mut draw = Random {
-            cluster: self.cluster.name_any(),
-        };
-        let writes: Vec<Vec<Write>> = step
-            .orders
-            .iter()
-            .flat_map(|order| chains(order, &mut draw))
-            .collect();
-        let orders = join_all(writes.into_iter().map(|chain| self.chain(chain)));
+    pub async fn execute(&self, step: &Step<Action>) -> Acted {
+        let chains = join_all(step.chains.iter().map(|chain| self.chain(chain)));
         let change = async {
             match &step.change {
                 Some(change) => self.change(change).await,
                 None => Acted::default(),
             }
         };
-        let (orders, change) = tokio::join!(orders, change);
-        orders.into_iter().fold(change, Acted::merge)
+        let (chains, change) = tokio::join!(chains, change);
+        chains.into_iter().fold(change, Acted::merge)
     }
 
-    /// One write after the other; the first that fails ends the chain. A start that was refused is not tried again yet.
-    async fn chain(&self, writes: Vec<Write>) -> Acted {
-        let starts = writes.iter().find_map(Write::starts).map(str::to_owned);
-        let acted = self.begun(writes).await;
+    /// Sends a chain. The start of a member that was rejected is not repeated before its back-off has passed.
+    async fn chain(&self, chain: &[Action]) -> Acted {
+        let mut parts = chain.iter().filter_map(|action| action.start.as_ref());
+        let starts = parts.find_map(StartPart::announces);
+        let acted = self.begun(chain).await;
         if let Some(member) = starts {
             match acted.failed.last() {
-                None => self.refusals.allowed(self.cluster, &member),
+                None => self.refusals.allowed(self.cluster, member),
                 Some(Error::Held { .. }) => {}
                 Some(error) => {
                     let now = Instant::now();
-                    self.refusals.refused(self.cluster, &member, error, now);
+                    self.refusals.refused(self.cluster, member, error, now);
                 }
             }
         }
         acted
     }
 
-    async fn begun(&self, writes: Vec<Write>) -> Acted {
+    async fn begun(&self, chain: &[Action]) -> Acted {
         let mut acted = Acted::default();
-        let mut marked = None;
-        for write in writes {
-            let now = Instant::now();
-            let held = write.starts();
-            let held = held.and_then(|member| self.refusals.holds(self.cluster, member, now));
+        let mut marked: Option<(String, String)> = None;
+        for action in chain {
+            let part = action.start.as_ref();
+            let held = part
+                .and_then(StartPart::announces)
+                .and_then(|member| self.refusals.holds(self.cluster, member, Instant::now()));
             if let Some(held) = held {
                 acted.failed.push(held);
                 break;
             }
-            interrupt(&write);
-            match self.send(&write, marked.is_some()).await {
-                Ok(version) if write.marks().is_some() => {
-                    marked = version;
-                    acted.done.push(write);
+            interrupt(action);
+            match self.repeat(action, marked.is_some()).await {
+                Ok(version) => {
+                    let member = part.and_then(StartPart::marks);
+                    if let (Some(member), Some(version)) = (member, version) {
+                        marked = Some((member.to_owned(), version));
+                    }
+                    acted.done.push(action.clone());
                 }
-                Ok(_) => acted.done.push(write),
                 Err((error, not_done)) => {
-                    let undo = write.taken_back(not_done, |_| marked);
-                    if let Some(undo) = undo {
-                        acted.failed.extend(self.undo(&undo).await.err());
+                    let undone = part.is_some_and(|part| part.is_undone(not_done));
+                    if let Some((member, version)) = marked.filter(|_| undone) {
+                        acted
+                            .failed
+                            .extend(self.undo(&member, &version).await.err());
                     }
                     acted.failed.push(error);
                     break;
@@ -160,13 +157,13 @@ impl Actor<'_> {
         acted
     }
 
-    /// One write of a chain; with an error comes whether it surely was not carried out. Once a Service is marked, what
-    /// the API server cannot take is sent again for as long as the look is good: to stop there would give the member up.
-    /// What was carried out all the same exists then.
-    async fn send(&self, write: &Write, marked: bool) -> Result<Option<String>, (Error, bool)> {
+    /// Sends an action of a chain; with an error comes whether it was certainly not carried out. After a Service is
+    /// marked, a request that the API server cannot serve now is repeated as long as the observation is fresh: the end
+    /// of the chain would cost the member its name. If an earlier attempt was carried out, the object exists then.
+    async fn repeat(&self, action: &Action, marked: bool) -> Result<Option<String>, (Error, bool)> {
         let (mut pause, mut doubtful) = (PAUSE, false);
         loop {
-            let error = match self.write(write, &[]).await {
+            let error = match self.send(action, &[]).await {
                 Ok(version) => return Ok(version),
                 Err(error) => error,
             };
@@ -181,25 +178,24 @@ impl Actor<'_> {
         }
     }
 
-    /// Takes back what a chain has marked; again where the API server cannot take that either.
-    async fn undo(&self, undo: &Write) -> Result<(), Error> {
+    /// Removes the mark that a chain has set, however old the observation is by now: only over the version that the same
+    /// chain wrote. As long as a Service is marked and nothing else of its member exists, no other process starts that
+    /// member without marking the Service again, so the removal says what is true (invariant 6).
+    async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
+        let patch = unmark(member, version);
         for pause in PAUSES {
-            match self.take_back(undo).await {
+            match self.patch(&patch).await {
                 Err(error) if error.is_for_now() => tokio::time::sleep(pause).await,
-                taken => return taken,
+                undone => return undone.map(drop),
             }
         }
-        self.take_back(undo).await
+        self.patch(&patch).await.map(drop)
     }
 
-    /// Invariant 11: a change is made only to the list it was planned from.
-    async fn change(&self, change: &Change) -> Acted {
+    /// Invariant 11: a change is sent only if the member list equals the list from which it was planned.
+    async fn change(&self, change: &Change<Action>) -> Acted {
         let mut acted = Acted::default();
-        let via: Vec<String> = change
-            .via
-            .iter()
-            .map(|name| self.client_url(name))
-            .collect();
+        let via = self.client_urls(&change.via);
         match self.etcd.members(&via).await {
             Ok(list) if list == change.planned_from => {}
             Ok(_) => {
@@ -214,10 +210,10 @@ impl Actor<'_> {
                 return acted;
             }
         }
-        for write in &change.writes {
-            interrupt(write);
-            match self.write(write, &via).await {
-                Ok(_) => acted.done.push(write.clone()),
+        for action in &change.chain {
+            interrupt(action);
+            match self.send(action, &via).await {
+                Ok(_) => acted.done.push(action.clone()),
                 Err(error) => {
                     acted.failed.push(error);
                     break;
@@ -226,37 +222,12 @@ impl Actor<'_> {
         }
         acted
     }
-
-    fn client_url(&self, member: &str) -> String {
-        let known = self
-            .urls
-            .get(member)
-            .or(self.observed.elsewhere.get(member));
-        known
-            .cloned()
-            .unwrap_or_else(|| self.members().addresses().client_url(member))
-    }
 }
 
-/// A crash before this write, where a test asks for one: `FAILPOINTS=before-create-pod=panic`. Every boundary
-/// between two writes of a step is before one of them.
-fn interrupt(write: &Write) {
-    let point = write.point();
-    tracing::debug!(point, ?write, "write");
+/// A crash before this action, if a test asks for one: `FAILPOINTS=before-create-pod=panic`. Every boundary between two
+/// requests of a step is before one of them.
+fn interrupt(action: &Action) {
+    let (point, text) = (action.point, action.text.as_str());
+    tracing::debug!(point, text, "action");
     fail::fail_point!(point);
-}
-
-/// Names from the operating system's randomness.
-struct Random {
-    cluster: String,
-}
-
-impl Draw for Random {
-    fn member(&mut self) -> String {
-        names::member_name(&self.cluster, rand::random())
-    }
-
-    fn token(&mut self) -> String {
-        format!("{}-{:016x}", self.cluster, rand::random::<u64>())
-    }
 }

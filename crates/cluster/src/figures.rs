@@ -18,9 +18,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use crate::outcome::event;
+use crate::action::Action;
 use crate::reason::Reason;
-use crate::write::Write;
 
 /// The figures of all clusters of this process.
 #[derive(Clone, Default)]
@@ -170,7 +169,7 @@ impl Figures {
     }
 
     /// Takes down what a reconcile found and did.
-    pub fn see(&self, cluster: &EtcdCluster, status: &EtcdClusterStatus, done: &[Write]) {
+    pub fn see(&self, cluster: &EtcdCluster, status: &EtcdClusterStatus, done: &[Action]) {
         let namespace = cluster.namespace().unwrap_or_default();
         let inner = &mut *self.inner();
         let mut happened = Vec::new();
@@ -203,13 +202,11 @@ impl Figures {
             .count();
         seen.voters = count(Some(voters)).unwrap_or_default();
         seen.learners = count(Some(status.member_details.len() - voters)).unwrap_or_default();
-        for write in done {
-            if matches!(write, Write::RecordIntent { .. }) {
+        for (change, _) in done.iter().filter_map(|action| action.event) {
+            if matches!(change, Reason::BootstrapBegun | Reason::ClusterRecorded) {
                 happened.push("created");
             }
-            if let Some((change, _)) = event(write) {
-                *seen.changes.entry(change).or_default() += 1;
-            }
+            *seen.changes.entry(change).or_default() += 1;
         }
         for what in happened {
             *inner.events.entry((namespace.clone(), what)).or_default() += 1;
@@ -322,6 +319,8 @@ mod tests {
     use prometheus_client::registry::Registry;
 
     use super::*;
+    use crate::plan::tests::scene::Scene;
+    use crate::write::Write;
 
     fn cluster(uid: &str, generation: i64) -> EtcdCluster {
         let mut cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
@@ -391,11 +390,12 @@ mod tests {
     #[test]
     fn every_cluster_is_measured_under_its_namespace_and_name() {
         let figures = Figures::default();
-        let done = [Write::MoveLeader {
+        let scene = Scene::formed(&["a", "b"]);
+        let done = scene.actions(&[Write::MoveLeader {
             from: "db-a".into(),
             to: "db-b".into(),
             id: MemberId(2),
-        }];
+        }]);
         figures.see(&cluster("1", 1), &status(), &done);
         figures.see(&cluster("1", 2), &status(), &done);
         let page = page(&figures);

@@ -1,11 +1,12 @@
 //! The cluster operator: it keeps an etcd cluster at its size through every failure that leaves data to save,
 //! and never makes things worse.
 //!
-//! observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). The steps are made of the
-//! primitive writes in [`write`]; what is true is in etcd's member list, pods, disks and the few recorded
-//! fields of the status, never in this process.
+//! observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). A step consists of the requests
+//! in [`action`]; what is true is in etcd's member list, pods, disks and the few recorded fields of the status, never in
+//! this process.
 
 pub mod access;
+pub mod action;
 pub mod app;
 pub mod authority;
 pub mod certificates;
@@ -17,6 +18,7 @@ pub mod endings;
 pub mod execute;
 pub mod expiry;
 pub mod figures;
+pub mod naming;
 pub mod objects;
 pub mod observe;
 pub mod outcome;

@@ -20,6 +20,8 @@ mod tls;
 mod unlabelled;
 
 pub(crate) use children::is_of_others;
+pub use children::{disk, member_service};
+pub use pods::pod;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -40,6 +42,7 @@ use kube::{Api, Client, ResourceExt};
 use member::Members;
 use member::tls::ClusterTls;
 use runtime::credentials::ClusterAuth;
+use runtime::image::OwnImage;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
@@ -238,6 +241,17 @@ pub fn unanswered(look: &Look) -> Observed {
     observed
 }
 
+/// Reads the image of the operator, which the seed of a recovery needs.
+pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
+    let record = observed.recovery.record.as_ref();
+    if record.is_some_and(|record| record.phase == RecoveryPhase::InProgress) {
+        observed.operator_image = match image.get().await {
+            Ok(image) => Seen::Known(image.clone()),
+            Err(why) => Seen::Unknown(why),
+        };
+    }
+}
+
 /// The members' hashes of their data at one revision, for a plan that asked for them.
 pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revision: i64) {
     let answering = observed.statuses.iter();
@@ -433,6 +447,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         tls_rollout: Some(effective.tls_rollout().clone()),
         certificates: certificates.and_of_others(&objects.tls),
         clock: objects.clock,
+        operator_image: Seen::Unknown("the image of the operator was not read".to_owned()),
     };
     let is_labelled = |metadata: &ObjectMeta| {
         let member = metadata.name.as_deref().unwrap_or_default();

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use api::cluster::RecoveryPhase;
-use api::cluster::{DefragmentationStatus, EtcdClusterStatus};
+use api::cluster::EtcdClusterStatus;
 use api::conditions::{ConditionType, find};
 use runtime::outcome::{Chain, Failure, Notice};
 
@@ -11,8 +10,6 @@ use crate::execute::{self, Acted};
 use crate::observe;
 use crate::plan::{Plan, STEADY};
 use crate::reason::Reason;
-use crate::snapshot::Removal;
-use crate::write::Write;
 
 /// Why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
@@ -70,9 +67,9 @@ impl Acted {
 
 /// The Events of a reconcile.
 pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
-    let done = acted.done.iter().filter_map(|write| {
-        let (reason, action) = event(write)?;
-        Some(Notice::change(reason.as_str(), action, write.to_string()))
+    let done = acted.done.iter().filter_map(|action| {
+        let (reason, verb) = action.event?;
+        Some(Notice::change(reason.as_str(), verb, action.text.clone()))
     });
     let refused = acted
         .failed
@@ -190,94 +187,12 @@ fn postponed(error: &execute::Error) -> String {
     }
 }
 
-/// Reason and action of the Event about a write; `None` for what is of no interest to a user.
-pub(crate) fn event(write: &Write) -> Option<(Reason, &'static str)> {
-    match write {
-        Write::RecordRecovery(record) => match record.recovery.as_ref()?.phase {
-            RecoveryPhase::InProgress => Some((Reason::RecoveryBegun, "Recover")),
-            RecoveryPhase::Complete => Some((Reason::RecoveryComplete, "Recover")),
-            RecoveryPhase::Cancelled => Some((Reason::RecoveryCancelled, "Recover")),
-            RecoveryPhase::Unknown(_) => None,
-        },
-        Write::RecordIntent {
-            cluster_id: Some(_),
-            ..
-        } => Some((Reason::ClusterRecorded, "Record")),
-        Write::RecordIntent { .. } => Some((Reason::BootstrapBegun, "Bootstrap")),
-        Write::RecordClusterId { .. } => Some((Reason::ClusterFormed, "Bootstrap")),
-        Write::CreatePod(_) => Some((Reason::MemberStarted, "Start")),
-        Write::DeletePod { .. } => Some((Reason::PodDeleted, "Delete")),
-        Write::PatchImage { .. } => Some((Reason::MemberVersionChanged, "Upgrade")),
-        Write::Downgrade { to: Some(_) } => Some((Reason::DowngradeAllowed, "Downgrade")),
-        Write::Downgrade { to: None } => Some((Reason::DowngradeTakenBack, "Downgrade")),
-        Write::Certificate(write) => write.event(),
-        Write::PatchMetadata { .. } => Some((Reason::PodPatched, "Patch")),
-        Write::ResizePod { .. } => Some((Reason::PodResized, "Resize")),
-        Write::GrowDisk { .. } => Some((Reason::VolumeClaimGrown, "Patch")),
-        Write::RecordDefragmentation { record, .. } => told_of(record),
-        Write::Compact { .. } => Some((Reason::Compacted, "Compact")),
-        Write::Disarm { .. } => Some((Reason::AlarmDisarmed, "Disarm")),
-        Write::DeleteDisk { .. } => Some((Reason::VolumeClaimDeleted, "Delete")),
-        Write::NoteRemoval {
-            removal: Some(Removal::ByOthers { .. }),
-            ..
-        } => Some((Reason::VolumeKept, "Keep")),
-        Write::AddMember { .. } => Some((Reason::MemberAdded, "Add")),
-        Write::UpdatePeerUrls { .. } => Some((Reason::PeerUrlChanged, "Update")),
-        // Of a cluster that never had any it says nothing.
-        Write::RecordTls { record, .. } => {
-            let tls = record.policy.as_ref();
-            tls.map(|_| (Reason::TLSRecorded, "Record"))
-        }
-        Write::Promote { .. } => Some((Reason::MemberPromoted, "Promote")),
-        Write::Remove { .. } => Some((Reason::MemberRemoved, "Remove")),
-        Write::MoveLeader { .. } => Some((Reason::LeaderMoved, "Move")),
-        Write::RepairService { .. } => Some((Reason::ServiceRepaired, "Repair")),
-        Write::CreateDisk(_) => Some((Reason::VolumeClaimCreated, "Create")),
-        Write::ApplyClient { open: true } => Some((Reason::ClientServiceOpened, "Apply")),
-        Write::ApplyClient { open: false } => Some((Reason::ClientServiceApplied, "Apply")),
-        Write::ApplyHeadless => Some((Reason::HeadlessServiceApplied, "Apply")),
-        Write::ApplyBudget { .. } => Some((Reason::DisruptionBudgetApplied, "Apply")),
-        Write::Access(write) => write.event(),
-        Write::DeleteBudget => Some((Reason::DisruptionBudgetDeleted, "Delete")),
-        Write::CreateService { .. } => Some((Reason::MemberServiceCreated, "Create")),
-        Write::DeleteService { .. } => Some((Reason::MemberServiceDeleted, "Delete")),
-        // Labels, marks and endpoints follow from what is told already; a defragmentation has only begun, and its
-        // record tells the rest.
-        Write::Defragment { .. }
-        | Write::LabelPod(_)
-        | Write::LabelDisk(_)
-        | Write::MarkService { .. }
-        | Write::RenewMark { .. }
-        | Write::SettleImage { .. }
-        | Write::NoteVersion { .. }
-        | Write::NoteRemoval { .. }
-        | Write::OpenService { .. } => None,
-    }
-}
-
-/// The beginning of a defragmentation is told, each member's end, and how it failed.
-fn told_of(record: &DefragmentationStatus) -> Option<(Reason, &'static str)> {
-    let Some(last) = record.members.last() else {
-        return record
-            .completion_time
-            .is_none()
-            .then_some((Reason::DefragmentationBegun, "Defragment"));
-    };
-    if record.completion_time.is_some() || last.completion_time.is_none() {
-        return None;
-    }
-    Some(match last.error {
-        None => (Reason::MemberDefragmented, "Defragment"),
-        Some(_) => (Reason::DefragmentationFailed, "Defragment"),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::Explanation;
-    use crate::write::Step;
+    use crate::plan::tests::scene::Scene;
+    use crate::write::{Step, Write};
     use api::conditions::{Finding, set};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -300,7 +215,7 @@ mod tests {
     #[test]
     fn every_change_every_problem_and_every_refusal_is_an_event() {
         let acted = Acted {
-            done: vec![
+            done: Scene::nothing(1).actions(&[
                 Write::ApplyHeadless,
                 Write::AddMember {
                     member: "db-a".into(),
@@ -310,7 +225,7 @@ mod tests {
                     member: "db-a".into(),
                     uid: "u".into(),
                 },
-            ],
+            ]),
             failed: vec![execute::Error::Etcd {
                 what: "promote db-a".into(),
                 source: etcd::Error::Unavailable("http://x: not in sync".into()),

@@ -1,18 +1,22 @@
 //! The planner: from what is desired and what is observed to one step. Pure, synchronous, total.
 //!
+//! The phases decide ([`decide`]) and ask for writes; [`actions`] builds the objects, patches and calls that are sent.
+//!
 //! No client, no clock, no randomness, no log. It never fails: what stands in the way is a [`Reason`] in words,
 //! which reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
 //! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
 
+pub(crate) mod actions;
 mod adoption;
 mod age;
-mod aside;
 mod auth;
 mod blind;
 mod bootstrap;
 mod certificates;
 mod change;
+mod conflicts;
 mod disks;
+mod drain;
 pub mod effective;
 mod ended;
 mod evidence;
@@ -34,7 +38,6 @@ mod settings;
 mod size;
 mod survey;
 mod switch;
-mod tls;
 mod together;
 mod upkeep;
 mod urgent;
@@ -49,18 +52,21 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::action::Action;
+use crate::naming::Names;
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Seen};
-use crate::write::{Change, Order, Step};
+use crate::write::{Chain, Change, Step, Write};
 
+use actions::Builder;
+use certificates::{Keeper, Settled};
 pub(crate) use joining::is_late_to_serve;
 pub use quorum::Quorum;
 pub(crate) use quorum::quorum_of;
 pub use urgent::urgent;
 pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
-pub(crate) use view::name_of;
-pub use view::{Data, Fate, Health, Seat, View};
+pub use view::{Data, Fate, Health, MemberState, View, name_of};
 
 /// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
 const SOON: Duration = Duration::from_millis(100);
@@ -77,11 +83,12 @@ pub(crate) const STEADY: Duration = Duration::from_secs(10);
 /// Why something does not happen, or what is wrong, with a sentence for people.
 pub type Explanation = runtime::Trouble<Reason>;
 
-/// What to do now, why not more, and when to look again.
+/// What to do now, why not more, and when to look again. A plan consists of actions; until they are built, it consists
+/// of the writes that the phases ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Plan<T = Action> {
     /// To be done now.
-    pub step: Step,
+    pub step: Step<T>,
     /// The revision at which the members' data are to be compared before more can be planned: each member reads its
     /// whole database for that, so it is not part of every look.
     pub asks: Option<i64>,
@@ -96,8 +103,12 @@ pub struct Plan {
 }
 
 /// A plan in the making.
-struct Draft {
-    orders: Vec<Order>,
+struct Draft<'a> {
+    names: &'a dyn Names,
+    /// The numbers of names and tokens that the draft uses.
+    members_named: u64,
+    tokens_used: u64,
+    chains: Vec<Chain>,
     asks: Option<i64>,
     change: Option<Change>,
     next: Vec<String>,
@@ -105,26 +116,46 @@ struct Draft {
     problems: Vec<Explanation>,
     requeue: Duration,
     /// The members that new clients are not to reach.
-    aside: BTreeSet<String>,
+    drained: BTreeSet<String>,
 }
 
-impl Draft {
-    fn new() -> Self {
-        let (orders, change) = (Vec::new(), None);
+impl<'a> Draft<'a> {
+    fn new(names: &'a dyn Names) -> Self {
         Self {
-            orders,
+            names,
+            members_named: 0,
+            tokens_used: 0,
+            chains: Vec::new(),
             asks: None,
-            change,
+            change: None,
             next: Vec::new(),
             waiting_for: Vec::new(),
             problems: Vec::new(),
             requeue: STEADY,
-            aside: BTreeSet::new(),
+            drained: BTreeSet::new(),
         }
     }
 
-    fn order(&mut self, order: Order) {
-        self.orders.push(order);
+    /// Writes that are sent one after the other.
+    fn chain(&mut self, chain: Chain) {
+        self.chains.push(chain);
+    }
+
+    /// A write that depends on no other one.
+    fn write(&mut self, write: Write) {
+        self.chain(vec![write]);
+    }
+
+    /// The name of a new member. Each call gives another name.
+    fn new_member(&mut self) -> String {
+        self.members_named += 1;
+        self.names.member(self.members_named - 1)
+    }
+
+    /// The token of a new cluster. Each call gives another token.
+    fn new_token(&mut self) -> String {
+        self.tokens_used += 1;
+        self.names.token(self.tokens_used - 1)
     }
 
     fn say(&mut self, text: impl Into<String>) {
@@ -140,9 +171,9 @@ impl Draft {
         self.problems.push(Explanation::new(reason, message));
     }
 
-    fn finish(self) -> Plan {
+    fn finish(self) -> Plan<Write> {
         let step = Step {
-            orders: self.orders,
+            chains: self.chains,
             change: self.change,
         };
         let requeue = if step.is_empty() {
@@ -162,9 +193,24 @@ impl Draft {
     }
 }
 
+/// The actions to send now. New members and clusters take their names from `names`.
+pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Plan {
+    let builder = Builder {
+        desired,
+        observed,
+        now,
+    };
+    builder.plan(decide(desired, observed, names, now))
+}
+
 /// Decides what to do now.
-pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
-    let mut draft = Draft::new();
+pub fn decide(
+    desired: &Desired,
+    observed: &Observed,
+    names: &dyn Names,
+    now: Timestamp,
+) -> Plan<Write> {
+    let mut draft = Draft::new(names);
     if observed.deleting {
         draft.wait(
             Reason::Deleting,
@@ -180,7 +226,8 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
         );
         draft.wait(Reason::Restoring, text, BLIND);
         // The seed's pod waits for its certificates.
-        certificates::keep(observed, now, &mut draft);
+        let keeper = Keeper::of(observed, now, &mut draft);
+        certificates::keep(observed, keeper.as_ref(), &Settled::default(), &mut draft);
         return draft.finish();
     }
     if let Some(problem) = &desired.invalid {
@@ -211,8 +258,12 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
         (None, Some(intent)) => bootstrap::unformed((desired, observed, now), intent, &mut draft),
         (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
     }
-    certificates::keep(observed, now, &mut draft);
-    tls::hold_back(observed, &mut draft);
+    let keeper = Keeper::of(observed, now, &mut draft);
+    let settled = conflicts::settle(observed, keeper.as_ref(), &mut draft);
+    certificates::keep(observed, keeper.as_ref(), &settled, &mut draft);
+    for fault in &observed.tls.faults {
+        draft.problem(fault.code.into(), fault.message.clone());
+    }
     draft.finish()
 }
 
@@ -261,7 +312,7 @@ fn formed(
             settings::metadata(&view, draft);
             settings::volume_versions((desired, observed), &view, draft);
             settings::resources(&view, draft);
-            aside::settle((&view, intent, cluster_id), now, draft);
+            drain::settle((&view, intent, cluster_id), now, draft);
             objects::troubles(observed, &view.names(), now, draft);
         }
     }

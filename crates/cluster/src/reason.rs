@@ -48,6 +48,7 @@ lists_of_reasons! {
         NameTaken,
         NoSpace,
         NotYetInEffect,
+        OperatorImageUnknown,
         OutOfMemory,
         PodNotStarting,
         QuorumLost,

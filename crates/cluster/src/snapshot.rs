@@ -5,10 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use api::EtcdCluster;
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, KeyHash, MemberId, Members, Pulse, Status};
 use jiff::Timestamp;
-use member::Difference;
+use member::{Difference, OperatorImage, Operators};
 
 use crate::access::{Access, AccessRule};
 use crate::clock::ApiServerClock;
@@ -109,7 +110,7 @@ pub struct Changed {
 
 impl Changed {
     /// From the note on a pod.
-    pub(crate) fn read(note: &str) -> Option<Self> {
+    pub fn read(note: &str) -> Option<Self> {
         let mut words = note.split('/');
         Some(Self {
             from: words.next()?.to_owned(),
@@ -250,7 +251,7 @@ const MAJORITY: &str = "majority";
 
 impl Removal {
     /// From the annotation of a claim. An annotation that cannot be read keeps the volume for a person to decide.
-    pub(crate) fn read(note: &str) -> Self {
+    pub fn read(note: &str) -> Self {
         if note == BY_OPERATOR {
             return Self::ByOperator;
         }
@@ -326,6 +327,8 @@ pub struct Shared {
     pub client: Kept<bool>,
     /// The disruption budget: its `minAvailable`.
     pub budget: Kept<usize>,
+    /// The UID of the disruption budget.
+    pub budget_uid: Option<String>,
 }
 
 /// What concerns the recovery from a lost quorum.
@@ -425,6 +428,9 @@ pub struct Observed {
     pub access: Access,
     /// The API server's clock.
     pub clock: ApiServerClock,
+    /// The image of the operator, with which the seed of a recovery prepares its data. It is read while a recovery is in
+    /// progress.
+    pub operator_image: Seen<OperatorImage>,
 }
 
 impl Observed {
@@ -450,7 +456,7 @@ pub struct RecoveryRule {
 
 /// What the spec asks for, as far as the planner is concerned.
 #[allow(clippy::struct_excessive_bools)] // Each is a wish of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
     /// `spec.size`.
     pub size: usize,
@@ -488,6 +494,10 @@ pub struct Desired {
     pub invalid: Option<String>,
     /// Why nothing may be started under this spec: fields that are not in effect and must not be ignored.
     pub refused: Option<String>,
+    /// The object with the spec in effect, from which objects are built.
+    pub object: EtcdCluster,
+    /// Where the operators run: NetworkPolicies let them in.
+    pub operators: Operators,
 }
 
 #[cfg(test)]

@@ -1,24 +1,22 @@
-//! The primitive writes: what one request to the API server or to etcd can do.
+//! The writes that the phases of the plan ask for, in the words of etcd and Kubernetes.
 //!
-//! A step is made of these and of nothing else. [`crate::execute`] sends them; the model of the tests applies them
-//! to its own world, so both go through the same halves of the same steps. Drawing names is here too, because
-//! the planner may not.
+//! The phases, and the rules between them, need to know what a request means: which member is started or stopped. They
+//! do not need its object. `plan::actions` turns each write into the [`crate::action::Action`] that is sent, and
+//! `words` has the failpoint, the text and the Event of each.
 
 mod words;
 
 use std::collections::BTreeSet;
-use std::fmt;
 
-use api::cluster::{DefragmentationStatus, RecoveryStatus, TlsStatus};
+use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus};
 use etcd::{Alarm, ClusterId, MemberId, Members};
 use jiff::Timestamp;
 use member::{MetadataPatch, ResourcesPatch};
 
 use crate::access::AccessWrite;
+use crate::action::{StartPart, Undo};
 use crate::certificates::CertificateWrite;
 use crate::snapshot::{Changed, Intent, Removal, Role};
-use crate::switch::Way;
-use words::{alarm_of, record_of, recorded, removal_of};
 
 /// How a member's etcd begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,8 +334,8 @@ pub enum Write {
 }
 
 impl Write {
-    /// Whose Service it marks: from now on a pod may have been made.
-    pub fn marks(&self) -> Option<&str> {
+    /// The part of this write in the start of a member.
+    pub fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {
                 member,
@@ -348,267 +346,65 @@ impl Write {
                 member,
                 started: true,
                 ..
-            } => Some(member),
+            } => Some(StartPart::Mark(member.clone())),
+            Self::RenewMark { member, .. } => Some(StartPart::MarkAgain(member.clone())),
+            // The certificates of a member come before its pod and its PVC, whatever became of them.
+            Self::Certificate(CertificateWrite::Issue { .. }) => {
+                Some(StartPart::Follow(Undo::Always))
+            }
+            // A pod on a PVC is created by a later plan: the PVC exists by now.
+            Self::CreatePod(start) if start.durable => None,
+            Self::CreatePod(_) | Self::CreateDisk(_) => Some(StartPart::Follow(Undo::IfNotDone)),
             _ => None,
         }
     }
-
-    /// Whose start it announces on the Service, by a mark or by another one.
-    pub fn starts(&self) -> Option<&str> {
-        match self {
-            Self::RenewMark { member, .. } => Some(member),
-            _ => self.marks(),
-        }
-    }
-
-    /// What takes the mark back that the same chain has set, when this write failed and there surely is nothing of the
-    /// member yet: that is no reason to give it up. `not_done`: it surely was not carried out, because it was refused or
-    /// never sent. `marked` tells the version of the member's Service with that mark.
-    pub fn taken_back(
-        &self,
-        not_done: bool,
-        marked: impl FnOnce(&str) -> Option<String>,
-    ) -> Option<Write> {
-        let member = match self {
-            // The certificates of a member come before its pod and its claim, whatever became of them; those of one that
-            // runs are written by themselves.
-            Self::Certificate(CertificateWrite::Issue { owner, .. }) => owner,
-            // A pod on a claim is tried again on that claim, which exists by now.
-            Self::CreatePod(start) if start.durable => return None,
-            Self::CreatePod(start) | Self::CreateDisk(start) if not_done => &start.member,
-            _ => return None,
-        };
-        let over = marked(member)?;
-        Some(Self::MarkService {
-            member: member.clone(),
-            started: false,
-            over: Some(over),
-        })
-    }
 }
 
-/// Writes that follow each other; the first that fails ends the chain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Draw a token and the names of the first members, and record them.
-    Begin {
-        /// How many.
-        count: usize,
-        /// The version of the object the intent is written over.
-        over: String,
-    },
-    /// Draw the new cluster's token and its first member's name, and record the recovery.
-    Recover(Box<RecoveryRecord>),
-    /// Draw names for members to come and create their Services.
-    Reserve {
-        /// How many.
-        count: usize,
-        /// Whether the Services have no endpoints until they are opened.
-        apart: bool,
-    },
-    /// These, in this order.
-    Writes(Vec<Write>),
-}
+/// Writes, or actions, that are sent in this order. The first failure ends the chain, and the rest is planned again.
+pub type Chain<T = Write> = Vec<T>;
 
-/// A change of etcd's members, checked against the list it was planned from before it is made (invariant 11).
+/// A change of etcd's members. It is sent only if the member list equals the list from which it was planned
+/// (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// One after the other; more than one only when learners are added, or a removal is noted before it is made.
-    pub writes: Vec<Write>,
+pub struct Change<T = Write> {
+    /// More than one only if learners are added, or if a removal is recorded on the PVC before it is sent.
+    pub chain: Chain<T>,
     /// The members to ask, by name.
     pub via: Vec<String>,
-    /// The list it was planned from.
+    /// The list from which it was planned.
     pub planned_from: Members,
 }
 
-/// What an act does: independent orders, and at most one change of the members beside them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Step {
+/// One step: independent chains, and at most one change of the members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step<T = Write> {
     /// Independent of each other and of the change.
-    pub orders: Vec<Order>,
+    pub chains: Vec<Chain<T>>,
     /// At most one (invariant 2).
-    pub change: Option<Change>,
+    pub change: Option<Change<T>>,
 }
 
-impl Step {
+impl<T> Default for Step<T> {
+    fn default() -> Self {
+        Self {
+            chains: Vec::new(),
+            change: None,
+        }
+    }
+}
+
+impl<T> Step<T> {
     /// Nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.orders.is_empty() && self.change.is_none()
+        self.chains.is_empty() && self.change.is_none()
     }
 }
 
-/// Where random names come from.
-pub trait Draw {
-    /// A member name that was never used.
-    fn member(&mut self) -> String;
-    /// A token that was never used.
-    fn token(&mut self) -> String;
-}
-
-/// The chains of writes an order stands for; they are independent of each other.
-pub fn chains(order: &Order, draw: &mut impl Draw) -> Vec<Vec<Write>> {
-    match order {
-        Order::Begin { count, over } => {
-            let intent = Intent {
-                token: draw.token(),
-                members: (0..*count).map(|_| draw.member()).collect(),
-            };
-            vec![vec![Write::RecordIntent {
-                intent,
-                cluster_id: None,
-                over: over.clone(),
-            }]]
-        }
-        Order::Recover(record) => {
-            let mut record = record.clone();
-            if let Some(recovery) = &mut record.recovery {
-                (recovery.token, recovery.member) = (draw.token(), draw.member());
-            }
-            vec![vec![Write::RecordRecovery(record)]]
-        }
-        Order::Reserve { count, apart } => (0..*count)
-            .map(|_| {
-                vec![Write::CreateService {
-                    member: draw.member(),
-                    started: false,
-                    closed: *apart,
-                }]
-            })
-            .collect(),
-        Order::Writes(writes) => vec![writes.clone()],
-    }
-}
-
-impl Write {
-    /// Where a test can interrupt a step: the boundary before this write.
-    pub fn point(&self) -> &'static str {
-        match self {
-            Self::RecordIntent { .. } => "before-record-intent",
-            Self::RecordClusterId { .. } => "before-record-cluster-id",
-            Self::RecordRecovery(_) => "before-record-recovery",
-            Self::RecordTls { .. } => "before-record-tls",
-            Self::ApplyHeadless => "before-apply-headless",
-            Self::ApplyClient { .. } => "before-apply-client",
-            Self::ApplyBudget { .. } => "before-apply-budget",
-            Self::DeleteBudget => "before-delete-budget",
-            Self::Access(write) => write.point(),
-            Self::CreateService { .. } => "before-create-service",
-            Self::OpenService { .. } => "before-open-service",
-            Self::RepairService { .. } => "before-repair-service",
-            Self::MarkService { .. } | Self::RenewMark { .. } => "before-mark-service",
-            Self::DeleteService { .. } => "before-delete-service",
-            Self::CreateDisk(_) => "before-create-disk",
-            Self::GrowDisk { .. } => "before-grow-disk",
-            Self::NoteRemoval { .. } => "before-note-removal",
-            Self::DeleteDisk { .. } => "before-delete-disk",
-            Self::CreatePod(_) => "before-create-pod",
-            Self::DeletePod { .. } => "before-delete-pod",
-            Self::PatchImage { .. } => "before-patch-image",
-            Self::SettleImage { .. } => "before-settle-image",
-            Self::NoteVersion { .. } => "before-note-version",
-            Self::Downgrade { .. } => "before-downgrade",
-            Self::Certificate(write) => write.point(),
-            Self::PatchMetadata { .. } => "before-patch-metadata",
-            Self::ResizePod { .. } => "before-resize-pod",
-            Self::LabelPod(_) => "before-label-pod",
-            Self::LabelDisk(_) => "before-label-disk",
-            Self::AddMember { .. } => "before-add-member",
-            Self::UpdatePeerUrls { .. } => "before-update-peer-urls",
-            Self::Promote { .. } => "before-promote-member",
-            Self::Remove { .. } => "before-remove-member",
-            Self::RecordDefragmentation { .. } => "before-record-defragmentation",
-            Self::Defragment { .. } => "before-defragment",
-            Self::Compact { .. } => "before-compact",
-            Self::Disarm { .. } => "before-disarm",
-            Self::MoveLeader { .. } => "before-move-leader",
-        }
-    }
-}
-
-impl fmt::Display for Write {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::RecordIntent {
-                cluster_id: Some(cluster_id),
-                ..
-            } => write!(f, "record cluster {cluster_id}, which is there"),
-            Self::RecordIntent { intent, .. } => {
-                let names: Vec<&str> = intent.members.iter().map(String::as_str).collect();
-                write!(f, "record the first members {}", names.join(", "))
-            }
-            Self::RecordClusterId { cluster_id, .. } => write!(f, "record cluster ID {cluster_id}"),
-            Self::RecordRecovery(record) => recorded(record, f),
-            Self::RecordTls { record, .. } => {
-                let words = Way::of(record.policy().as_ref()).words();
-                write!(f, "record that members {words}")
-            }
-            Self::ApplyHeadless => f.write_str("apply the headless Service"),
-            Self::ApplyClient { open: true } => {
-                f.write_str("let clients in through the client Service")
-            }
-            Self::ApplyClient { open: false } => f.write_str("apply the client Service, closed"),
-            Self::ApplyBudget { quorum } => {
-                write!(f, "apply the disruption budget for a quorum of {quorum}")
-            }
-            Self::Access(write) => write!(f, "{write}"),
-            Self::DeleteBudget => f.write_str("delete the disruption budget"),
-            Self::CreateService { member, .. } => write!(f, "create the Service of {member}"),
-            Self::OpenService { member, .. } => write!(f, "open the Service of {member}"),
-            Self::RepairService { member, .. } => write!(f, "repair the Service of {member}"),
-            Self::MarkService { member, .. } => write!(f, "mark the Service of {member}"),
-            Self::RenewMark { member, .. } => write!(f, "mark the Service of {member} again"),
-            Self::DeleteService { member, .. } => write!(f, "delete the Service of {member}"),
-            Self::CreateDisk(start) => write!(f, "create the volume claim of {}", start.member),
-            Self::GrowDisk { member, size, .. } => {
-                write!(f, "ask for {size} for the volume of {member}")
-            }
-            Self::NoteRemoval {
-                member, removal, ..
-            } => removal_of(member, *removal, f),
-            Self::DeleteDisk { member, .. } => write!(f, "delete the volume claim of {member}"),
-            Self::CreatePod(start) => write!(f, "create the pod of {}", start.member),
-            Self::DeletePod { member, .. } => write!(f, "delete the pod of {member}"),
-            Self::PatchImage {
-                member,
-                version,
-                changed,
-                ..
-            } => write!(f, "change {member} from etcd {} to {version}", changed.from),
-            Self::SettleImage { member, .. } => write!(f, "note that {member} is back"),
-            Self::NoteVersion {
-                member, version, ..
-            } => write!(f, "note etcd {version} on the volume claim of {member}"),
-            Self::Downgrade { to: Some(to) } => write!(f, "let etcd go back to {to}"),
-            Self::Downgrade { to: None } => f.write_str("take the downgrade back"),
-            Self::Certificate(write) => write.fmt(f),
-            Self::PatchMetadata { member, .. } => {
-                write!(f, "change labels and annotations of the pod of {member}")
-            }
-            Self::ResizePod { member, .. } => {
-                write!(f, "change CPU and memory of the pod of {member}")
-            }
-            Self::LabelPod(label) => write!(f, "label the pod of {}", label.member),
-            Self::LabelDisk(label) => write!(f, "label the volume claim of {}", label.member),
-            Self::AddMember {
-                member,
-                learner: true,
-            } => write!(f, "add {member} as a learner"),
-            Self::AddMember {
-                member,
-                learner: false,
-            } => write!(f, "add {member} as a voter"),
-            Self::UpdatePeerUrls { member, urls, .. } => {
-                write!(f, "have {member} dialled at {}", urls.join(", "))
-            }
-            Self::Promote { member, .. } => write!(f, "make {member} a voter"),
-            Self::Remove { member, .. } => write!(f, "remove {member} from the cluster"),
-            Self::RecordDefragmentation { record, .. } => record_of(record, f),
-            Self::Defragment { member, .. } => write!(f, "defragment {member}"),
-            Self::Compact { revision, .. } => {
-                write!(f, "compact what is before revision {revision}")
-            }
-            Self::Disarm { alarm, .. } => write!(f, "take back {}", alarm_of(*alarm)),
-            Self::MoveLeader { from, to, .. } => write!(f, "hand leadership from {from} to {to}"),
-        }
+impl RecoveryRecord {
+    /// Whether the record begins a recovery. `known`: the recovery that the status records.
+    pub fn begins(&self, known: Option<&RecoveryStatus>) -> bool {
+        let next = self.recovery.as_ref();
+        let next = next.filter(|next| next.phase == RecoveryPhase::InProgress);
+        next.is_some_and(|next| known.is_none_or(|known| known.member != next.member))
     }
 }

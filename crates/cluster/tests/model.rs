@@ -3,7 +3,7 @@
 //! people who delete, edit and approve; a second operator at once. The invariants are judged at every plan, every write
 //! and every tick, above all that no acknowledged write is lost; when the faults stop, the cluster must converge.
 //!
-//! Steps are taken apart into the same primitive writes that the real operator sends. Runs are drawn from seeds, the
+//! The model reads the requests that the real operator sends. Runs are drawn from seeds, the
 //! same everywhere. One that fails is shrunk and told as a story. `MODEL_SEED` tells one seed, `MODEL_ROUNDS` plays
 //! longer, `MODEL_FROM` begins at another seed; CONTRIBUTING.md shows how.
 
@@ -45,6 +45,8 @@ mod recovery;
 mod removed;
 #[path = "model/run.rs"]
 mod run;
+#[path = "model/sent.rs"]
+mod sent;
 #[path = "model/story.rs"]
 mod story;
 #[path = "model/switch.rs"]

@@ -1,9 +1,11 @@
 //! Why a step was not carried out.
 
-use crate::reason::Reason;
 use std::time::Duration;
 
 use etcd::Error as EtcdError;
+
+use crate::action::Rejection;
+use crate::reason::Reason;
 
 /// How old an observation may be when a write is sent. Shorter than the lease: a process that slept through its
 /// lease does not finish what it began (invariant 11). What it has marked and not gone on with it takes back.
@@ -45,15 +47,12 @@ pub enum Error {
     /// Something the write needs is not there.
     #[error("{0}")]
     Missing(String),
-    /// Kubernetes does not let a volume grow.
-    #[error(
-        "the volume of {member} does not grow: {why}; set allowVolumeExpansion: true in its StorageClass, or give \
-         spec.pod.persistentVolumeClaimSpec another storageClassName, and members are replaced one by one"
-    )]
-    NotGrown {
-        /// Whose volume.
-        member: String,
-        /// What the API server says.
+    /// The API server rejects the request because of the configuration of the Kubernetes cluster.
+    #[error("{}: {why}; {}", rejection.what, rejection.remedy)]
+    Rejected {
+        /// What does not happen, and the remedy.
+        rejection: Rejection,
+        /// The message of the API server.
         why: String,
     },
     /// A certificate could not be made.
@@ -75,15 +74,6 @@ pub enum Error {
         /// How long it waits yet.
         left: Duration,
     },
-    /// The version a pod should run is none.
-    #[error("cannot build the pod of {member}")]
-    Version {
-        /// Whose pod.
-        member: String,
-        /// What is wrong with it.
-        #[source]
-        source: api::version::VersionError,
-    },
 }
 
 impl Error {
@@ -95,11 +85,10 @@ impl Error {
                 !matches!(source, EtcdError::AccessDenied(_) | EtcdError::Tls(_))
             }
             Self::Api(error) => Reason::from(error) == Reason::Conflict,
-            Self::Version { .. }
-            | Self::Certificate { .. }
+            Self::Certificate { .. }
             | Self::Missing(_)
             | Self::Held { .. }
-            | Self::NotGrown { .. } => false,
+            | Self::Rejected { .. } => false,
         }
     }
 
@@ -128,9 +117,8 @@ impl Error {
             Self::TooOld
             | Self::Missing(_)
             | Self::Certificate { .. }
-            | Self::Version { .. }
             | Self::Held { .. }
-            | Self::NotGrown { .. } => true,
+            | Self::Rejected { .. } => true,
             // A conflict is somebody else's (a quota's): that the object exists already is told in another way.
             Self::Api(error) => {
                 let said = matches!(
@@ -163,10 +151,9 @@ impl Error {
                     Reason::EtcdError
                 }
             },
-            Self::Version { .. } => Reason::InvalidSpec,
             Self::Missing(_) => Reason::Missing,
             Self::Certificate { .. } => Reason::CertificateNotMade,
-            Self::NotGrown { .. } => Reason::VolumeNotGrown,
+            Self::Rejected { rejection, .. } => rejection.reason,
             Self::Held { reason, .. } => *reason,
         }
     }

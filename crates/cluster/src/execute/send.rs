@@ -1,104 +1,78 @@
-//! Each write as one request.
+//! Sends one action as one request. The only exception is a resize, whose answer is recorded on the pod.
 
-mod access;
-mod build;
-mod certificates;
-mod membership;
-mod patch;
-mod record;
-mod settings;
-mod switch;
-mod upkeep;
-mod versions;
+use std::fmt::Debug;
 
+use api::EtcdCluster;
 use api::names;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{self as kube_api, PatchParams};
 use kube::{Api, Resource, ResourceExt};
 use runtime::apply::{self, Created, Deleted};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fmt::Debug;
+use serde_json::json;
+use tracing::debug;
 
-use crate::execute::{Actor, Error, LONGEST};
-use crate::write::Write;
+use crate::action::{
+    Action, Kind, Object, Patch, PatchForm, Reference, Request, Resize, StatusRecord,
+};
+use crate::execute::{Error, ExecuteContext, LONGEST};
 
-impl Actor<'_> {
-    /// Sends one write. `via` are the client URLs of the members to ask. A Service's new version is returned.
-    pub(super) async fn write(
+/// What every kind of object that is sent can do.
+pub(super) trait Sent:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Serialize
+    + DeserializeOwned
+    + Clone
+    + Debug
+    + Default
+{
+}
+
+impl<K> Sent for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Serialize
+        + DeserializeOwned
+        + Clone
+        + Debug
+        + Default
+{
+}
+
+impl ExecuteContext<'_> {
+    /// Sends one action. `via` are the client URLs of the members to ask. The result is the new resourceVersion of the
+    /// object, if the answer contains it.
+    pub(super) async fn send(
         &self,
-        write: &Write,
+        action: &Action,
         via: &[String],
     ) -> Result<Option<String>, Error> {
         self.in_time()?;
-        match write {
-            Write::RecordIntent { .. }
-            | Write::RecordClusterId { .. }
-            | Write::RecordRecovery(_) => self.record(write).await,
-            Write::ApplyHeadless => self.apply(&member::headless_service(&self.members())).await,
-            Write::ApplyClient { open } => {
-                let mut members = self.members();
-                members.cluster_id = open.then_some("");
-                self.apply(&member::client_service(&members)).await
-            }
-            // The smallest number of voters with this quorum.
-            Write::ApplyBudget { quorum } => {
-                self.apply(&member::disruption_budget(
-                    &self.members(),
-                    (quorum * 2).saturating_sub(1),
-                ))
-                .await
-            }
-            Write::DeleteBudget => self.delete_budget().await,
-            Write::Access(write) => self.access(*write).await,
-            Write::CreateService { .. }
-            | Write::OpenService { .. }
-            | Write::RepairService { .. }
-            | Write::MarkService { .. }
-            | Write::RenewMark { .. }
-            | Write::DeleteService { .. } => self.member_service(write).await,
-            Write::CreateDisk(start) => match self.claim(start) {
-                Some(claim) => self.create(&claim).await,
-                None => Ok(None),
+        match &action.request {
+            Request::Create(object) => match object {
+                Object::Service(it) => self.create(it.as_ref()).await,
+                Object::VolumeClaim(it) => self.create(it.as_ref()).await,
+                Object::Pod(it) => self.create(it.as_ref()).await,
+                Object::DisruptionBudget(it) => self.create(it.as_ref()).await,
+                Object::NetworkPolicy(it) => self.create(it.as_ref()).await,
             },
-            Write::RecordTls { record, over } => self.record_tls(record, over).await,
-            Write::GrowDisk { .. }
-            | Write::RecordDefragmentation { .. }
-            | Write::Defragment { .. }
-            | Write::Compact { .. }
-            | Write::Disarm { .. } => self.keep_up(write).await,
-            Write::DeleteDisk { member, uid } => {
-                self.delete::<PersistentVolumeClaim>(member, uid).await
-            }
-            Write::CreatePod(start) => {
-                let pod = self.pod(start).await?;
-                // A seed's asks for the operator's image first, for as long as it takes.
-                self.in_time()?;
-                self.create(&pod).await
-            }
-            Write::DeletePod { member, uid } => self.delete::<Pod>(member, uid).await,
-            Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
-                self.change_version(write).await
-            }
-            Write::NoteRemoval {
-                member,
-                over,
-                removal,
-            } => self.note_removal(member, over, *removal).await,
-            Write::PatchMetadata { .. } | Write::ResizePod { .. } => {
-                self.change_in_place(write).await
-            }
-            Write::Certificate(write) => self.certificate(write).await,
-            Write::LabelPod(label) => self.label::<Pod>(label).await,
-            Write::LabelDisk(label) => self.label::<PersistentVolumeClaim>(label).await,
-            Write::AddMember { .. }
-            | Write::UpdatePeerUrls { .. }
-            | Write::Promote { .. }
-            | Write::Remove { .. }
-            | Write::MoveLeader { .. }
-            | Write::Downgrade { .. } => self.change_members(write, via).await.map(|()| None),
+            Request::Apply(object) => match object {
+                Object::Service(it) => self.apply(it.as_ref()).await,
+                Object::VolumeClaim(it) => self.apply(it.as_ref()).await,
+                Object::Pod(it) => self.apply(it.as_ref()).await,
+                Object::DisruptionBudget(it) => self.apply(it.as_ref()).await,
+                Object::NetworkPolicy(it) => self.apply(it.as_ref()).await,
+            },
+            Request::Patch(patch) => self.patch(patch).await,
+            Request::Resize(resize) => self.resize(resize).await,
+            Request::Delete(reference) => self.delete(reference).await,
+            Request::Record(record) => self.record(record).await,
+            Request::Etcd(call) => self.call(call, via, &action.text).await.map(|()| None),
+            Request::Certificate(write) => self.certificate(write).await,
+            Request::Passwords(write) => self.passwords(*write).await,
         }
     }
 
@@ -110,148 +84,149 @@ impl Actor<'_> {
         Ok(())
     }
 
-    /// Takes the mark back that this chain has set, however old the look is by now: only over the version that the same
-    /// chain wrote. As long as a Service is marked and there is nothing of its member, nobody else starts that member, or
-    /// marks it once more before (a seed, the second of two voters), so the mark's going says what is true (invariant 6)
-    /// whoever leads by then.
-    pub(super) async fn take_back(&self, undo: &Write) -> Result<(), Error> {
-        match undo {
-            Write::MarkService {
-                member,
-                started: false,
-                over: Some(over),
-            } => self.mark(member, false, Some(over)).await.map(drop),
-            _ => Ok(()),
-        }
-    }
-
-    async fn delete_budget(&self) -> Result<Option<String>, Error> {
-        let api: Api<PodDisruptionBudget> = self.api();
-        let name = names::disruption_budget(&self.cluster.name_any());
-        match api
-            .get_opt(&name)
-            .await
-            .map_err(|source| failed("read", "PodDisruptionBudget", &name, source))?
-        {
-            // One that is somebody else's by now is left alone.
-            Some(seen) if !self.is_of_others(seen.meta()) => {
-                self.removed(apply::delete(&api, &seen, None).await?, &name)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    fn is_of_others(&self, metadata: &ObjectMeta) -> bool {
-        let uid = self.cluster.uid().unwrap_or_default();
-        crate::observe::is_of_others(metadata, &self.cluster.name_any(), &uid)
-    }
-
-    /// A write to the Service of one member.
-    async fn member_service(&self, write: &Write) -> Result<Option<String>, Error> {
-        match write {
-            Write::CreateService {
-                member,
-                started,
-                closed,
-            } => {
-                let service = member::member_service(&self.members(), member);
-                let mut service = member::without_second_port(service);
-                if *closed {
-                    service = member::closed(service);
-                }
-                if *started {
-                    service
-                        .annotations_mut()
-                        .insert(names::ANNOTATION_STARTED.to_owned(), "true".to_owned());
-                }
-                self.create(&service).await
-            }
-            // With its UID: a Service that is gone by now is not made anew under a name that was used.
-            Write::OpenService { member, uid } | Write::RepairService { member, uid } => {
-                let mut service = member::member_service(&self.members(), member);
-                service.metadata.uid = Some(uid.clone());
-                self.apply(&service).await
-            }
-            Write::MarkService {
-                member,
-                started,
-                over,
-            } => self.mark(member, *started, over.as_deref()).await,
-            Write::RenewMark { member, over } => self.renew_mark(member, over).await,
-            Write::DeleteService { member, uid } => self.delete::<Service>(member, uid).await,
-            _ => Ok(None),
-        }
-    }
-
-    fn api<K>(&self) -> Api<K>
+    pub(super) fn api<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
-        Api::namespaced(
-            self.client.clone(),
-            &self.cluster.namespace().unwrap_or_default(),
-        )
+        let namespace = self.cluster.namespace().unwrap_or_default();
+        Api::namespaced(self.client.clone(), &namespace)
     }
 
-    async fn apply<K>(&self, object: &K) -> Result<Option<String>, Error>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Serialize
-            + DeserializeOwned
-            + Clone
-            + Debug,
-    {
+    pub(super) async fn create<K: Sent>(&self, object: &K) -> Result<Option<String>, Error> {
+        match apply::create(&self.api(), names::MANAGER_CLUSTER, object).await? {
+            Created::New(created) => Ok(created.resource_version()),
+            Created::Exists => Err(Error::Exists {
+                what: format!("{} {}", K::kind(&()), object.name_any()),
+            }),
+        }
+    }
+
+    async fn apply<K: Sent>(&self, object: &K) -> Result<Option<String>, Error> {
         let applied = apply::apply(&self.api(), names::MANAGER_CLUSTER, object).await?;
         Ok(applied.resource_version())
     }
 
-    async fn create<K>(&self, object: &K) -> Result<Option<String>, Error>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + Serialize
-            + DeserializeOwned
-            + Clone
-            + Debug,
-    {
-        match apply::create(&self.api(), names::MANAGER_CLUSTER, object).await? {
-            Created::New(created) if K::kind(&()) == "Service" => Ok(created.resource_version()),
-            Created::New(_) => Ok(None),
-            Created::Exists => Err(Error::Exists {
-                what: what::<K>(&object.name_any()),
-            }),
+    /// Also removes a mark, however old the observation is by then.
+    pub(super) async fn patch(&self, patch: &Patch) -> Result<Option<String>, Error> {
+        match patch.kind {
+            Kind::Service => self.patch_of::<Service>(patch).await,
+            Kind::VolumeClaim => self.patch_of::<PersistentVolumeClaim>(patch).await,
+            Kind::Pod => self.patch_of::<Pod>(patch).await,
+            Kind::DisruptionBudget => self.patch_of::<PodDisruptionBudget>(patch).await,
+            Kind::NetworkPolicy => self.patch_of::<NetworkPolicy>(patch).await,
+            Kind::Secret => self.patch_of::<Secret>(patch).await,
         }
     }
 
-    async fn delete<K>(&self, name: &str, uid: &str) -> Result<Option<String>, Error>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-            + DeserializeOwned
-            + Clone
-            + Debug
-            + Default,
-    {
-        let mut seen = K::default();
-        seen.meta_mut().name = Some(name.to_owned());
-        seen.meta_mut().uid = Some(uid.to_owned());
-        let api = self.api::<K>();
-        self.removed(apply::delete(&api, &seen, None).await?, name)
+    async fn patch_of<K: Sent>(&self, patch: &Patch) -> Result<Option<String>, Error> {
+        let body = match patch.form {
+            PatchForm::Merge => kube_api::Patch::Merge(&patch.body),
+            PatchForm::Strategic => kube_api::Patch::Strategic(&patch.body),
+        };
+        let answer = self.api::<K>().patch(&patch.name, &params(), &body).await;
+        match (answer, &patch.rejection) {
+            (Ok(object), _) => Ok(object.resource_version()),
+            (Err(kube::Error::Api(status)), Some(rejection))
+                if status.code == 403 || status.code == 422 =>
+            {
+                Err(Error::Rejected {
+                    rejection: rejection.clone(),
+                    why: status.message.clone(),
+                })
+            }
+            (Err(source), _) => Err(patched(&K::kind(&()), &patch.name, source)),
+        }
     }
 
-    fn removed(&self, deleted: Deleted, name: &str) -> Result<Option<String>, Error> {
-        match deleted {
+    async fn resize(&self, resize: &Resize) -> Result<Option<String>, Error> {
+        let Patch { name, body, .. } = &resize.patch;
+        let body = kube_api::Patch::Strategic(body);
+        let pods = self.api::<Pod>();
+        let answer = pods
+            .patch_subresource("resize", name, &params(), &body)
+            .await;
+        match answer {
+            Ok(_) => self.patch(&resize.accepted).await,
+            Err(kube::Error::Api(status)) if is_rejection(status.code) => {
+                let (cluster, why) = (self.cluster.name_any(), &status.message);
+                debug!(cluster, member = name, why, "not resized in place");
+                self.patch(&resize.rejected).await
+            }
+            Err(source) => Err(patched("Pod", name, source)),
+        }
+    }
+
+    async fn delete(&self, reference: &Reference) -> Result<Option<String>, Error> {
+        match reference.kind {
+            Kind::Service => self.delete_of::<Service>(reference).await,
+            Kind::VolumeClaim => self.delete_of::<PersistentVolumeClaim>(reference).await,
+            Kind::Pod => self.delete_of::<Pod>(reference).await,
+            Kind::DisruptionBudget => self.delete_of::<PodDisruptionBudget>(reference).await,
+            Kind::NetworkPolicy => self.delete_of::<NetworkPolicy>(reference).await,
+            Kind::Secret => self.delete_of::<Secret>(reference).await,
+        }
+    }
+
+    pub(super) async fn delete_of<K: Sent>(
+        &self,
+        reference: &Reference,
+    ) -> Result<Option<String>, Error> {
+        let mut seen = K::default();
+        seen.meta_mut().name = Some(reference.name.clone());
+        seen.meta_mut().uid = Some(reference.uid.clone());
+        match apply::delete(&self.api::<K>(), &seen, None).await? {
             Deleted::Accepted | Deleted::Gone => Ok(None),
             Deleted::Changed => Err(Error::Changed {
-                what: format!("{name} in {}", self.cluster.name_any()),
+                what: format!("{} {}", K::kind(&()), reference.name),
             }),
+        }
+    }
+
+    /// Invariants 10 and 11: a record is written only over the version that was read.
+    async fn record(&self, record: &StatusRecord) -> Result<Option<String>, Error> {
+        let name = self.cluster.name_any();
+        let body = json!({
+            "apiVersion": EtcdCluster::api_version(&()),
+            "kind": EtcdCluster::kind(&()),
+            "metadata": {
+                "name": name, "uid": self.cluster.uid(), "resourceVersion": record.over,
+            },
+            "status": record.status,
+        });
+        let params = PatchParams::apply(record.manager).force();
+        let clusters = self.api::<EtcdCluster>();
+        let body = kube_api::Patch::Apply(&body);
+        match clusters.patch_status(&name, &params, &body).await {
+            Ok(_) => Ok(None),
+            Err(source) => Err(patched("EtcdCluster", &name, source)),
         }
     }
 }
 
-fn what<K: Resource<DynamicType = ()>>(name: &str) -> String {
-    format!("{} {name}", K::kind(&()))
+/// Not found: the subresource or the pod does not exist; the record on the pod finds out which. Unprocessable: the pod
+/// cannot change so.
+fn is_rejection(code: u16) -> bool {
+    matches!(code, 404 | 422)
 }
 
-fn failed(verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
+fn params() -> PatchParams {
+    PatchParams {
+        field_manager: Some(names::MANAGER_CLUSTER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
+/// A patch over another version, or of another object of the same name, is a lost race.
+pub(super) fn patched(kind: &str, name: &str, source: kube::Error) -> Error {
+    match source {
+        kube::Error::Api(status) if status.code == 409 || status.code == 404 => Error::Changed {
+            what: format!("{kind} {name}"),
+        },
+        source => failed("patch", kind, name, source),
+    }
+}
+
+pub(super) fn failed(verb: &'static str, kind: &str, name: &str, source: kube::Error) -> Error {
     Error::Api(apply::Error::Api {
         verb,
         kind: kind.to_owned(),

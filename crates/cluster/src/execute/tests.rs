@@ -3,20 +3,21 @@
 use std::convert::Infallible;
 use std::sync::Mutex;
 
-use api::cluster::RecoveryStatus;
+use api::names;
 use etcd::fake::FakeEtcd;
 use http::{Request, Response};
+use jiff::Timestamp;
 use kube::client::Body;
-use prometheus_client::registry::Registry;
-use runtime::Operator;
-use runtime::controller::Scope;
+use member::Operators;
 use serde_json::{Value, json};
 use tower::service_fn;
 
 use super::*;
+use crate::desired::desired;
 use crate::observe::{self, tests::look};
+use crate::plan::actions::Builder;
 use crate::snapshot::Role;
-use crate::write::{Order, Start, State};
+use crate::write::{Start, State, Write};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
 
@@ -79,20 +80,12 @@ async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),
 ) -> (Vec<String>, Acted) {
-    started_as(what, State::New, (durable, left)).await
-}
-
-async fn started_as(
-    what: (&'static str, Does),
-    state: State,
-    durably: (bool, Duration),
-) -> (Vec<String>, Acted) {
     let mark = Write::MarkService {
         member: MEMBER.to_owned(),
         started: true,
         over: Some("7".to_owned()),
     };
-    started_with(what, (state, mark), durably).await
+    started_with(what, (State::New, mark), (durable, left)).await
 }
 
 async fn started_with(
@@ -127,10 +120,7 @@ async fn started_again(
         "prod",
     );
     let look = look();
-    let named = (state != State::FromSurvivor).then(|| "operator".to_owned());
-    let image = OwnImage::new(&operator(&client), named);
-    let mut observed = observe::unanswered(&look);
-    observed.recovery.record = Some(recovery());
+    let observed = observe::unanswered(&look);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
     // So often before that the next one counts for longer than a slow machine stands still.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(LONGEST));
@@ -138,17 +128,15 @@ async fn started_again(
         let refusal = Error::Missing("before".to_owned());
         refusals.refused(&look.cluster, MEMBER, &refusal, before.unwrap());
     }
-    let actor = Actor {
+    let context = ExecuteContext {
         client: &client,
         etcd: &etcd,
         refusals: &refusals,
         calls: &Calls::default(),
         auth: &look.auth,
-        operators: &Operators::default(),
         cluster: &look.cluster,
         observed: &observed,
         urls: &look.urls,
-        image: &image,
         since: (Instant::now() + left).checked_sub(LONGEST).unwrap(),
     };
     let start = Start {
@@ -164,32 +152,22 @@ async fn started_again(
     let mut writes = vec![mark];
     writes.extend(durable.then(|| Write::CreateDisk(start.clone())));
     writes.push(Write::CreatePod(start));
+    let desired = desired(&look.effective, &Operators::default());
+    let builder = Builder {
+        desired: &desired,
+        observed: &observed,
+        now: Timestamp::now(),
+    };
     let step = Step {
-        orders: vec![Order::Writes(writes)],
+        chains: vec![builder.chain(&writes).unwrap()],
         change: None,
     };
     let mut acted = Vec::new();
     for _ in 0..looks {
-        acted.push(Box::pin(actor.act(&step)).await);
+        acted.push(Box::pin(context.execute(&step)).await);
     }
     let asked = server.asked.lock().unwrap().clone();
     (asked, acted)
-}
-
-fn recovery() -> RecoveryStatus {
-    let record = json!({ "phase": "InProgress", "approvedBy": "Annotation", "fromClusterID": "ff",
-        "fromToken": "old", "survivor": MEMBER, "revision": 7, "member": MEMBER, "token": "token" });
-    serde_json::from_value(record).unwrap()
-}
-
-fn operator(client: &Client) -> Operator {
-    Operator::new(
-        ("etcd-operator", "cluster"),
-        (client.clone(), client.clone()),
-        Scope::Cluster,
-        ("prod".into(), "pod".into()),
-        &mut Registry::default(),
-    )
 }
 
 const MARKED: &str = "services \"true\" over \"7\"";
@@ -214,15 +192,6 @@ async fn a_mark_is_taken_back_when_the_look_grows_too_old_before_there_is_anythi
     // Its claim is there: the next look makes its pod, and another process may have done so by now.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
-    assert!(
-        matches!(acted.failed[..], [Error::TooOld]),
-        "{:?}",
-        acted.failed
-    );
-    // Nor is a seed's pod made when the operator's image has taken too long to be read.
-    let slow = ("pods", Does::Takes(more));
-    let (asked, acted) = started_as(slow, State::FromSurvivor, (false, little)).await;
-    assert_eq!(asked, [MARKED, "pods", TAKEN_BACK]);
     assert!(
         matches!(acted.failed[..], [Error::TooOld]),
         "{:?}",

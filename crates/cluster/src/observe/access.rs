@@ -43,6 +43,7 @@ pub async fn complete(
     let wanted = cluster.spec.network_policy.clone().unwrap_or_default();
     // Compared whole: a peer too many lets somebody in.
     let made = network_policy(&members, &wanted, operators);
+    let network_uid = policy.as_ref().and_then(ResourceExt::uid);
     let network = match policy {
         None => Kept::Missing,
         Some(policy) if policy.spec != made.spec || children::drifted(&made, &policy) => {
@@ -51,7 +52,7 @@ pub async fn complete(
         Some(_) => Kept::AsMade(()),
     };
     let access = &mut look.without_etcd.access;
-    access.network = network;
+    (access.network, access.network_uid) = (network, network_uid);
     access.fault = auth.fault().map(str::to_owned);
     access.is_root = auth.is_root();
     access.record = auth.record();

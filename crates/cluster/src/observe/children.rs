@@ -52,7 +52,8 @@ pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
         .cloned()
 }
 
-pub(super) fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
+/// A member's PVC. `owned`: it belongs to the cluster and carries its labels.
+pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
     Disk {
         uid: claim.uid().unwrap_or_default(),
         resource_version: claim.resource_version().unwrap_or_default(),
@@ -111,7 +112,7 @@ fn volume(claim: &PersistentVolumeClaim) -> Claim {
 }
 
 /// A member's own Service; `None` for the Services of the whole cluster and for another object's.
-pub(super) fn member_service(
+pub fn member_service(
     members: &Members,
     service: &Service,
     uid: &str,
@@ -184,6 +185,7 @@ pub(super) fn shared(
             Some(one) if is_of_others(&one.metadata, members.cluster, uid) => Kept::Others,
             budget => budget_kept(members, budget),
         },
+        budget_uid: budget.and_then(ResourceExt::uid),
     }
 }
 

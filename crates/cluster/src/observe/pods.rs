@@ -15,7 +15,8 @@ use crate::observe::children::annotation;
 use crate::observe::{company, ending};
 use crate::snapshot::{Changed, Pod, Role, Trouble};
 
-pub(super) fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
+/// A member's pod. `owned`: it belongs to the cluster and carries its labels.
+pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
     let container = pod
         .spec

@@ -79,7 +79,7 @@ fn may_be_joining(pod: &Pod) -> bool {
     matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
 }
 
-/// A voter that was set aside for a while serves: its answer may wait for the disk.
+/// A voter that was drained for a while serves: its answer may wait for the disk.
 fn has_served(pod: &Pod) -> bool {
     pod.ready && pod.role != Some(Role::Learner)
 }

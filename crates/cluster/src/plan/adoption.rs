@@ -9,12 +9,11 @@ use std::collections::BTreeSet;
 use api::cluster::peers_of;
 use etcd::{ClusterId, Member, Members};
 
-use crate::plan::view::Fate;
-use crate::plan::view::{Data, Seat, is_elsewhere, name_of};
+use crate::plan::view::{Data, MemberState, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Records a cluster that is there and carries no mark of this operator. `false` when there is none.
 ///
@@ -159,14 +158,14 @@ fn record(
     draft: &mut Draft,
 ) {
     draft.say(said);
-    draft.order(Order::Writes(vec![Write::RecordIntent {
+    draft.write(Write::RecordIntent {
         intent: Intent {
             token: token(observed, list.cluster_id),
             members,
         },
         cluster_id: Some(list.cluster_id),
         over: observed.resource_version.clone(),
-    }]));
+    });
 }
 
 /// Whether the quorum that does not answer may be that of members somebody else runs. What is left of ours says nothing
@@ -194,16 +193,7 @@ pub(super) fn is_under_way(observed: &Observed) -> bool {
     observed.cluster_id.is_some() && unmarked
 }
 
-/// Members of the cluster that is being joined leave as soon as as many of ours vote: each is removed by the rules of
-/// every removal, the leadership handed over before.
-pub(super) fn condemn(seats: &mut [Seat], observed: &Observed) {
-    if observed.join.is_empty() {
-        return;
-    }
-    for seat in seats.iter_mut() {
-        if seat.data == Data::Elsewhere && seat.joined() {
-            let why = "it is run by somebody else, and this cluster takes its place";
-            (seat.fate, seat.followed) = (Fate::Leaves(why.to_owned()), true);
-        }
-    }
+/// Members of a cluster that is joined are replaced by ours.
+pub(super) fn is_replaced(observed: &Observed, member: &MemberState) -> bool {
+    !observed.join.is_empty() && member.data == Data::Elsewhere && member.joined()
 }

@@ -11,7 +11,7 @@ use crate::access::AccessWrite;
 use crate::plan::{Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Kept, Observed, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Says why nobody could be asked, where that is for want of credentials. Such an answer is one of a cluster that
 /// lives: nothing is lost.
@@ -73,7 +73,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
                 writes.push(Write::Access(AccessWrite::Record { others: true }));
             }
             writes.push(Write::Access(AccessWrite::Enable));
-            draft.order(Order::Writes(writes));
+            draft.chain(writes);
         }
         (Some(true), Login::Accepted) if seen.record != Record::Wanted => {
             order(AccessWrite::Record { others: false }, draft);
@@ -85,7 +85,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
                 writes.push(Write::Access(AccessWrite::Record { others: true }));
             }
             writes.push(Write::Access(AccessWrite::ChangePassword));
-            draft.order(Order::Writes(writes));
+            draft.chain(writes);
         }
         // Only what the operator turned on.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
@@ -118,7 +118,7 @@ pub(super) fn network(desired: &Desired, observed: &Observed, draft: &mut Draft)
 }
 
 fn order(write: AccessWrite, draft: &mut Draft) {
-    draft.order(Order::Writes(vec![Write::Access(write)]));
+    draft.write(Write::Access(write));
 }
 
 #[cfg(test)]
@@ -128,7 +128,7 @@ mod tests {
     use crate::plan::Plan;
     use crate::plan::tests::scene::Scene;
 
-    fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan {
+    fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan<Write> {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         scene.desired.access = AccessRule {
             auth: enabled,
@@ -144,13 +144,9 @@ mod tests {
         scene.plan()
     }
 
-    fn writes(plan: &Plan) -> Vec<AccessWrite> {
-        let orders = plan.step.orders.iter();
-        let writes = orders.filter_map(|order| match order {
-            Order::Writes(writes) => Some(writes),
-            _ => None,
-        });
-        let access = writes.flatten().filter_map(|write| match write {
+    fn writes(plan: &Plan<Write>) -> Vec<AccessWrite> {
+        let writes = plan.step.chains.iter().flatten();
+        let access = writes.filter_map(|write| match write {
             Write::Access(write) => Some(*write),
             _ => None,
         });

@@ -13,7 +13,7 @@ use crate::plan::versions;
 use crate::plan::{BLIND, Draft, adoption, auth, ended, objects, recovery, roll, second};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Intent, Observed, Pod, Role};
-use crate::write::{Label, Order, Start, State, Write};
+use crate::write::{Label, Start, State, Write};
 
 /// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
 /// because a quorum of disks is a cluster (invariant 8).
@@ -49,7 +49,7 @@ pub(super) fn blind(
                 cluster_id: Some(cluster_id),
             };
             draft.say(format!("start {name} again on its disk"));
-            draft.order(member_objects::pod_on_disk(
+            draft.chain(member_objects::pod_on_disk(
                 observed.services.get(name),
                 start,
             ));
@@ -105,12 +105,10 @@ fn own(observed: &Observed, intent: &Intent, cluster_id: ClusterId, draft: &mut 
     let orphan = |name: &String, owned: bool| !owned && is_ours(observed, intent, name);
     let disks = observed.disks.iter();
     for (name, disk) in disks.filter(|(name, disk)| orphan(name, disk.owned)) {
-        draft.order(Order::Writes(vec![Write::LabelDisk(label(
-            name, &disk.uid,
-        ))]));
+        draft.write(Write::LabelDisk(label(name, &disk.uid)));
     }
     let pods = observed.pods.iter();
     for (name, pod) in pods.filter(|(name, pod)| orphan(name, pod.owned)) {
-        draft.order(Order::Writes(vec![Write::LabelPod(label(name, &pod.uid))]));
+        draft.write(Write::LabelPod(label(name, &pod.uid)));
     }
 }

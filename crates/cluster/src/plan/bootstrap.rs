@@ -15,7 +15,7 @@ use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, ended, objects, versions};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
-use crate::write::{Order, Start, State, Write};
+use crate::write::{Start, State, Write};
 
 /// How long first members' Services stay without endpoints when none of the members is seen running.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
@@ -51,11 +51,11 @@ pub(super) fn unrecorded(
             },
         };
         let over = observed.resource_version.clone();
-        draft.order(Order::Writes(vec![Write::RecordIntent {
+        draft.write(Write::RecordIntent {
             intent,
             cluster_id,
             over,
-        }]));
+        });
         return;
     }
     if !traces.is_empty() || recorded.is_some() {
@@ -108,8 +108,13 @@ fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
     let count = desired.first;
     draft.say(format!("record the names of the first {count} members"));
     // Invariant 10: token and names are in the API server before the first object is made.
-    draft.order(Order::Begin {
-        count,
+    let intent = Intent {
+        token: draft.new_token(),
+        members: (0..count).map(|_| draft.new_member()).collect(),
+    };
+    draft.write(Write::RecordIntent {
+        intent,
+        cluster_id: None,
         over: observed.resource_version.clone(),
     });
 }
@@ -126,10 +131,7 @@ pub(super) fn unformed(
         let cluster_id = list.cluster_id;
         draft.say(format!("record cluster ID {cluster_id}"));
         let over = observed.resource_version.clone();
-        draft.order(Order::Writes(vec![Write::RecordClusterId {
-            cluster_id,
-            over,
-        }]));
+        draft.write(Write::RecordClusterId { cluster_id, over });
         objects::shared_services(observed, false, draft);
         return;
     }
@@ -157,7 +159,7 @@ pub(super) fn unformed(
     objects::shared_services(observed, false, draft);
     let kept = observed.shared.budget;
     if desired.budget && kept != Kept::AsMade(quorum) && kept != Kept::Others {
-        draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
+        draft.write(Write::ApplyBudget { quorum });
     }
     discard_others(observed, intent, draft);
     let open = may_reach_each_other(observed, intent, now);
@@ -194,10 +196,7 @@ fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
         if token.as_ref() == Some(&intent.token) {
             let over = observed.resource_version.clone();
             draft.say(format!("record cluster ID {cluster_id} found on {name}"));
-            draft.order(Order::Writes(vec![Write::RecordClusterId {
-                cluster_id,
-                over,
-            }]));
+            draft.write(Write::RecordClusterId { cluster_id, over });
             return true;
         }
         let text = format!(
@@ -355,14 +354,14 @@ fn start_first(
             };
             writes.extend(member_objects::disk_and_pod(start));
             draft.say(format!("start first member {name}"));
-            draft.order(Order::Writes(writes));
+            draft.chain(writes);
         }
         Data::There => {
             member_objects::serve(name, service, open, draft);
             ended::clear(observed, [&name.to_owned()], draft);
             if !observed.pods.contains_key(name) {
                 draft.say(format!("start first member {name} on its disk"));
-                draft.order(member_objects::pod_on_disk(service, start));
+                draft.chain(member_objects::pod_on_disk(service, start));
             }
         }
         // Invariant 6: it may have voted already, so it is not started again under its name.

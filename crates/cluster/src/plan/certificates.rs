@@ -24,48 +24,61 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, Circle, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
-use crate::plan::tls::starts;
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// How long at least clients are given to take certificates by the new authority.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
 
-struct Keeper<'a> {
+/// What became of the writes of the other phases (`plan::conflicts`).
+#[derive(Default)]
+pub(super) struct Settled {
+    /// The members that are started, with their certificates.
+    pub(super) started: BTreeSet<String>,
+    /// A member was to be added, and the others would not accept it.
+    pub(super) adds: bool,
+    /// Certificates are in the way of starts: no serving member is restarted.
+    pub(super) held: bool,
+}
+
+/// Keeps the generated certificates of a cluster.
+pub(super) struct Keeper<'a> {
     rule: &'a Rule,
     certificates: &'a Certificates,
     observed: &'a Observed,
     now: Timestamp,
 }
 
-/// Keeps the certificates, and puts those of a member before its pod.
-pub(super) fn keep(observed: &Observed, now: Timestamp, draft: &mut Draft) {
+/// Keeps the certificates. Those of members that are started are part of their start already.
+pub(super) fn keep(
+    observed: &Observed,
+    keeper: Option<&Keeper>,
+    settled: &Settled,
+    draft: &mut Draft,
+) {
     let rollout = observed.tls_rollout.as_ref();
     if let Some(why) = rollout.and_then(|rollout| rollout.refused.as_ref()) {
         draft.problem(Reason::TLSSwitchRefused, why.clone());
     }
-    let Some(keeper) = Keeper::of(observed, now, draft) else {
+    let Some(keeper) = keeper else {
         return;
     };
     for circle in keeper.rule.circles() {
         keeper.authority(circle, draft);
     }
-    let adds = keeper.hold_back(draft);
-    let started = keeper.before_pods(draft);
     keeper.of_cluster(draft);
     for member in keeper.members() {
-        if !started.contains(&member) {
+        if !settled.started.contains(&member) {
             for write in keeper.of_member(&member) {
                 order(write, draft);
             }
         }
     }
     keeper.tell(draft);
-    keeper.before_services_go(draft);
-    keeper.start_again(draft);
-    keeper.rejoin(adds, draft);
+    keeper.start_again(settled, draft);
+    keeper.rejoin(settled, draft);
 }
 
 /// A mistake somewhere in the spec is no reason to let certificates run out: those that are there are made anew in time,
@@ -88,7 +101,7 @@ pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
 }
 
 fn order(write: CertificateWrite, draft: &mut Draft) {
-    draft.order(Order::Writes(vec![Write::Certificate(write)]));
+    draft.write(Write::Certificate(write));
 }
 
 fn say(write: CertificateWrite, draft: &mut Draft) {
@@ -98,7 +111,7 @@ fn say(write: CertificateWrite, draft: &mut Draft) {
 
 impl<'a> Keeper<'a> {
     /// `None` where the operator makes no certificates.
-    fn of(observed: &'a Observed, now: Timestamp, draft: &mut Draft) -> Option<Self> {
+    pub(super) fn of(observed: &'a Observed, now: Timestamp, draft: &mut Draft) -> Option<Self> {
         let certificates = &observed.certificates;
         let rule = certificates.rule.as_ref()?;
         if let Some(text) = observed.clock.problem() {
@@ -430,7 +443,7 @@ impl Keeper<'_> {
         })
     }
 
-    fn of_member(&self, member: &str) -> Vec<CertificateWrite> {
+    pub(super) fn of_member(&self, member: &str) -> Vec<CertificateWrite> {
         let uses = self.rule.uses_of_member();
         uses.filter_map(|used| self.issue(member, used)).collect()
     }
@@ -445,114 +458,21 @@ impl Keeper<'_> {
     }
 
     /// Every authority can sign, so every member can be started.
-    fn is_ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         let mut circles = self.rule.circles();
         circles.all(|circle| self.signer(circle).is_some())
     }
 
-    /// Invariant 20: a member that serves is not ended while it could not be started again, and none joins those that
-    /// would not accept it: `true` if one was to.
-    fn hold_back(&self, draft: &mut Draft) -> bool {
-        let ready = self.is_ready();
+    /// Every member that runs would accept the certificates of a new one.
+    pub(super) fn accepts_new_members(&self) -> bool {
         let running = self.running().map(|(member, _)| member);
-        let joins = self.certificates.accepts_new_members(running);
-        let adds = |write: &Write| matches!(write, Write::AddMember { .. });
-        let held = |write: &Write| !ready && starts(write, self.observed) || !joins && adds(write);
-        let before = draft.orders.len();
-        draft.orders.retain(|order| match order {
-            // A start waits for its certificates, and is taken out with them.
-            Order::Writes(writes) => {
-                let begins = |write: &Write| matches!(write, Write::CreatePod(_));
-                writes.iter().any(begins) || !writes.iter().any(held)
-            }
-            _ => true,
-        });
-        let change = draft
-            .change
-            .take_if(|change| change.writes.iter().any(held));
-        if change.is_some() || draft.orders.len() < before {
-            let text = "no member is added or restarted until the certificate authorities allow it";
-            draft.wait(Reason::AuthorityRotating, text, BLIND);
-        }
-        !joins && change.is_some_and(|change| change.writes.iter().any(adds))
+        self.certificates.accepts_new_members(running)
     }
 
-    /// Invariant 20: a member's certificates are there before its pod is made. Those who are started are returned.
-    fn before_pods(&self, draft: &mut Draft) -> BTreeSet<String> {
-        let mut started = BTreeSet::new();
-        let ready = self.is_ready();
-        let mut waits = false;
-        for order in &mut draft.orders {
-            let Order::Writes(writes) = order else {
-                continue;
-            };
-            let Some(at) = writes
-                .iter()
-                .position(|write| matches!(write, Write::CreatePod(_)))
-            else {
-                continue;
-            };
-            if !ready {
-                writes.clear();
-                waits = true;
-                continue;
-            }
-            if let Some(Write::CreatePod(start)) = writes.get(at) {
-                let member = start.member.clone();
-                let issued = self.of_member(&member).into_iter().map(Write::Certificate);
-                let issued: Vec<Write> = issued.collect();
-                // Before the mark that a pod may have been made: what is refused here leaves none. A Service that is
-                // yet to be made comes first, by which the Secrets are found again.
-                let prepares = |write: &Write| {
-                    matches!(
-                        write,
-                        Write::MarkService { .. } | Write::RenewMark { .. } | Write::CreateDisk(_)
-                    )
-                };
-                let before = writes.iter().position(prepares).unwrap_or(at);
-                writes.splice(before..before, issued);
-                started.insert(member);
-            }
-        }
-        draft
-            .orders
-            .retain(|order| !matches!(order, Order::Writes(writes) if writes.is_empty()));
-        if waits {
-            draft.wait(
-                Reason::AuthorityMissing,
-                "members are started when there are authorities",
-                BLIND,
-            );
-        }
-        started
-    }
-
-    /// The certificates of a member that is gone go before its Service, by which they are found.
-    fn before_services_go(&self, draft: &mut Draft) {
-        for order in &mut draft.orders {
-            let Order::Writes(writes) = order else {
-                continue;
-            };
-            let gone = writes
-                .iter()
-                .enumerate()
-                .find_map(|(at, write)| match write {
-                    Write::DeleteService { member, .. } => Some((at, member.clone())),
-                    _ => None,
-                });
-            let Some((at, member)) = gone else { continue };
-            let held = self.certificates.secrets.iter();
-            let held = held.filter(|(_, held)| held.owned && held.member.as_ref() == Some(&member));
-            let discards: Vec<Write> = held
-                .map(|(secret, held)| {
-                    Write::Certificate(CertificateWrite::Discard {
-                        secret: secret.clone(),
-                        uid: held.uid.clone(),
-                    })
-                })
-                .collect();
-            writes.splice(at..at, discards);
-        }
+    /// The Secrets with certificates of a member.
+    pub(super) fn held_of(&self, member: &str) -> impl Iterator<Item = (&String, &Held)> {
+        let held = self.certificates.secrets.iter();
+        held.filter(move |(_, held)| held.owned && held.member.as_deref() == Some(member))
     }
 }
 

@@ -1,28 +1,28 @@
 //! The requests to etcd that change its members or its leader. One plan has one at most.
 
 use crate::plan::Draft;
-use crate::plan::view::{Seat, View};
+use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Disk, Removal};
 use crate::write::{Change, Write};
 
 pub(super) fn decide(
     view: &View,
     writes: Vec<Write>,
-    without: Option<&Seat>,
+    without: Option<&MemberState>,
     said: String,
     draft: &mut Draft,
 ) -> bool {
-    let via = view.via(without.map(Seat::id));
+    let via = view.via(without.map(MemberState::id));
     draft.say(said);
     draft.change = Some(Change {
-        writes,
+        chain: writes,
         via,
         planned_from: view.list.clone(),
     });
     true
 }
 
-pub(super) fn remove(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> bool {
+pub(super) fn remove(view: &View, seat: &MemberState, why: &str, draft: &mut Draft) -> bool {
     let write = Write::Remove {
         member: seat.name.clone(),
         id: seat.id(),
@@ -43,8 +43,8 @@ pub(super) fn remove(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> 
 }
 
 /// Removes a voter; a leader hands over first, so that nobody waits for an election.
-pub(super) fn remove_voter(view: &View, seat: &Seat, why: &str, draft: &mut Draft) -> bool {
-    let able = |next: &&Seat| next.is_healthy() && next.id() != seat.id();
+pub(super) fn remove_voter(view: &View, seat: &MemberState, why: &str, draft: &mut Draft) -> bool {
+    let able = |next: &&MemberState| next.is_healthy() && next.id() != seat.id();
     if view.leader == Some(seat.id())
         && let Some(next) = view.voters().filter(able).min_by_key(|next| next.leaves())
     {
@@ -54,13 +54,18 @@ pub(super) fn remove_voter(view: &View, seat: &Seat, why: &str, draft: &mut Draf
 }
 
 /// Hands the leadership of a member to another that is healthy, if there is one.
-pub(super) fn decide_leader(view: &View, from: &Seat, draft: &mut Draft) -> bool {
-    let able = |next: &&Seat| next.is_healthy() && next.id() != from.id();
+pub(super) fn decide_leader(view: &View, from: &MemberState, draft: &mut Draft) -> bool {
+    let able = |next: &&MemberState| next.is_healthy() && next.id() != from.id();
     let next = view.voters().filter(able).min_by_key(|next| next.leaves());
     next.is_some_and(|next| move_leader(view, from, next, draft))
 }
 
-pub(super) fn move_leader(view: &View, from: &Seat, to: &Seat, draft: &mut Draft) -> bool {
+pub(super) fn move_leader(
+    view: &View,
+    from: &MemberState,
+    to: &MemberState,
+    draft: &mut Draft,
+) -> bool {
     let write = Write::MoveLeader {
         from: from.name.clone(),
         to: to.name.clone(),

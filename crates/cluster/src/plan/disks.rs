@@ -5,37 +5,30 @@
 //! time, the leadership moved before, and never below the quorum (invariants 2 and 3).
 
 use crate::plan::view::Fate;
-use crate::plan::view::{Data, Seat, View};
+use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{Draft, STEADY};
 use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Claim, Desired, Disk};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
-/// Members on volumes that cannot become what the spec asks for are to be replaced.
-pub(super) fn condemn(seats: &mut [Seat], desired: &Desired) {
-    let Some(wanted) = &desired.claim else {
-        return;
-    };
-    for seat in seats {
-        if seat.fate != Fate::Stays || seat.data != Data::There {
-            continue;
+/// Why the volume of a member cannot become what the spec asks for.
+pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
+    let wanted = desired
+        .claim
+        .as_ref()
+        .filter(|_| member.data == Data::There)?;
+    match (member.disk, member.pod) {
+        (Some(disk), _) => unfit_claim(&disk.claim, wanted),
+        (None, Some(pod)) if !pod.durable => {
+            Some("it has no volume, and the spec asks for one".to_owned())
         }
-        let why = match (seat.disk, seat.pod) {
-            (Some(disk), _) => unfit(&disk.claim, wanted),
-            (None, Some(pod)) if !pod.durable => {
-                Some("it has no volume, and the spec asks for one".to_owned())
-            }
-            (None, _) => None,
-        };
-        if let Some(why) = why {
-            seat.fate = Fate::Leaves(why);
-        }
+        (None, _) => None,
     }
 }
 
 /// Why a claim cannot become the one the spec asks for.
-fn unfit(has: &Claim, wanted: &Claim) -> Option<String> {
+fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
     // Without a class in the spec any will do: Kubernetes fills in its default, which may change.
     if let Some(class) = &wanted.class
         && has.class.as_ref() != Some(class)
@@ -86,9 +79,9 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
 
 fn ask(member: &str, disk: &Disk, size: &str, draft: &mut Draft) {
     draft.say(format!("ask for {size} for the volume of {member}"));
-    draft.order(Order::Writes(vec![Write::GrowDisk {
+    draft.write(Write::GrowDisk {
         member: member.to_owned(),
         uid: disk.uid.clone(),
         size: size.to_owned(),
-    }]));
+    });
 }

@@ -7,7 +7,7 @@
 
 use crate::plan::Draft;
 use crate::snapshot::{Disk, Observed, Pod};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Makes room for new pods of these members.
 pub(super) fn clear<'a>(
@@ -35,8 +35,8 @@ pub(super) fn delete(name: &str, pod: &Pod, draft: &mut Draft) {
     draft.say(format!(
         "clear away the pod of {name}, which has ended for good"
     ));
-    draft.order(Order::Writes(vec![Write::DeletePod {
+    draft.write(Write::DeletePod {
         member: name.to_owned(),
         uid: pod.uid.clone(),
-    }]));
+    });
 }

@@ -8,7 +8,7 @@ use api::cluster::RecoveryPhase;
 use crate::plan::{Draft, STEADY, objects, recovery};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Stops the members, or leaves them stopped; `false` when the cluster does not hibernate, or not yet.
 pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
@@ -62,10 +62,10 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
     // All together: whoever stayed would be without a quorum all the same.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
-        draft.order(Order::Writes(vec![Write::DeletePod {
+        draft.write(Write::DeletePod {
             member: member.clone(),
             uid: pod.uid.clone(),
-        }]));
+        });
     }
     if observed.pods.is_empty() {
         let text = "spec.hibernate is true: no member runs, the volumes stay; the same cluster comes back when it \

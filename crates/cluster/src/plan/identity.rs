@@ -5,7 +5,7 @@ use etcd::ClusterId;
 
 use crate::plan::{Draft, bootstrap};
 use crate::snapshot::{Intent, Observed};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Invariant 26. Returns `true` if the record is corrected first.
 ///
@@ -44,7 +44,7 @@ pub(super) fn correct(
         }
         _ => return false,
     };
-    draft.order(Order::Writes(vec![write]));
+    draft.write(write);
     true
 }
 

@@ -14,7 +14,7 @@ use etcd::{Member, MemberId, Pulse};
 use jiff::Timestamp;
 
 use crate::plan::age::age;
-use crate::plan::view::{Data, Health, Seat};
+use crate::plan::view::{Data, Health, MemberState};
 use crate::snapshot::{Observed, Pod, Role, Seen};
 
 /// For how long a voter may not serve before something is wrong with it: etcd waits 7 s for its own entry.
@@ -54,7 +54,7 @@ fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
 
 /// Whether a learner says itself that it is not connected with the leader: whatever it answers clients is of the past then,
 /// the leader that it names too. One that is not asked for its health says nothing.
-pub(super) fn is_cut_off(seat: &Seat, observed: &Observed) -> bool {
+pub(super) fn is_cut_off(seat: &MemberState, observed: &Observed) -> bool {
     let pulse = observed.pulses.get(&seat.name);
     let pulse = pulse.filter(|pulse| pulse.member_id == seat.id());
     pulse
@@ -79,13 +79,13 @@ pub(super) fn has_caught_up(applied: u64, committed: u64) -> bool {
 }
 
 /// Invariant 24: for a promotion a member counts as soon as it follows the leader.
-pub(super) fn takes_part(seat: &Seat, committed: u64) -> bool {
+pub(super) fn takes_part(seat: &MemberState, committed: u64) -> bool {
     let follows = seat.follows.filter(|_| seat.is_joining());
     seat.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))
 }
 
 /// A voter that has not served yet stays out of the client Service: its pod may be ready before.
-pub(super) fn is_yet_to_serve(seat: &Seat) -> bool {
+pub(super) fn is_yet_to_serve(seat: &MemberState) -> bool {
     let ours = seat.data != Data::Elsewhere && seat.votes();
     ours && !seat.serves() && seat.health != Health::Busy
 }

@@ -18,7 +18,7 @@ use crate::plan::view::View;
 use crate::plan::{Draft, roll};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed, Removal};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// The claims of members that someone else removed, by member.
 pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str, &'a Disk> {
@@ -62,7 +62,7 @@ pub(super) fn settle(
         let removal = Some(Removal::ByOthers { since, majority });
         if disk.removal != removal {
             draft.say(format!("keep the volume of {name}"));
-            draft.order(Order::Writes(vec![note_removal(name, disk, removal)]));
+            draft.write(note_removal(name, disk, removal));
         }
         if majority {
             decided_by_person.push(*name);
@@ -96,7 +96,7 @@ pub(super) fn settle(
 pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
     let shrinks = view.staying().count() > desired.size;
     let removes = draft.change.as_ref().is_some_and(|change| {
-        let mut writes = change.writes.iter();
+        let mut writes = change.chain.iter();
         writes.any(|write| matches!(write, Write::Remove { .. }))
     });
     if shrinks || removes {
@@ -107,7 +107,7 @@ pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
             .disk
             .filter(|disk| disk.removal.is_some() && !disk.terminating)
         {
-            draft.order(Order::Writes(vec![note_removal(&seat.name, disk, None)]));
+            draft.write(note_removal(&seat.name, disk, None));
         }
     }
 }

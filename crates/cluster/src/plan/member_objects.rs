@@ -7,7 +7,7 @@ use etcd::ClusterId;
 use crate::plan::Draft;
 use crate::plan::view::View;
 use crate::snapshot::{Observed, Seen, Service};
-use crate::write::{Order, Start, Write};
+use crate::write::{Start, Write};
 
 /// Every name a member's object has.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
@@ -62,20 +62,20 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
                 started: true,
                 closed: false,
             };
-            draft.order(Order::Writes(vec![write]));
+            draft.write(write);
         }
         Some(service) if service.drifted || !service.owned => {
             draft.say(format!("repair the Service of {name}"));
-            draft.order(Order::Writes(vec![Write::RepairService {
+            draft.write(Write::RepairService {
                 member: name.to_owned(),
                 uid: service.uid.clone(),
-            }]));
+            });
         }
         Some(service) if service.closed && open => {
-            draft.order(Order::Writes(vec![Write::OpenService {
+            draft.write(Write::OpenService {
                 member: name.to_owned(),
                 uid: service.uid.clone(),
-            }]));
+            });
         }
         Some(_) => {}
     }
@@ -110,11 +110,11 @@ pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
 }
 
 /// A pod on a disk that is there. The mark is set before it, as before every pod.
-pub(super) fn pod_on_disk(service: Option<&Service>, start: Start) -> Order {
+pub(super) fn pod_on_disk(service: Option<&Service>, start: Start) -> Vec<Write> {
     let mark = service
         .filter(|service| !service.started)
         .map(|service| mark(&start.member, service));
-    Order::Writes(mark.into_iter().chain([Write::CreatePod(start)]).collect())
+    mark.into_iter().chain([Write::CreatePod(start)]).collect()
 }
 
 /// Deletes what there is under this name: exactly the objects that were seen.
@@ -154,6 +154,6 @@ fn discard_with(observed: &Observed, name: &str, disk: Option<Write>, draft: &mu
     }
     if !writes.is_empty() {
         draft.say(format!("delete what is left of {name}"));
-        draft.order(Order::Writes(writes));
+        draft.chain(writes);
     }
 }

@@ -16,11 +16,11 @@ use crate::plan::size::{
 use crate::plan::versions::VersionRules;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::Fate;
-use crate::plan::view::{Data, Health, Seat, View};
+use crate::plan::view::{Data, Health, MemberState, View};
 use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, roll};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Role};
-use crate::write::{Order, Start, State, Write};
+use crate::write::{Start, State, Write};
 
 /// Pods for members that have none: back on their disk, or for the first time.
 pub(super) fn start(
@@ -74,13 +74,13 @@ pub(super) fn start(
             (Data::There, _, Some(_)) => {
                 // Invariant 5: the disk is there, so the member gets its pod back and its membership stays.
                 draft.say(format!("start {} again on its disk", seat.name));
-                draft.order(member_objects::pod_on_disk(seat.service, start));
+                draft.chain(member_objects::pod_on_disk(seat.service, start));
             }
             (Data::NeverMade, Some(service), None) if !adding => {
                 let mut writes = vec![member_objects::mark(&seat.name, service)];
                 writes.extend(member_objects::disk_and_pod(start));
                 draft.say(format!("start new member {}", seat.name));
-                draft.order(Order::Writes(writes));
+                draft.chain(writes);
             }
             _ => {}
         }
@@ -88,7 +88,7 @@ pub(super) fn start(
 }
 
 fn changes(draft: &Draft) -> impl Iterator<Item = &Write> {
-    draft.change.iter().flat_map(|change| &change.writes)
+    draft.change.iter().flat_map(|change| &change.chain)
 }
 
 /// The next change of the members, or what it waits for.
@@ -117,7 +117,7 @@ pub(super) fn change(
 }
 
 /// A voter that does not serve and stays a member, as long as it is not gone for good.
-fn unhealthy(seat: &Seat, why: &str, now: Timestamp, draft: &mut Draft) {
+fn unhealthy(seat: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
     if let Some(at) = seat.gone_at {
         let text = format!(
             "{}: {why}; it is replaced if that lasts until {at}",
@@ -145,7 +145,7 @@ fn unhealthy(seat: &Seat, why: &str, now: Timestamp, draft: &mut Draft) {
 /// Members that somebody else added and that never started. They are counted for the quorum when they vote; whether
 /// they are wanted nobody here can know, so they are named and left alone.
 fn foreigners(view: &View, draft: &mut Draft) {
-    let unstarted = |seat: &&Seat| seat.data == Data::Elsewhere && !seat.joined();
+    let unstarted = |seat: &&MemberState| seat.data == Data::Elsewhere && !seat.joined();
     for seat in view.seats.iter().filter(unstarted) {
         let (id, urls) = (seat.id(), seat.member.peer_urls.join(", "));
         let counts = if seat.votes() {
@@ -163,7 +163,7 @@ fn foreigners(view: &View, draft: &mut Draft) {
 
 /// Before etcd 3.4 a member joins with a vote: until it runs, the quorum depends on it.
 fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
-    let joins = |seat: &&Seat| !seat.joined() && seat.fate == Fate::Stays;
+    let joins = |seat: &&MemberState| !seat.joined() && seat.fate == Fate::Stays;
     if rules.learners {
         return;
     }
@@ -203,7 +203,7 @@ fn renew(view: &View, draft: &mut Draft) {
                 member: seat.name.clone(),
                 uid: pod.uid.clone(),
             };
-            draft.order(Order::Writes(vec![write]));
+            draft.write(write);
         }
     }
 }

@@ -16,7 +16,7 @@ use member::MetadataPatch;
 use crate::plan::Draft;
 use crate::plan::age::age;
 use crate::snapshot::{Observed, Pod};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// How long a pod may be on a node and have no address: a start takes less than one second, and the API server tells
 /// when a pod was made in whole seconds.
@@ -38,14 +38,14 @@ pub(super) fn slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft
         } else if since < LATE {
             let annotations = [(ANNOTATION_NUDGED.to_owned(), Some("true".to_owned()))];
             draft.say(format!("have the kubelet look at {name} again"));
-            draft.order(Order::Writes(vec![Write::PatchMetadata {
+            draft.write(Write::PatchMetadata {
                 member: name.clone(),
                 uid: pod.uid.clone(),
                 patch: MetadataPatch {
                     labels: BTreeMap::new(),
                     annotations: annotations.into(),
                 },
-            }]));
+            });
         }
     }
 }

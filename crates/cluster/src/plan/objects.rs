@@ -14,7 +14,7 @@ use crate::plan::view::{Data, View};
 use crate::plan::{Draft, STEADY, adoption, joining, member_objects, together};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
-use crate::write::{Label, Order, Write};
+use crate::write::{Label, Write};
 
 /// How long a pod may take to start before it is worth a word; a large image takes its time.
 const SLOW: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
     match observed.shared.headless {
         Kept::AsMade(()) => {}
         Kept::Others => taken("Service", &headless_service(&observed.cluster), draft),
-        Kept::Missing | Kept::Drifted => draft.order(Order::Writes(vec![Write::ApplyHeadless])),
+        Kept::Missing | Kept::Drifted => draft.write(Write::ApplyHeadless),
     }
     if observed.shared.client == Kept::Others {
         taken("Service", &client_service(&observed.cluster), draft);
@@ -43,7 +43,7 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
         if open {
             draft.say("let clients in");
         }
-        draft.order(Order::Writes(vec![Write::ApplyClient { open }]));
+        draft.write(Write::ApplyClient { open });
     }
 }
 
@@ -73,12 +73,12 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
         Kept::Others => {}
         kept if desired.budget => {
             if kept != Kept::AsMade(quorum) {
-                draft.order(Order::Writes(vec![Write::ApplyBudget { quorum }]));
+                draft.write(Write::ApplyBudget { quorum });
             }
         }
         Kept::Missing => {}
         Kept::Drifted | Kept::AsMade(_) => {
-            draft.order(Order::Writes(vec![Write::DeleteBudget]));
+            draft.write(Write::DeleteBudget);
         }
     }
 }
@@ -102,7 +102,7 @@ pub(super) fn labels(
 ) {
     for seat in &view.seats {
         let role = match seat.pod.and_then(|pod| pod.role) {
-            // Whether it has to be is said last (`aside`).
+            // Whether it has to be is said last (`drain`).
             Some(role @ Role::Busy { .. }) if seat.votes() => role,
             // Invariant 24.
             Some(Role::Learner) if joining::is_yet_to_serve(seat) => Role::Busy { since: now },
@@ -123,10 +123,7 @@ pub(super) fn labels(
                 || pod.role != Some(role)
                 || pod.cluster_id != Some(cluster_id))
         {
-            draft.order(Order::Writes(vec![Write::LabelPod(label(
-                &pod.uid,
-                Some(role),
-            ))]));
+            draft.write(Write::LabelPod(label(&pod.uid, Some(role))));
         }
         if let Some(disk) = seat.disk
             && !disk.terminating
@@ -134,9 +131,7 @@ pub(super) fn labels(
                 || disk.token.as_ref() != Some(&intent.token)
                 || disk.cluster_id != Some(cluster_id))
         {
-            draft.order(Order::Writes(vec![Write::LabelDisk(label(
-                &disk.uid, None,
-            ))]));
+            draft.write(Write::LabelDisk(label(&disk.uid, None)));
         }
     }
 }
@@ -153,9 +148,7 @@ pub(super) fn member_services(
             let service = observed.services.get(&seat.name);
             // Invariant 26: the mark on the Service of a pod that exists.
             if let Some(service) = service.filter(|it| seat.pod.is_some() && !it.started) {
-                draft.order(Order::Writes(vec![member_objects::mark(
-                    &seat.name, service,
-                )]));
+                draft.write(member_objects::mark(&seat.name, service));
                 continue;
             }
             member_objects::serve(&seat.name, observed.services.get(&seat.name), open, draft);

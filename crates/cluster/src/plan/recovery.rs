@@ -25,7 +25,7 @@ use crate::plan::quorum::quorum_of;
 use crate::plan::{BLIND, Draft, SHORTLY, replaced};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod};
-use crate::write::{Order, RecoveryRecord, Write};
+use crate::write::{RecoveryRecord, Write};
 
 pub(super) use leftover::{Leftover, leftover};
 
@@ -125,7 +125,7 @@ fn write(
         formed: None,
         over: observed.resource_version.clone(),
     };
-    draft.order(Order::Writes(vec![Write::RecordRecovery(Box::new(record))]));
+    draft.write(Write::RecordRecovery(Box::new(record)));
 }
 
 /// No quorum answers: what is left, what is done about it, or what has to be decided.
@@ -386,9 +386,8 @@ impl Scene<'_> {
             revision: status.revision,
             lost_members: evidence.lost(),
             silent_members: silent.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            // Drawn when the order is taken apart: the planner draws nothing.
-            member: String::new(),
-            token: String::new(),
+            member: draft.new_member(),
+            token: draft.new_token(),
             to_cluster_id: None,
             start_time: Some(Time(self.now)),
             completion_time: None,
@@ -398,7 +397,7 @@ impl Scene<'_> {
             "record the recovery from {survivor} at revision {}",
             status.revision
         ));
-        draft.order(Order::Recover(Box::new(RecoveryRecord {
+        draft.write(Write::RecordRecovery(Box::new(RecoveryRecord {
             recovery: Some(recovery),
             stale_approval: self.observed.recovery.stale_approval.clone(),
             formed: None,

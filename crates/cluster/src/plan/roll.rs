@@ -3,7 +3,7 @@
 //!
 //! A new image is patched into the running pod: the kubelet starts the container again in place, the pod keeps its
 //! address and what is in it. What cannot be changed in place recreates the pod: a member with a disk comes back on
-//! it, one without is followed by a learner first and then leaves ([`leaver`]). The next member is touched when all
+//! it, one without is followed by a learner first and then leaves ([`outdated`]). The next member is touched when all
 //! of them serve, run what their pods say, have caught up and hold the same data. A member that does not come back
 //! stops everything but its own repair.
 
@@ -18,11 +18,11 @@ use crate::plan::age::age;
 use crate::plan::change::{decide, move_leader};
 use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::Fate;
-use crate::plan::view::{Data, Seat, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, aside};
+use crate::plan::view::{Data, MemberState, View};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, drain};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
 /// other while clients write.
@@ -43,7 +43,7 @@ enum Need {
     Pod(EtcdVersion, String),
 }
 
-fn need(desired: &Desired, course: &Course, seat: &Seat) -> Option<Need> {
+fn need(desired: &Desired, course: &Course, seat: &MemberState) -> Option<Need> {
     let pod = seat.pod.filter(|pod| pod.stays())?;
     if seat.data != Data::There {
         return None;
@@ -83,7 +83,7 @@ pub(super) fn next(
         let text = format!("the version stays as it is: {why}");
         draft.problem(Reason::VersionRefused, text);
     }
-    let needs: Vec<(&Seat, Need)> = view
+    let needs: Vec<(&MemberState, Need)> = view
         .seats
         .iter()
         .filter_map(|seat| Some((seat, need(desired, &course, seat)?)))
@@ -105,23 +105,24 @@ pub(super) fn next(
     if course.way == Some(UpgradeDirection::Up) && !has_gone_over((observed, now), view, draft) {
         return;
     }
-    let by_turn = |(seat, _): &&(&Seat, Need)| (Some(seat.id()) == view.leader, seat.name.clone());
+    let by_turn =
+        |(seat, _): &&(&MemberState, Need)| (Some(seat.id()) == view.leader, seat.name.clone());
     let in_place = needs.iter().filter(|(seat, need)| touches(seat, need));
     let Some((seat, need)) = in_place.min_by_key(by_turn) else {
         return;
     };
     // They were compared before it was taken out of the client Service.
-    let compared = aside::is_out_since(now, seat, COMPARED);
+    let compared = drain::is_out_since(now, seat, COMPARED);
     if !compared && !holds_the_same(observed, view, draft) {
         return;
     }
-    if !aside::is_aside(now, view, seat, draft) {
+    if !drain::is_drained(now, view, seat, draft) {
         return;
     }
     // Invariant 18: the leader is the last, and hands over before; to one that has been changed, if there is one.
     if view.leader == Some(seat.id()) {
         let able = view.voters().filter(|next| next.id() != seat.id());
-        let waits = |next: &&Seat| needs.iter().any(|(other, _)| other.id() == next.id());
+        let waits = |next: &&MemberState| needs.iter().any(|(other, _)| other.id() == next.id());
         if let Some(next) = able.min_by_key(waits) {
             move_leader(view, seat, next, draft);
             return;
@@ -134,7 +135,7 @@ pub(super) fn next(
 }
 
 /// Whether the member is changed by touching its own pod.
-fn touches(seat: &Seat, need: &Need) -> bool {
+fn touches(seat: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || seat.pod.is_some_and(|pod| pod.durable)
 }
 
@@ -147,11 +148,11 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
         let Some(changed) = &pod.changed else {
             continue;
         };
-        aside::keep(seat, draft);
+        drain::keep(seat, draft);
         let Some(why) = unsettled(observed, view, seat) else {
             let (member, uid) = (seat.name.clone(), pod.uid.clone());
             let back = Write::SettleImage { member, uid };
-            draft.order(Order::Writes(vec![back]));
+            draft.write(back);
             continue;
         };
         let fails = matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
@@ -178,7 +179,7 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
 fn repair(
     observed: &Observed,
     course: &Course,
-    needs: &[(&Seat, Need)],
+    needs: &[(&MemberState, Need)],
     draft: &mut Draft,
 ) -> bool {
     let mut repaired = false;
@@ -230,7 +231,7 @@ fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draf
 }
 
 /// Why a member is not as it should be after its last change.
-fn unsettled(observed: &Observed, view: &View, seat: &Seat) -> Option<String> {
+fn unsettled(observed: &Observed, view: &View, seat: &MemberState) -> Option<String> {
     let name = &seat.name;
     let Some(pod) = seat.pod else {
         return Some(format!("{name} has no pod"));
@@ -263,7 +264,7 @@ fn unsettled(observed: &Observed, view: &View, seat: &Seat) -> Option<String> {
             "{name} answers as etcd {runs}, and its pod is made for {made}"
         ));
     }
-    let indices = |seat: &Seat| Some(observed.statuses.get(&seat.name)?.known()?.raft_index);
+    let indices = |seat: &MemberState| Some(observed.statuses.get(&seat.name)?.known()?.raft_index);
     let newest = view.voters().filter_map(indices).max().unwrap_or_default();
     let applied = answer.raft_applied_index;
     (applied + CAUGHT_UP < newest)
@@ -325,7 +326,8 @@ pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft
         false
     };
     if observed.hashes.is_empty() {
-        let revision = |seat: &Seat| Some(observed.statuses.get(&seat.name)?.known()?.revision);
+        let revision =
+            |seat: &MemberState| Some(observed.statuses.get(&seat.name)?.known()?.revision);
         draft.asks = view.voters().filter_map(revision).min();
         return wait("the members' data are compared".to_owned(), SOON, draft);
     }
@@ -367,7 +369,7 @@ pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft
 
 /// Releases before 3.4.34 and 3.5.16 drop a deletion that was made at the revision of the compaction, and later ones
 /// keep it (etcd pull requests 18274 and 18475): their hashes are of other data, though neither has lost any.
-fn compacts_like(observed: &Observed, seat: &Seat) -> bool {
+fn compacts_like(observed: &Observed, seat: &MemberState) -> bool {
     let version = seat
         .pod
         .and_then(|pod| versions::runs(observed, &seat.name, pod));
@@ -383,7 +385,7 @@ fn compacts_like(observed: &Observed, seat: &Seat) -> bool {
 
 /// Changes one member: its disk is told the version first, so that whatever is lost in between, the member is not
 /// started with another one.
-fn change(observed: &Observed, seat: &Seat, need: &Need, draft: &mut Draft) {
+fn change(observed: &Observed, seat: &MemberState, need: &Need, draft: &mut Draft) {
     let Some(pod) = seat.pod else {
         return;
     };
@@ -412,7 +414,7 @@ fn change(observed: &Observed, seat: &Seat, need: &Need, draft: &mut Draft) {
             });
         }
     }
-    draft.order(Order::Writes(writes));
+    draft.chain(writes);
 }
 
 fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) -> Write {
@@ -440,15 +442,15 @@ fn is_unreadable(pod: &Pod) -> bool {
     noted && !pod.ready
 }
 
-/// The member that is to be followed by another, because its pod has to be made anew and its data is in the pod. The
-/// choice depends on the members alone, so it is the same until the next one has taken its place.
-pub(super) fn leaver(
+/// The member that another one follows, because its pod must be created again and its data is in the pod, and why. The
+/// choice depends on the members alone, so it stays the same until the next one has taken its place.
+pub(super) fn outdated(
     (desired, observed): (&Desired, &Observed),
-    seats: &[Seat],
+    members: &[MemberState],
     leader: Option<MemberId>,
 ) -> Option<(MemberId, String)> {
     let course = versions::course(desired, observed);
-    let needs: Vec<(&Seat, Need)> = seats
+    let needs: Vec<(&MemberState, Need)> = members
         .iter()
         .filter_map(|seat| Some((seat, need(desired, &course, seat)?)))
         .collect();
@@ -456,10 +458,9 @@ pub(super) fn leaver(
         versions::downgrade(&course, observed),
         Downgrade::None | Downgrade::Ready
     );
-    let calm = seats.iter().all(|seat| seat.fate == Fate::Stays);
     // Images first: they cost no member.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
-    if !ready || !calm || images {
+    if !ready || images {
         return None;
     }
     let all = needs.into_iter().filter(|(seat, need)| {
@@ -508,6 +509,6 @@ pub(super) fn in_the_dark(
         let from = versions::runs(observed, name, pod);
         draft.say(format!("start {name} again with etcd {target}"));
         writes.push(patch(name, pod, target.to_string(), from));
-        draft.order(Order::Writes(writes));
+        draft.chain(writes);
     }
 }

@@ -9,10 +9,10 @@ use jiff::Timestamp;
 use crate::plan::Draft;
 use crate::plan::member_objects;
 use crate::plan::versions::{self, current_version};
-use crate::plan::view::{self, Data, Seat, View};
+use crate::plan::view::{self, Data, MemberState, View};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod, Role, Seen, Service};
-use crate::write::{Order, Start, State, Write};
+use crate::write::{Start, State, Write};
 
 /// Starts members that were added and do not run. If the list is behind, etcd finds another one and does not start.
 /// Returns whom it has seen to.
@@ -63,7 +63,7 @@ pub(super) fn start_added(
             mark.chain(member_objects::disk_and_pod(start)).collect()
         };
         draft.say(format!("start new member {}", seat.name));
-        draft.order(Order::Writes(writes));
+        draft.chain(writes);
         started.insert(seat.name.clone());
     }
     started
@@ -113,7 +113,7 @@ pub(super) fn without_volume(
 /// elected by nobody, the first would not vote for it, and with the first's vote alone nobody leads. That it was never
 /// heard of as started keeps this to members that were lost before they had joined. In a larger cluster none of it
 /// holds (invariant 6).
-fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &Seat) -> bool {
+fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &MemberState) -> bool {
     let [one, other] = &list.members[..] else {
         return false;
     };

@@ -1,11 +1,11 @@
 //! What of the spec reaches running pods in place: labels and annotations at once, CPU and memory one member after
 //! the other. What needs a new pod is the business of `roll`.
 
-use crate::plan::view::{Seat, View};
+use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Labels and annotations: nothing is restarted, so nobody is asked.
 pub(super) fn metadata(view: &View, draft: &mut Draft) {
@@ -15,11 +15,11 @@ pub(super) fn metadata(view: &View, draft: &mut Draft) {
                 "change labels and annotations of the pod of {}",
                 seat.name
             ));
-            draft.order(Order::Writes(vec![Write::PatchMetadata {
+            draft.write(Write::PatchMetadata {
                 member: seat.name.clone(),
                 uid: pod.uid.clone(),
                 patch: patch.clone(),
-            }]));
+            });
         }
     }
 }
@@ -42,11 +42,11 @@ pub(super) fn volume_versions(
             && !is_changed
             && disk.version.as_ref() != Some(&version)
         {
-            draft.order(Order::Writes(vec![Write::NoteVersion {
+            draft.write(Write::NoteVersion {
                 member: seat.name.clone(),
                 uid: disk.uid.clone(),
                 version,
-            }]));
+            });
         }
     }
 }
@@ -69,8 +69,8 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
             draft.wait(reason, text, STEADY);
         }
     }
-    let differs = |(_, pod): &(&Seat, &Pod)| pod.difference.resources.is_some();
-    let mut all: Vec<(&Seat, &Pod)> = staying(view).filter(differs).collect();
+    let differs = |(_, pod): &(&MemberState, &Pod)| pod.difference.resources.is_some();
+    let mut all: Vec<(&MemberState, &Pod)> = staying(view).filter(differs).collect();
     all.sort_by_key(|(seat, _)| (seat.serves(), seat.votes(), Some(seat.id()) == view.leader));
     let Some((seat, pod)) = all.first() else {
         return;
@@ -78,7 +78,7 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     // Invariant 24: one that follows and does not serve yet may be what the quorum counts on, a learner when it gets its
     // vote in this very step.
     let counts = seat.serves() || (seat.is_joining() && seat.votes());
-    if (counts || seat.is_joining()) && disturbs(draft) {
+    if (counts || seat.is_joining()) && draft.disturbs_members() {
         return;
     }
     if counts && !may_disturb(view, seat, draft) {
@@ -86,23 +86,16 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     }
     if let Some(patch) = &pod.difference.resources {
         draft.say(format!("change CPU and memory of {}", seat.name));
-        draft.order(Order::Writes(vec![Write::ResizePod {
+        draft.write(Write::ResizePod {
             member: seat.name.clone(),
             uid: pod.uid.clone(),
             patch: patch.clone(),
-        }]));
+        });
     }
 }
 
-/// Whether a member is changed in this very step. Nobody waits for long: the next step comes at once.
-fn disturbs(draft: &Draft) -> bool {
-    let ends = |write: &Write| matches!(write, Write::DeletePod { .. } | Write::PatchImage { .. });
-    let ends = |order: &Order| matches!(order, Order::Writes(writes) if writes.iter().any(ends));
-    draft.change.is_some() || draft.orders.iter().any(ends)
-}
-
-fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {
-    let busy = |(_, pod): &(&Seat, &Pod)| {
+fn may_disturb(view: &View, next: &MemberState, draft: &mut Draft) -> bool {
+    let busy = |(_, pod): &(&MemberState, &Pod)| {
         let resizing = pod.difference.resizing.as_ref();
         resizing.is_some_and(|resizing| !resizing.deferred)
     };
@@ -125,7 +118,7 @@ fn may_disturb(view: &View, next: &Seat, draft: &mut Draft) -> bool {
     true
 }
 
-fn staying<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'v Seat<'a>, &'a Pod)> {
+fn staying<'v, 'a>(view: &'v View<'a>) -> impl Iterator<Item = (&'v MemberState<'a>, &'a Pod)> {
     let seats = view.seats.iter();
     seats.filter_map(|seat| Some((seat, seat.pod.filter(|pod| pod.stays())?)))
 }

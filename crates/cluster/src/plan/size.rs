@@ -10,11 +10,11 @@ use crate::plan::joining::{self, has_caught_up};
 use crate::plan::member_objects;
 use crate::plan::quorum::Quorum;
 use crate::plan::versions::VersionRules;
-use crate::plan::view::{Data, Seat, View};
+use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Services for members to come, made before the members: a name that is never absent leaves nothing for a
 /// DNS cache to get wrong. Already while the dead are being removed, so that nothing waits for it.
@@ -46,7 +46,15 @@ pub(super) fn reserve(
         let count = needed - reserved.len();
         draft.say(format!("make the Services of {count} new members"));
         let apart = together::begin_apart(view, needed);
-        draft.order(Order::Reserve { count, apart });
+        // The Services are independent of each other.
+        for _ in 0..count {
+            let member = draft.new_member();
+            draft.write(Write::CreateService {
+                member,
+                started: false,
+                closed: apart,
+            });
+        }
     }
     reserved
 }
@@ -68,7 +76,8 @@ pub(super) fn shrink(
     let (stay, size) = (view.staying().count(), desired.size);
     let all_vote = view.staying().filter(|seat| seat.votes()).count() >= size;
     // Who is to be replaced stays until those that follow have their vote, and as long as the quorum depends on it.
-    let spared = |seat: &Seat| !seat.votes() || view.quorum().unsafe_without(seat.id()).is_none();
+    let spared =
+        |seat: &MemberState| !seat.votes() || view.quorum().unsafe_without(seat.id()).is_none();
     let replaced = view
         .seats
         .iter()
@@ -110,14 +119,15 @@ pub(super) fn shrink(
     remove_voter(view, victim, why, draft)
 }
 
-fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v Seat<'a>> {
-    let may_go = |seat: &&Seat| seat.data != Data::Elsewhere && Some(seat.id()) != view.leader;
-    let age = |seat: &Seat| {
+fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v MemberState<'a>> {
+    let may_go =
+        |seat: &&MemberState| seat.data != Data::Elsewhere && Some(seat.id()) != view.leader;
+    let age = |seat: &MemberState| {
         seat.service
             .map(|service| service.created)
             .or(seat.pod.map(|pod| pod.created))
     };
-    let first = |seat: &&Seat| {
+    let first = |seat: &&MemberState| {
         (
             seat.votes(),
             seat.is_healthy(),
@@ -135,14 +145,14 @@ pub(super) fn wait_for_voters(
     what: &str,
     draft: &mut Draft,
 ) -> bool {
-    let healthy = |seat: &Seat| seat.is_healthy();
+    let healthy = |seat: &MemberState| seat.is_healthy();
     wait_for_all(observed, view, &healthy, what, draft)
 }
 
 fn wait_for_all(
     observed: &Observed,
     view: &View,
-    counts: &dyn Fn(&Seat) -> bool,
+    counts: &dyn Fn(&MemberState) -> bool,
     what: &str,
     draft: &mut Draft,
 ) -> bool {
@@ -164,7 +174,7 @@ pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draf
     if view.voters().count() == 1 {
         return false;
     }
-    let young = |seat: &&Seat| {
+    let young = |seat: &&MemberState| {
         seat.pod
             .and_then(|pod| pod.running_since)
             .is_some_and(|since| age(since, now) < CONNECTED)
@@ -186,7 +196,7 @@ pub(super) fn promote(
     view: &View,
     draft: &mut Draft,
 ) -> bool {
-    let newest = |seat: &&Seat| {
+    let newest = |seat: &&MemberState| {
         observed
             .statuses
             .get(&seat.name)
@@ -198,7 +208,7 @@ pub(super) fn promote(
         .filter_map(|seat| newest(&seat))
         .max()
         .unwrap_or(u64::MAX);
-    let mut ready: Option<&Seat> = None;
+    let mut ready: Option<&MemberState> = None;
     for seat in view.learners().filter(|seat| seat.data != Data::Elsewhere) {
         let has = observed
             .statuses
@@ -234,7 +244,7 @@ pub(super) fn promote(
         return false;
     };
     // Invariants 2 and 24.
-    let takes_part = |seat: &Seat| joining::takes_part(seat, committed);
+    let takes_part = |seat: &MemberState| joining::takes_part(seat, committed);
     let what = format!("{} becomes a voter", seat.name);
     if wait_for_all(observed, view, &takes_part, &what, draft) {
         return false;
@@ -261,7 +271,7 @@ pub(super) fn promote(
     )
 }
 
-fn wait_for_start(seat: &Seat, now: Timestamp, draft: &mut Draft) {
+fn wait_for_start(seat: &MemberState, now: Timestamp, draft: &mut Draft) {
     let soon = seat
         .pod
         .is_some_and(|pod| objects::is_about_to_answer(pod, now));
@@ -286,7 +296,7 @@ pub(super) fn grow(
     let there = if comes_first(desired, view) {
         view.staying().count()
     } else {
-        let ours = |seat: &&Seat| seat.data != Data::Elsewhere;
+        let ours = |seat: &&MemberState| seat.data != Data::Elsewhere;
         view.seats.iter().filter(ours).count()
     };
     let missing = desired.size.saturating_sub(there);
@@ -314,7 +324,7 @@ pub(super) fn grow(
     if wait_for_connections(view, now, draft) {
         return true;
     }
-    let joining = |seat: &&Seat| {
+    let joining = |seat: &&MemberState| {
         !seat.joined()
             && seat
                 .pod

@@ -1,13 +1,14 @@
-//! Puts etcd's list, the Kubernetes objects and the members' answers together, and decides the fate of each member.
+//! Puts etcd's list, the Kubernetes objects and the members' answers together.
 
 use etcd::{Member, Members};
 use jiff::Timestamp;
 
 use api::names::member_of_url;
 
-use crate::plan::fate::fate;
-use crate::plan::view::{Data, Fate, Health, Seat, View, data, is_elsewhere, is_known, name_of};
-use crate::plan::{adoption, disks, joining, roll, upkeep};
+use crate::plan::view::{
+    Data, Fate, Health, MemberState, View, data, is_elsewhere, is_known, name_of,
+};
+use crate::plan::{fate, joining};
 use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
 
@@ -17,7 +18,7 @@ impl<'a> View<'a> {
         list: &'a Members,
         (desired, observed, now): (&Desired, &'a Observed, Timestamp),
     ) -> Self {
-        let mut seats: Vec<Seat> = list
+        let mut seats: Vec<MemberState> = list
             .members
             .iter()
             .map(|member| seat(member, observed, now))
@@ -29,23 +30,12 @@ impl<'a> View<'a> {
                 seat.data = Data::Gone;
             }
         }
-        let theirs = observed.clock.earlier(now);
-        let fates: Vec<_> = seats
-            .iter()
-            .map(|seat| fate(seat, &seats, (desired, theirs)))
-            .collect();
-        for (seat, fate) in seats.iter_mut().zip(fates) {
-            (seat.fate, seat.gone_at) = fate;
-        }
         let leader = observed.leader();
-        if let Some((id, why)) = roll::leaver((desired, observed), &seats, leader)
-            && let Some(seat) = seats.iter_mut().find(|seat| seat.id() == id)
-        {
-            (seat.fate, seat.followed) = (Fate::Leaves(why), true);
+        let fates = fate::decide(&seats, (desired, observed, now), leader);
+        for (seat, decision) in seats.iter_mut().zip(fates) {
+            (seat.fate, seat.gone_at) = (decision.fate, decision.lost_at);
+            seat.followed = decision.followed;
         }
-        adoption::condemn(&mut seats, observed);
-        disks::condemn(&mut seats, desired);
-        upkeep::condemn(&mut seats, observed);
         // Invariant 19: nobody counts on it until it is done. From 3.6 on it does not even answer for itself meanwhile:
         // its status has the version of its storage, which it reads under the lock (`StorageVersion` in etcd's
         // `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
@@ -73,7 +63,7 @@ fn known_as(member: &Member, observed: &Observed) -> Option<String> {
     all.find(|name| is_known(observed, name)).map(str::to_owned)
 }
 
-fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> Seat<'a> {
+fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> MemberState<'a> {
     let name = known_as(member, observed).unwrap_or_else(|| name_of(member));
     let pod = observed.pods.get(&name);
     let disk = observed.disks.get(&name);
@@ -85,7 +75,7 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> Seat<
     } else {
         data(pod, disk, service, joined || is_first(observed, &name))
     };
-    Seat {
+    MemberState {
         member,
         pod,
         disk,

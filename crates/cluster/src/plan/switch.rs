@@ -8,12 +8,12 @@
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
 use crate::plan::change::decide;
-use crate::plan::view::{Data, Seat, View};
+use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsRollout, Way};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Records what members are started with, and takes the next step of a switch.
 pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &mut Draft) {
@@ -21,7 +21,7 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
         return;
     };
     if !rollout.recorded {
-        draft.order(record(observed, intent, rollout.at.as_ref()));
+        draft.write(record(observed, intent, rollout.at.as_ref()));
         return;
     }
     if let Some(text) = rollout.under_way() {
@@ -57,14 +57,14 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
     }
     let words = Way::of(next.to.as_ref()).words();
     draft.say(format!("start members again so that they {words}"));
-    draft.order(record(observed, intent, next.to.as_ref()));
+    draft.write(record(observed, intent, next.to.as_ref()));
 }
 
-fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> Order {
-    Order::Writes(vec![Write::RecordTls {
+fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> Write {
+    Write::RecordTls {
         record: Box::new(TlsStatus::new(&intent.token, policy)),
         over: observed.resource_version.clone(),
-    }])
+    }
 }
 
 /// Why it is too early for the next step.
@@ -97,7 +97,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
     })
 }
 
-fn serves(seat: &Seat) -> bool {
+fn serves(seat: &MemberState) -> bool {
     let ready = seat.pod.is_some_and(|pod| pod.ready && pod.stays());
     ready && seat.is_healthy()
 }
@@ -113,7 +113,7 @@ fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
         .filter(|listener| !here.listeners().contains(listener))
         .copied()
         .collect();
-    let is_astray = |seat: &Seat| {
+    let is_astray = |seat: &MemberState| {
         let runs = rollout.ways.get(&seat.name) == Some(&way) && serves(seat);
         runs && names_any(seat, |listed| listed.is_some_and(|it| others.contains(&it)))
     };
@@ -121,7 +121,7 @@ fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
 }
 
 /// Whether one of its peer URLs names such a listener.
-fn names_any(seat: &Seat, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
+fn names_any(seat: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
     let mut urls = seat.member.peer_urls.iter();
     urls.any(|url| such(listener_of(url)))
 }
@@ -129,7 +129,7 @@ fn names_any(seat: &Seat, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
 /// Gives the next such member the peer URL of this listener; `false` when there is none.
 fn redirect(
     view: &View,
-    such: impl Fn(&Seat) -> bool,
+    such: impl Fn(&MemberState) -> bool,
     listener: PeerListener,
     draft: &mut Draft,
 ) -> bool {

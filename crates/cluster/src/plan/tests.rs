@@ -1,9 +1,11 @@
 //! Stories the planner has to get right. Each builds a world in a line or two and says what is done about it.
 
+mod actions;
 mod adoption;
-mod aside;
 mod by_hand;
 mod disks;
+mod drain;
+mod fate;
 mod found;
 mod identity;
 mod joining;
@@ -27,7 +29,7 @@ use std::time::Duration;
 use crate::plan::STEADY;
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Trouble};
-use crate::write::{Order, State, Write};
+use crate::write::{State, Write};
 
 use scene::Scene;
 
@@ -37,13 +39,9 @@ use scene::Scene;
 #[test]
 fn records_the_first_members_before_anything_is_made() {
     let plan = Scene::nothing(3).plan();
-    assert_eq!(
-        plan.step.orders,
-        [Order::Begin {
-            count: 3,
-            over: "1".into()
-        }]
-    );
+    let chains = plan.step.chains.clone();
+    assert_eq!(scene::begun(&chains), Some((3, "1")));
+    assert_eq!(chains.len(), 1);
     assert_eq!(plan.step.change, None);
 }
 
@@ -51,23 +49,17 @@ fn records_the_first_members_before_anything_is_made() {
 fn a_seed_bootstrap_begins_with_one_member() {
     let mut scene = Scene::nothing(3);
     scene.desired.first = 1;
-    assert_eq!(
-        scene.plan().step.orders,
-        [Order::Begin {
-            count: 1,
-            over: "1".into()
-        }]
-    );
+    let chains = scene.plan().step.chains;
+    assert_eq!(scene::begun(&chains), Some((1, "1")));
+    assert_eq!(chains.len(), 1);
 }
 
 #[test]
 fn starts_all_first_members_at_once_each_after_its_service() {
     let plan = Scene::begun(&["a", "b", "c"]).plan();
     for member in ["a", "b", "c"] {
-        let chain = plan.step.orders.iter().find_map(|order| match order {
-            Order::Writes(writes) if scene::is_service(&writes[0], member) => Some(writes),
-            _ => None,
-        });
+        let mut chains = plan.step.chains.iter();
+        let chain = chains.find(|chain| scene::is_service(&chain[0], member));
         let Some(
             [
                 Write::CreateService {
@@ -143,13 +135,9 @@ fn a_bootstrap_without_a_quorum_of_disks_begins_again_under_new_names() {
     let scene = Scene::starting(&["a", "b", "c"])
         .without_pod("a")
         .without_pod("b");
-    assert_eq!(
-        scene.plan().step.orders,
-        [Order::Begin {
-            count: 3,
-            over: "1".into()
-        }]
-    );
+    let chains = scene.plan().step.chains;
+    assert_eq!(scene::begun(&chains), Some((3, "1")));
+    assert_eq!(chains.len(), 1);
     assert_eq!(scene.waits(), [Reason::BootstrapAbandoned]);
 }
 
@@ -226,10 +214,7 @@ fn removes_the_dead_member_before_adding_one() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
     // The new member's Service is made meanwhile.
-    assert!(scene.plan().step.orders.contains(&Order::Reserve {
-        count: 1,
-        apart: false
-    }));
+    assert_eq!(scene::reserved(&scene.plan().step.chains), [false]);
 }
 
 #[test]

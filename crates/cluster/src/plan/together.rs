@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::plan::age::age;
-use crate::plan::view::{Seat, View};
+use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Observed, Pod};
 
 /// How long a member's Service stays without endpoints for the sake of others that have not started.
@@ -31,7 +31,7 @@ pub(super) fn begin_apart(view: &View, count: usize) -> bool {
 pub(super) fn may_be_reached(
     (observed, now): (&Observed, Timestamp),
     view: &View,
-    seat: &Seat,
+    seat: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
     // Who votes is found: only learners begin apart, and first members, of which enough run by now.
@@ -41,14 +41,14 @@ pub(super) fn may_be_reached(
 }
 
 /// Whether nobody finds the member yet.
-pub(super) fn begins_apart(seat: &Seat) -> bool {
+pub(super) fn begins_apart(seat: &MemberState) -> bool {
     seat.service.is_some_and(|service| service.closed)
 }
 
 /// That its container runs says nothing: one that is slow to ask is still asking then, and a learner that has asked
 /// answers whether a downgrade is under way only when it has the leader's snapshot. etcd's listener for health opens
 /// after it has asked (`StartEtcd` in etcd's `server/embed/etcd.go`); where it is closed to us, a moment has to do.
-fn has_asked((observed, now): (&Observed, Timestamp), seat: &Seat) -> bool {
+fn has_asked((observed, now): (&Observed, Timestamp), seat: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&seat.name) || seat.serves();
     let has_had_time = |pod: &Pod| {
         // By a clock that is behind it has not begun yet.

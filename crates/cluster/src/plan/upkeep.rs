@@ -14,14 +14,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::plan::change::decide_leader;
 use crate::plan::quorum::quorum_of;
-use crate::plan::view::Fate;
-use crate::plan::view::{Health, Seat, View};
-use crate::plan::{BLIND, Draft, SHORTLY, aside};
+use crate::plan::view::{Health, MemberState, View};
+use crate::plan::{BLIND, Draft, SHORTLY, drain};
 use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// What has to be free for a defragmentation by schedule to be worth it.
 const SENSIBLE: i64 = 1 << 20;
@@ -44,25 +43,19 @@ const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
 type Situation<'a> = (&'a Desired, &'a Observed, Timestamp);
 
-/// A member whose data etcd says differs from the others' is to be replaced, as long as it is clear who is right:
-/// fewer than a quorum are named, and three or more vote. In a smaller cluster its follower might take its data
-/// from it.
-pub(super) fn condemn(seats: &mut [Seat], observed: &Observed) {
-    let voters = seats.iter().filter(|seat| seat.votes()).count();
+/// The members to replace because etcd found their data to differ. Only if it is clear which data is right: fewer than a
+/// quorum are named, and three or more vote. In a smaller cluster the replacement might copy the wrong data.
+pub(super) fn corrupt_members(members: &[MemberState], observed: &Observed) -> Vec<MemberId> {
+    let voters = members.iter().filter(|member| member.votes()).count();
     let named: Vec<MemberId> = corrupt(observed).collect();
-    let counted = seats
+    let counted = members
         .iter()
-        .filter(|seat| seat.votes() && named.contains(&seat.id()))
+        .filter(|member| member.votes() && named.contains(&member.id()))
         .count();
     if voters < 3 || voters - counted < quorum_of(voters) {
-        return;
+        return Vec::new();
     }
-    for seat in seats.iter_mut() {
-        if named.contains(&seat.id()) && seat.fate == Fate::Stays {
-            let why = "etcd has found its data to differ from the others' (alarm CORRUPT)";
-            seat.fate = Fate::Leaves(why.to_owned());
-        }
-    }
+    named
 }
 
 fn alarms(observed: &Observed) -> &[Alarm] {
@@ -127,7 +120,7 @@ fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut Draft) {
     let alarm = Alarm { member, kind };
     draft.say(format!("take the alarm of {member} back"));
     let via = view.via(None);
-    draft.order(Order::Writes(vec![Write::Disarm { alarm, via }]));
+    draft.write(Write::Disarm { alarm, via });
 }
 
 struct Run<'a> {
@@ -137,7 +130,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// What each voter says of itself; `None` as long as one of them says nothing.
-    fn databases(&self) -> Option<Vec<(&Seat<'_>, &Status)>> {
+    fn databases(&self) -> Option<Vec<(&MemberState<'_>, &Status)>> {
         let (_, observed, _) = self.situation;
         let voters = self.view.voters();
         voters
@@ -212,7 +205,7 @@ impl Run<'_> {
 
     /// The floor: a run begins when it would make room, or when there is history to compact that the last one did
     /// not; and after one without effect not soon again.
-    fn begin_cure(&self, databases: &[(&Seat<'_>, &Status)], draft: &mut Draft) {
+    fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.situation;
         let last = observed.upkeep.record.as_ref();
         let compacted = last.and_then(|last| last.compacted_revision);
@@ -274,7 +267,7 @@ impl Run<'_> {
             return waits(draft, text);
         }
         let settled = self.view.learners().next().is_none();
-        if !settled || draft.change.is_some() || !draft.orders.is_empty() {
+        if !settled || !draft.is_idle() {
             let text = "members are defragmented when nothing else is being changed";
             return waits(draft, text.to_owned());
         }
@@ -308,7 +301,7 @@ impl Run<'_> {
             members: Vec::new(),
         };
         writes.push(recorded(observed, record));
-        draft.order(Order::Writes(writes));
+        draft.chain(writes);
     }
 
     /// Whether a member's file is worth writing anew.
@@ -359,7 +352,7 @@ impl Run<'_> {
                 let may_be_done = seat.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
                 if may_be_done {
-                    aside::keep(seat, draft);
+                    drain::keep(seat, draft);
                     let text = format!("{} does not answer yet", last.name);
                     draft.wait(Reason::Defragmenting, text, SHORTLY);
                     return;
@@ -368,7 +361,7 @@ impl Run<'_> {
             }
             (Some(Call::Done), _) => None,
             (Some(Call::Running), Some(seat)) => {
-                aside::keep(seat, draft);
+                drain::keep(seat, draft);
                 let text = format!("{} is being defragmented", last.name);
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
@@ -378,17 +371,17 @@ impl Run<'_> {
                 let mut record = record.clone();
                 record.members.pop();
                 draft.say(format!("put the defragmentation of {} off", last.name));
-                draft.order(Order::Writes(vec![recorded(observed, record)]));
+                draft.write(recorded(observed, record));
                 return;
             }
-            (None, Some(seat)) if !aside::is_aside(now, self.view, seat, draft) => return,
+            (None, Some(seat)) if !drain::is_drained(now, self.view, seat, draft) => return,
             // Told by a process that is gone, or not told yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
-                draft.order(Order::Writes(vec![Write::Defragment {
+                draft.write(Write::Defragment {
                     member: last.name.clone(),
                     recorded: last.start_time.0,
-                }]));
+                });
                 return;
             }
         };
@@ -399,14 +392,14 @@ impl Run<'_> {
             last.error = error;
         }
         draft.say(format!("record the defragmentation of {}", last.name));
-        draft.order(Order::Writes(vec![recorded(observed, record)]));
+        draft.write(recorded(observed, record));
     }
 
     /// Every other voter serves, and none of them waits for this one to lead it.
-    fn may_be_told(&self, seat: &Seat) -> bool {
+    fn may_be_told(&self, seat: &MemberState) -> bool {
         let mut others = self.view.voters().filter(|other| other.id() != seat.id());
         let leads = self.view.leader == Some(seat.id()) && self.view.voters().count() > 1;
-        !leads && others.all(Seat::is_healthy)
+        !leads && others.all(MemberState::is_healthy)
     }
 
     fn tell_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
@@ -416,8 +409,8 @@ impl Run<'_> {
             self.is_quiet(draft);
             return;
         };
-        let was_told = |seat: &Seat| record.members.iter().any(|one| one.name == seat.name);
-        let leads = |seat: &Seat| self.view.leader == Some(seat.id());
+        let was_told = |seat: &MemberState| record.members.iter().any(|one| one.name == seat.name);
+        let leads = |seat: &MemberState| self.view.leader == Some(seat.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
         // By what they say now: what was recorded may be of the moment before.
@@ -460,7 +453,7 @@ impl Run<'_> {
             error: None,
         });
         draft.say(format!("record that {} is defragmented", seat.name));
-        draft.order(Order::Writes(vec![recorded(observed, record)]));
+        draft.write(recorded(observed, record));
     }
 
     fn finish(&self, record: &DefragmentationStatus, draft: &mut Draft) {
@@ -468,7 +461,7 @@ impl Run<'_> {
         let mut record = record.clone();
         record.completion_time = Some(Time(now));
         draft.say("record that the defragmentation is over");
-        draft.order(Order::Writes(vec![recorded(observed, record)]));
+        draft.write(recorded(observed, record));
     }
 
     /// A full database is a problem as long as the alarm is raised, whatever is being done about it.
@@ -478,7 +471,7 @@ impl Run<'_> {
             return;
         }
         let quota = u64::try_from(desired.upkeep.quota).unwrap_or_default();
-        let busy = observed.upkeep.open_run().is_some() || !draft.orders.is_empty();
+        let busy = observed.upkeep.open_run().is_some() || !draft.chains.is_empty();
         let waits = draft
             .waiting_for
             .iter()

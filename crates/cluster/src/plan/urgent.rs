@@ -7,26 +7,38 @@
 
 use jiff::Timestamp;
 
+use crate::action::Action;
+use crate::naming::Names;
+use crate::plan::actions::Builder;
+use crate::plan::decide;
 use crate::snapshot::{Desired, Observed};
-use crate::write::{Order, State, Step, Write};
+use crate::write::{State, Step, Write};
 
 /// The pods that go back on their disks; `observed` without any answer of etcd.
-pub fn urgent(desired: &Desired, observed: &Observed, now: Timestamp) -> Step {
-    let mut step = super::plan(desired, observed, now).step;
-    step.change = None;
-    step.orders.retain(|order| {
-        let member = put_back(order);
+pub fn urgent(
+    desired: &Desired,
+    observed: &Observed,
+    names: &dyn Names,
+    now: Timestamp,
+) -> Step<Action> {
+    let mut decided = decide(desired, observed, names, now);
+    decided.step.change = None;
+    decided.step.chains.retain(|chain| {
+        let member = put_back(chain);
         member.is_some_and(|member| observed.reported_voters.contains(member))
     });
-    step
+    let builder = Builder {
+        desired,
+        observed,
+        now,
+    };
+    builder.plan(decided).step
 }
 
-/// Whose pod goes back on its disk by this order. A member that has not joined yet may have to be told the list.
-fn put_back(order: &Order) -> Option<&String> {
-    let Order::Writes(writes) = order else {
-        return None;
-    };
-    let Some((Write::CreatePod(start), before)) = writes.split_last() else {
+/// The member whose pod this chain creates on an existing volume. A member that has not joined yet may need the current
+/// member list.
+fn put_back(chain: &[Write]) -> Option<&String> {
+    let Some((Write::CreatePod(start), before)) = chain.split_last() else {
         return None;
     };
     let marks = |write: &Write| matches!(write, Write::MarkService { started: true, .. });
@@ -37,11 +49,11 @@ fn put_back(order: &Order) -> Option<&String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::tests::scene::{self, Scene};
+    use crate::plan::tests::scene::{self, Letters, Scene};
 
-    fn step(scene: Scene) -> Step {
+    fn step(scene: Scene) -> Step<Action> {
         let scene = scene.silent();
-        urgent(&scene.desired, &scene.observed, scene::at(1000))
+        urgent(&scene.desired, &scene.observed, &Letters, scene::at(1000))
     }
 
     /// Invariant 1.
@@ -49,10 +61,10 @@ mod tests {
     fn invariant_1_a_pod_goes_back_on_its_disk_before_etcd_has_answered_and_nothing_else_is_done() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let gone = step(three().terminating("a").without_pod("b").size(5));
-        let [Order::Writes(writes)] = &gone.orders[..] else {
+        let [writes] = &gone.chains[..] else {
             panic!("{gone:?}");
         };
-        assert!(writes.iter().any(|write| scene::makes_pod(write, "b")));
+        assert!(writes.iter().any(|action| scene::creates_pod(action, "b")));
         assert_eq!(gone.change, None);
         for nothing in [
             &three as &dyn Fn() -> Scene,

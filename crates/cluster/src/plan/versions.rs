@@ -9,7 +9,7 @@ use api::version::path::{UpgradeDirection, direction};
 use member::VARIABLE_MAX_LEARNERS;
 
 use crate::plan::replaced;
-use crate::plan::view::{Seat, View, name_of};
+use crate::plan::view::{MemberState, View, name_of};
 use crate::snapshot::{Desired, Disk, Observed, Pod, Seen};
 
 /// Where the members' version is to go.
@@ -195,7 +195,7 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
 }
 
 /// The version a member gets its pod back with: the one its disk was used by last, which nobody but `roll` changes.
-pub(super) fn returning(desired: &Desired, observed: &Observed, seat: &Seat) -> String {
+pub(super) fn returning(desired: &Desired, observed: &Observed, seat: &MemberState) -> String {
     noted(desired, observed, seat.disk)
 }
 

@@ -48,7 +48,7 @@ pub enum Health {
 
 /// One member of the list.
 #[derive(Clone, Debug)]
-pub struct Seat<'a> {
+pub struct MemberState<'a> {
     /// Its entry in the list.
     pub member: &'a Member,
     /// Its name.
@@ -73,7 +73,7 @@ pub struct Seat<'a> {
     pub follows: Option<u64>,
 }
 
-impl Seat<'_> {
+impl MemberState<'_> {
     /// What membership changes name it by.
     pub fn id(&self) -> MemberId {
         self.member.id
@@ -143,7 +143,7 @@ pub struct View<'a> {
     /// As etcd answered it.
     pub list: &'a Members,
     /// Sorted by ID.
-    pub seats: Vec<Seat<'a>>,
+    pub seats: Vec<MemberState<'a>>,
     /// The leader the members agree on.
     pub leader: Option<MemberId>,
 }
@@ -155,19 +155,19 @@ impl<'a> View<'a> {
     }
 
     /// The members that vote.
-    pub fn voters(&self) -> impl Iterator<Item = &Seat<'a>> {
+    pub fn voters(&self) -> impl Iterator<Item = &MemberState<'a>> {
         self.seats.iter().filter(|seat| seat.votes())
     }
 
     /// The members that do not vote yet.
-    pub fn learners(&self) -> impl Iterator<Item = &Seat<'a>> {
+    pub fn learners(&self) -> impl Iterator<Item = &MemberState<'a>> {
         self.seats.iter().filter(|seat| !seat.votes())
     }
 
     /// The members of ours that stay or are yet to be started: those that are to be replaced do not count. Nor do those
     /// that somebody else has added: none of ours leaves for them.
-    pub fn staying(&self) -> impl Iterator<Item = &Seat<'a>> {
-        let ours = |seat: &&Seat| seat.data != Data::Elsewhere;
+    pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
+        let ours = |seat: &&MemberState| seat.data != Data::Elsewhere;
         let all = self.seats.iter().filter(ours);
         all.filter(|seat| seat.fate == Fate::Stays)
     }
@@ -187,8 +187,9 @@ impl<'a> View<'a> {
 
     /// The members to ask for a change: voters that are healthy, those that stay first, the leader before all.
     pub fn via(&self, without: Option<MemberId>) -> Vec<String> {
-        let able = |seat: &&Seat| seat.health == Health::Healthy && Some(seat.id()) != without;
-        let mut seats: Vec<&Seat> = self.voters().filter(able).collect();
+        let able =
+            |seat: &&MemberState| seat.health == Health::Healthy && Some(seat.id()) != without;
+        let mut seats: Vec<&MemberState> = self.voters().filter(able).collect();
         seats.sort_by_key(|seat| (seat.fate != Fate::Stays, Some(seat.id()) != self.leader));
         seats.iter().map(|seat| seat.name.clone()).collect()
     }
@@ -196,7 +197,7 @@ impl<'a> View<'a> {
 
 /// What a member is called here: the first label of its peer URL, else its own name, else its ID.
 /// Of one of ours that has started etcd's own name is the pod's, whatever somebody has changed its peer URLs to.
-pub(crate) fn name_of(member: &Member) -> String {
+pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();
     }

@@ -5,7 +5,7 @@ use api::conditions::{ConditionType, Finding, is_true, set};
 use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use crate::plan::{Seat, View};
+use crate::plan::{MemberState, View};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Observed, Pod};
 use crate::status::{Report, finding, version};
@@ -279,7 +279,7 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
 }
 
 fn is_short(view: &View) -> bool {
-    view.voters().any(Seat::is_down)
+    view.voters().any(MemberState::is_down)
 }
 
 /// From the loss of a member until there are as many healthy voters as wanted again.

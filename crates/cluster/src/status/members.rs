@@ -4,7 +4,7 @@
 use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};
 
-use crate::plan::{Seat, View};
+use crate::plan::{MemberState, View};
 use crate::snapshot::{Observed, Seen};
 
 /// Bytes a reported size may be wrong by.
@@ -131,7 +131,7 @@ fn empty(name: &str) -> MemberStatus {
 }
 
 fn detail(
-    seat: &Seat,
+    seat: &MemberState,
     leads: bool,
     answer: Option<&Status>,
     newest: i64,

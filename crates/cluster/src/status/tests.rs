@@ -26,7 +26,7 @@ fn report(
     failure: Option<&str>,
 ) -> EtcdClusterStatus {
     let cluster = object(EtcdClusterSpec::default(), before);
-    let plan = scene.plan();
+    let plan = scene.built();
     let failure = failure.map(str::to_owned);
     let report = Report {
         cluster: &cluster,
@@ -136,7 +136,7 @@ fn the_same_world_gives_the_same_status_at_any_time() {
     ] {
         let first = report(&scene, None, None);
         let cluster = object(EtcdClusterSpec::default(), Some(first.clone()));
-        let plan = scene.plan();
+        let plan = scene.built();
         let again = Report {
             cluster: &cluster,
             desired: &scene.desired,

@@ -12,9 +12,8 @@ use std::time::Duration;
 use api::names::{CertificateUse, certificate_secret};
 use cluster::authority::{Anchor, Circle, Held, Leaf, Rule};
 use cluster::certificates::{CertificateWrite, Certificates, Noted};
-use cluster::plan::Plan;
 use cluster::snapshot::Observed;
-use cluster::write::{Order, Write};
+use cluster::write::Write;
 use jiff::Timestamp;
 use member::tls::Authorities;
 
@@ -23,6 +22,7 @@ use crate::invariants::demand;
 use crate::mutation::Mutation;
 use crate::others::Begun;
 use crate::read::seconds;
+use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 use crate::write::Answer;
@@ -457,10 +457,7 @@ impl Mutation {
 
     /// Certificates by the new authority before members trust it, and an old one that is retired before that.
     pub(crate) fn mistakes_an_authority(self, observed: &Observed, planned: &mut Plan) {
-        for order in &mut planned.step.orders {
-            let Order::Writes(writes) = order else {
-                continue;
-            };
+        for writes in &mut planned.step.chains {
             for write in writes {
                 let Write::Certificate(CertificateWrite::Trust {
                     owner,
@@ -493,7 +490,7 @@ impl Mutation {
                     let over = held.resource_version.clone();
                     let retire = CertificateWrite::Retire { circle, over };
                     let writes = vec![Write::Certificate(retire)];
-                    planned.step.orders.push(Order::Writes(writes));
+                    planned.step.chains.push(writes);
                 }
             }
         }

@@ -1,6 +1,5 @@
 //! The faults stop: the cluster becomes what the spec asks for, or says why not.
 
-use cluster::plan::Plan;
 use cluster::reason::Reason;
 use cluster::snapshot::{Kept, Removal};
 use etcd::ClusterId;
@@ -9,6 +8,7 @@ use crate::etcd_model::voters;
 use crate::invariants::is_lost;
 use crate::others::is_elsewhere;
 use crate::run::{Fault, Run, said};
+use crate::sent::Plan;
 
 /// So many rounds after the last fault a cluster is as it should be.
 const ROUNDS: usize = 450;

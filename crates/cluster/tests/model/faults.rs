@@ -5,8 +5,6 @@ use std::collections::BTreeSet;
 use cluster::snapshot::Kept;
 use etcd::ClusterId;
 
-use cluster::write::Draw;
-
 use crate::event::Event;
 use crate::others::is_elsewhere;
 use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};

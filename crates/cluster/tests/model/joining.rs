@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use cluster::plan::{Fate, Plan, Quorum, Seat, View};
+use cluster::plan::{Fate, MemberState, Quorum, View};
 use cluster::snapshot::{Observed, Role, Seen};
 use cluster::write::{Change, Label, Write};
 use etcd::{MemberId, Pulse};
@@ -14,6 +14,7 @@ use crate::event::{Dice, Event, Setup, draw};
 use crate::invariants::{demand, is_lost};
 use crate::mutation::Mutation;
 use crate::others::is_elsewhere;
+use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::world::{World, WorldPod, tell};
 
@@ -121,7 +122,7 @@ impl World {
                 "invariant 24: {name} is asked for a change and does not serve yet"
             );
         }
-        for write in &change.writes {
+        for write in &change.chain {
             match write {
                 Write::MoveLeader { to, .. } => {
                     let serves = self.serves_clients(to);
@@ -232,7 +233,7 @@ impl Mutation {
     /// What is planned besides with members that do not serve yet.
     pub(crate) fn counts_on_joining(self, view: &View, planned: &mut Plan) {
         let joining = || view.voters().filter(|seat| seat.is_joining());
-        let counts = |seat: &Seat| seat.is_healthy() || seat.is_joining();
+        let counts = |seat: &MemberState| seat.is_healthy() || seat.is_joining();
         let write = match (self, joining().next()) {
             (Self::AsksJoining, Some(seat)) => {
                 if let Some(change) = &mut planned.step.change {
@@ -249,7 +250,7 @@ impl Mutation {
                 })
             }
             (Self::RemovesByJoining, Some(_)) => {
-                let lost = |seat: &&Seat| matches!(seat.fate, Fate::Lost(_));
+                let lost = |seat: &&MemberState| matches!(seat.fate, Fate::Lost(_));
                 let quorum = Quorum::new(view.voters().map(|seat| (seat.id(), counts(seat))));
                 let lost = view.voters().find(lost);
                 let lost = lost.filter(|seat| quorum.unsafe_without(seat.id()).is_none());
@@ -262,7 +263,7 @@ impl Mutation {
         };
         if let Some(write) = write {
             planned.step.change = Some(Change {
-                writes: vec![write],
+                chain: vec![write],
                 via: view.via(None),
                 planned_from: view.list.clone(),
             });

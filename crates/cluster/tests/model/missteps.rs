@@ -1,14 +1,15 @@
 //! Rounds in which TLS is switched while members run, beside all other faults, and deliberate mistakes about that.
 
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
-use cluster::plan::{Plan, View};
+use cluster::plan::View;
 use cluster::snapshot::{Desired, Kept, Observed, Seen};
 use cluster::switch::Way;
-use cluster::write::{Order, Write};
+use cluster::write::{Chain, Write};
 use jiff::Timestamp;
 
 use crate::event::{Dice, Event, Setup, draw};
 use crate::mutation::Mutation;
+use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::switch;
 use crate::world::World;
@@ -55,10 +56,10 @@ impl Mutation {
             return;
         };
         let record = |policy: Option<&TlsPolicy>| {
-            Order::Writes(vec![Write::RecordTls {
+            vec![Write::RecordTls {
                 record: Box::new(TlsStatus::new(&intent.token, policy)),
                 over: observed.resource_version.clone(),
-            }])
+            }]
         };
         let next = rollout.next.as_ref().filter(|_| rollout.recorded);
         match self {
@@ -67,9 +68,9 @@ impl Mutation {
                     return;
                 };
                 let on = peers_of(rollout.at.as_ref()) < next.peers();
-                let records = |order: &&mut Order| {
+                let records = |chain: &&mut Chain| {
                     let is_record = |write: &Write| matches!(write, Write::RecordTls { .. });
-                    matches!(order, Order::Writes(writes) if writes.iter().any(is_record))
+                    chain.iter().any(is_record)
                 };
                 let jump = match self {
                     Self::SkipsAStage if on => Some(TlsPolicy {
@@ -79,23 +80,23 @@ impl Mutation {
                     Self::TurnsBackByAJump if !on => next.without_peers(),
                     _ => return,
                 };
-                for order in planned.step.orders.iter_mut().filter(records) {
-                    *order = record(jump.as_ref());
+                for chain in planned.step.chains.iter_mut().filter(records) {
+                    *chain = record(jump.as_ref());
                 }
             }
             Self::LeavesPeerUrls => {
-                let changes = planned.step.change.iter().flat_map(|all| &all.writes);
+                let changes = planned.step.change.iter().flat_map(|all| &all.chain);
                 let redirects = |write: &Write| matches!(write, Write::UpdatePeerUrls { .. });
                 if { changes }.any(redirects)
                     && let Some(next) = next
                 {
                     planned.step.change = None;
-                    planned.step.orders.push(record(next.to.as_ref()));
+                    planned.step.chains.push(record(next.to.as_ref()));
                 }
             }
             Self::LeadsClientsByALeap if rollout.refused.is_some() => {
                 let wanted = world.switch.wanted();
-                planned.step.orders.push(record(wanted));
+                planned.step.chains.push(record(wanted));
             }
             _ => {}
         }
@@ -106,7 +107,7 @@ impl Mutation {
         match self {
             Self::SwitchesWhileOneIsDown if view.voters().any(|seat| !seat.serves()) => {
                 if let Some(next) = next {
-                    planned.step.orders.push(record(next.to.as_ref()));
+                    planned.step.chains.push(record(next.to.as_ref()));
                 }
             }
             Self::RestartsForTlsTogether => {
@@ -115,13 +116,10 @@ impl Mutation {
                     let way = rollout.ways.get(&seat.name);
                     let pod = seat.pod.filter(|pod| pod.durable && pod.stays());
                     if let Some(pod) = pod.filter(|_| way.is_some_and(|way| *way != at)) {
-                        planned
-                            .step
-                            .orders
-                            .push(Order::Writes(vec![Write::DeletePod {
-                                member: seat.name.clone(),
-                                uid: pod.uid.clone(),
-                            }]));
+                        planned.step.chains.push(vec![Write::DeletePod {
+                            member: seat.name.clone(),
+                            uid: pod.uid.clone(),
+                        }]);
                     }
                 }
             }

@@ -1,13 +1,15 @@
 //! Deliberate mistakes about what the user wishes and what etcd complains of.
 
-use cluster::plan::{Plan, View};
+use cluster::plan::View;
 use cluster::reason::Reason;
 use cluster::snapshot::{Changed, Desired, Observed, Pod, Role, Seen};
-use cluster::write::{Label, Order, Write};
+use cluster::write::{Chain, Label, Write};
 use etcd::AlarmKind;
 use jiff::Timestamp;
 
 use crate::mutation::Mutation;
+use crate::run::taken_back;
+use crate::sent::Plan;
 
 impl Mutation {
     /// Plans more than the planner did.
@@ -18,7 +20,7 @@ impl Mutation {
     ) {
         if self == Self::HibernatesWithoutDisks && desired.hibernate {
             let stays = observed.pods.iter().filter(|(_, pod)| pod.stays());
-            planned.step.orders.extend(stays.map(delete));
+            planned.step.chains.extend(stays.map(delete));
             return;
         }
         let (Seen::Known(list), false) = (&observed.members, desired.hibernate) else {
@@ -62,7 +64,7 @@ impl Mutation {
                 ..label
             })
         };
-        let more: Vec<Order> = match self {
+        let more: Vec<Chain> = match self {
             Self::RollsAllAtOnce => pods().map(delete).collect(),
             Self::RollsTheLeaderFirst => pods()
                 .filter(|(name, _)| leader.is_some_and(|leader| leader.name == **name))
@@ -88,7 +90,7 @@ impl Mutation {
             }
             _ => Vec::new(),
         };
-        planned.step.orders.extend(more);
+        planned.step.chains.extend(more);
     }
 }
 
@@ -118,11 +120,8 @@ impl Mutation {
             },
         };
         let is_patch = |write: &Write| matches!(write, Write::PatchImage { .. });
-        let changes = planned.step.orders.iter().any(|order| match order {
-            Order::Writes(writes) => writes.iter().any(is_patch),
-            _ => false,
-        });
-        let moves = planned.step.change.iter().flat_map(|change| &change.writes);
+        let changes = planned.step.chains.iter().flatten().any(is_patch);
+        let moves = planned.step.change.iter().flat_map(|change| &change.chain);
         let moves = moves.filter_map(|write| match write {
             Write::MoveLeader { from, .. } => Some(from.clone()),
             _ => None,
@@ -140,7 +139,7 @@ impl Mutation {
             Self::SkipsAMinor if refused => writes(others.take(1).map(patch)),
             _ => Vec::new(),
         };
-        planned.step.orders.extend(more);
+        planned.step.chains.extend(more);
     }
 }
 
@@ -161,34 +160,28 @@ impl Mutation {
                     over: None,
                 })
             }
-            _ => write.taken_back(true, version),
+            _ => taken_back(write, version),
         }
     }
 }
 
 /// The members that the plan takes out of the client Service.
 fn labels_out(planned: &Plan) -> Vec<Label> {
-    let orders = planned.step.orders.iter();
-    let all = orders.filter_map(|order| match order {
-        Order::Writes(writes) => Some(writes),
-        _ => None,
-    });
-    let out = all.flatten().filter_map(|write| match write {
+    let all = planned.step.chains.iter().flatten();
+    let out = all.filter_map(|write| match write {
         Write::LabelPod(label) if matches!(label.role, Some(Role::Busy { .. })) => Some(label),
         _ => None,
     });
     out.cloned().collect()
 }
 
-fn delete((name, pod): (&String, &Pod)) -> Order {
-    Order::Writes(vec![Write::DeletePod {
+fn delete((name, pod): (&String, &Pod)) -> Chain {
+    vec![Write::DeletePod {
         member: name.clone(),
         uid: pod.uid.clone(),
-    }])
+    }]
 }
 
-fn writes(all: impl IntoIterator<Item = Write>) -> Vec<Order> {
-    all.into_iter()
-        .map(|write| Order::Writes(vec![write]))
-        .collect()
+fn writes(all: impl IntoIterator<Item = Write>) -> Vec<Chain> {
+    all.into_iter().map(|write| vec![write]).collect()
 }

@@ -1,12 +1,13 @@
 //! Deliberate mistakes, made from outside: what the planner sees, what it plans, what is sent, and what is checked is
 //! changed on its way. The planner itself knows nothing of them.
 
-use cluster::plan::{Data, Fate, Plan, VersionRules, View, plan};
+use cluster::plan::{Data, Fate, VersionRules, View, plan};
 use cluster::snapshot::{Cause, Desired, Ending, Observed, Role, Seen};
-use cluster::write::{Change, Draw, Order, Start, State, Write};
+use cluster::write::{Chain, Change, Start, State, Write};
 use etcd::Members;
 use jiff::Timestamp;
 
+use crate::sent::{self, Plan};
 use crate::world::World;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub(crate) enum Mutation {
     DeletesDisksFirst,
     /// A removed member's name is used again.
     ReusesNames,
+    /// Every plan draws the same names as the plan before.
+    DrawsTheSameNames,
     /// A member that does not answer counts as damaged.
     TakesSilenceForDamage,
     /// A recovery begins without approval.
@@ -208,6 +211,7 @@ impl Mutation {
         Self::RecordsOverAnyVersion,
         Self::DeletesDisksFirst,
         Self::ReusesNames,
+        Self::DrawsTheSameNames,
         Self::TakesSilenceForDamage,
         Self::RecoversUnasked,
         Self::RecoversFromTheLast,
@@ -308,12 +312,17 @@ impl Mutation {
         now: Timestamp,
     ) -> Plan {
         let (desired, observed) = &self.overlooks(desired, observed);
-        let mut planned = plan(desired, observed, now);
+        let names = world.unused_names();
+        let sent = plan(desired, observed, &names, now);
+        let mut planned = sent::read(sent, desired, observed);
+        if self != Self::DrawsTheSameNames {
+            world.use_names(&names);
+        }
         // Each mistake is to be found by what it does, and not because it is made at such a time.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }
-        self.mistakes_an_owner((desired, observed, now), &mut planned);
+        self.mistakes_an_owner(world, (desired, observed, now), &mut planned);
         self.mistakes_a_wish((desired, observed, now), &mut planned);
         self.mistakes_a_version(desired, observed, &mut planned);
         if Self::ABOUT_TLS.contains(&self) {
@@ -326,13 +335,13 @@ impl Mutation {
         }
         match self {
             Self::BootstrapsWithoutStatus | Self::BootstrapsWithoutPods => {
-                self.bootstraps(desired, observed, &mut planned);
+                self.bootstraps(world, (desired, observed), &mut planned);
             }
             Self::RestartsEmptyFirstMembers => restart_first(desired, observed, &mut planned),
             Self::DeletesBlindly => delete_blindly(observed, &mut planned),
             Self::LetsClientsInEarly => {
                 let open = Write::ApplyClient { open: true };
-                planned.step.orders.push(Order::Writes(vec![open]));
+                planned.step.chains.push(vec![open]);
             }
             _ => {
                 if let Seen::Known(list) = &observed.members {
@@ -345,7 +354,12 @@ impl Mutation {
         planned
     }
 
-    fn bootstraps(self, desired: &Desired, observed: &Observed, planned: &mut Plan) {
+    fn bootstraps(
+        self,
+        world: &mut World,
+        (desired, observed): (&Desired, &Observed),
+        planned: &mut Plan,
+    ) {
         let lost = match self {
             Self::BootstrapsWithoutStatus => observed.intent.is_none(),
             _ => {
@@ -355,11 +369,7 @@ impl Mutation {
             }
         };
         if lost {
-            let over = observed.resource_version.clone();
-            planned.step.orders = vec![Order::Begin {
-                count: desired.first,
-                over,
-            }];
+            planned.step.chains = vec![vec![world.begin(desired, observed)]];
         }
     }
 
@@ -374,7 +384,7 @@ impl Mutation {
         let lost = view
             .voters()
             .find(|seat| matches!(seat.fate, Fate::Lost(_)));
-        let remove = |seat: &cluster::plan::Seat| Write::Remove {
+        let remove = |seat: &cluster::plan::MemberState| Write::Remove {
             member: seat.name.clone(),
             id: seat.id(),
         };
@@ -430,7 +440,7 @@ impl Mutation {
         if let Some(write) = write {
             let planned_from = view.list.clone();
             planned.step.change = Some(Change {
-                writes: vec![write],
+                chain: vec![write],
                 via: view.via(None),
                 planned_from,
             });
@@ -522,10 +532,10 @@ fn planned_removal(planned: &Plan) -> bool {
 
 fn promote_all(view: &View, planned: &mut Plan) {
     if let Some(change) = &mut planned.step.change
-        && matches!(change.writes[..], [Write::Promote { .. }])
+        && matches!(change.chain[..], [Write::Promote { .. }])
     {
         let learners = view.learners().filter(|seat| seat.serves());
-        change.writes = learners
+        change.chain = learners
             .map(|seat| Write::Promote {
                 member: seat.name.clone(),
                 id: seat.id(),
@@ -535,19 +545,19 @@ fn promote_all(view: &View, planned: &mut Plan) {
 }
 
 fn delete_disk_first(observed: &Observed, planned: &mut Plan) {
-    let removed = planned.step.change.iter().flat_map(|change| &change.writes);
+    let removed = planned.step.change.iter().flat_map(|change| &change.chain);
     let disks = removed.filter_map(|write| {
         let Write::Remove { member, .. } = write else {
             return None;
         };
         let uid = observed.disks.get(member)?.uid.clone();
-        Some(Order::Writes(vec![Write::DeleteDisk {
+        Some(vec![Write::DeleteDisk {
             member: member.clone(),
             uid,
-        }]))
+        }])
     });
-    let disks: Vec<Order> = disks.collect();
-    planned.step.orders.extend(disks);
+    let disks: Vec<Chain> = disks.collect();
+    planned.step.chains.extend(disks);
 }
 
 fn delete_blindly(observed: &Observed, planned: &mut Plan) {
@@ -559,15 +569,15 @@ fn delete_blindly(observed: &Observed, planned: &mut Plan) {
         let (member, uid) = (name.clone(), disk.uid.clone());
         planned
             .step
-            .orders
-            .push(Order::Writes(vec![Write::DeleteDisk { member, uid }]));
+            .chains
+            .push(vec![Write::DeleteDisk { member, uid }]);
     }
     for (name, pod) in observed.pods.iter().filter(|(name, _)| !running(name)) {
         let (member, uid) = (name.clone(), pod.uid.clone());
         planned
             .step
-            .orders
-            .push(Order::Writes(vec![Write::DeletePod { member, uid }]));
+            .chains
+            .push(vec![Write::DeletePod { member, uid }]);
     }
 }
 
@@ -595,7 +605,7 @@ fn restart_first(desired: &Desired, observed: &Observed, planned: &mut Plan) {
         if start.durable && !observed.disks.contains_key(name) {
             writes.insert(0, Write::CreateDisk(start));
         }
-        planned.step.orders.push(Order::Writes(writes));
+        planned.step.chains.push(writes);
     }
 }
 

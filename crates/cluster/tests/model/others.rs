@@ -4,13 +4,13 @@
 
 use std::collections::BTreeSet;
 
-use cluster::plan::Plan;
 use cluster::reason::Reason;
 use cluster::snapshot::{Kept, Observed, Pod, Role, Seen};
-use cluster::write::{Draw, Start, State};
+use cluster::write::{Start, State};
 use etcd::ClusterId;
 
 use crate::etcd_model::{Cluster, Config, Data, Member};
+use crate::sent::Plan;
 use crate::switch::PLAIN;
 use crate::world::{Shown, World, WorldDisk, WorldPod, tell};
 

@@ -1,11 +1,13 @@
 //! Deliberate mistakes about what the owner does, and about clusters that somebody else began.
 
-use cluster::plan::{Data, Plan, View};
+use cluster::plan::{Data, View};
 use cluster::snapshot::{Desired, Observed, Pod, Seen};
-use cluster::write::{Change, Order, Write};
+use cluster::write::{Change, Write};
 use jiff::Timestamp;
 
 use crate::mutation::Mutation;
+use crate::sent::Plan;
+use crate::world::World;
 
 impl Mutation {
     /// What the planner is not told.
@@ -27,6 +29,7 @@ impl Mutation {
     /// What it plans besides.
     pub(crate) fn mistakes_an_owner(
         self,
+        world: &mut World,
         (desired, observed, now): (&Desired, &Observed, Timestamp),
         planned: &mut Plan,
     ) {
@@ -38,11 +41,7 @@ impl Mutation {
             _ => false,
         };
         if begins {
-            let over = observed.resource_version.clone();
-            planned.step.orders = vec![Order::Begin {
-                count: desired.first,
-                over,
-            }];
+            planned.step.chains = vec![vec![world.begin(desired, observed)]];
             return;
         }
         let (Seen::Known(list), false) = (&observed.members, desired.hibernate) else {
@@ -58,7 +57,7 @@ impl Mutation {
         let theirs = view
             .voters()
             .find(|seat| seat.data == Data::Elsewhere && seat.joined());
-        let remove = |seat: &cluster::plan::Seat| Write::Remove {
+        let remove = |seat: &cluster::plan::MemberState| Write::Remove {
             member: seat.name.clone(),
             id: seat.id(),
         };
@@ -70,8 +69,8 @@ impl Mutation {
                     member,
                     uid: disk.uid.clone(),
                 });
-                let orders = deletions.map(|write| Order::Writes(vec![write]));
-                planned.step.orders.extend(orders);
+                let chains = deletions.map(|write| vec![write]);
+                planned.step.chains.extend(chains);
                 return;
             }
             Self::ReplacesOldPodsAtOnce => {
@@ -82,8 +81,8 @@ impl Mutation {
                     member: seat.name.clone(),
                     uid: pod.uid.clone(),
                 });
-                let orders = deletions.map(|write| Order::Writes(vec![write]));
-                planned.step.orders.extend(orders);
+                let chains = deletions.map(|write| vec![write]);
+                planned.step.chains.extend(chains);
                 return;
             }
             Self::RemovesUnfitTogether => unfit.map(remove).collect(),
@@ -94,7 +93,7 @@ impl Mutation {
         };
         if !removals.is_empty() {
             planned.step.change = Some(Change {
-                writes: removals,
+                chain: removals,
                 via: view.via(None),
                 planned_from: view.list.clone(),
             });

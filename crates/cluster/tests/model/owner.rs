@@ -1,15 +1,15 @@
 //! What the owner of a cluster does at any moment besides changing its size and version: pauses the operator, deletes
 //! the object, wants other volumes, spoils a Secret with certificates. And pods that end for good.
 
-use cluster::plan::Plan;
 use cluster::snapshot::{Claim, Observed, Seen};
-use cluster::write::{Order, Write};
+use cluster::write::Write;
 use member::tls::{Fault, FaultKind, Purpose};
 
 use crate::event::Event;
 use crate::invariants::demand;
 use crate::others::is_elsewhere;
 use crate::run::said;
+use crate::sent::Plan;
 use crate::world::{Power, World, tell};
 use crate::write::Answer;
 
@@ -209,11 +209,12 @@ impl World {
             said(plan)
         );
         let faults = &observed.tls.faults;
-        let begins = plan
-            .step
-            .orders
-            .iter()
-            .any(|order| matches!(order, Order::Recover(_)));
+        let known = observed.recovery.record.as_ref();
+        let begin = |write: &Write| match write {
+            Write::RecordRecovery(record) => record.begins(known),
+            _ => false,
+        };
+        let begins = plan.step.chains.iter().flatten().any(begin);
         demand!(
             self,
             faults.is_empty() || !begins,
@@ -228,11 +229,8 @@ impl World {
         {
             return;
         }
-        let orders = plan.step.orders.iter().flat_map(|order| match order {
-            Order::Writes(writes) => &writes[..],
-            _ => &[],
-        });
-        let changes = plan.step.change.iter().flat_map(|change| &change.writes);
+        let writes = plan.step.chains.iter().flatten();
+        let changes = plan.step.change.iter().flat_map(|change| &change.chain);
         let serves = |member: &String| {
             if is_elsewhere(member) {
                 return !self.ours_are_enough();
@@ -246,7 +244,7 @@ impl World {
             })
         };
         let hibernates = self.wishes.hibernate;
-        let wrong = orders.chain(changes).find(|write| match write {
+        let wrong = writes.chain(changes).find(|write| match write {
             Write::CreatePod(_) | Write::AddMember { .. } | Write::PatchImage { .. } => true,
             Write::DeletePod { member, .. } => serves(member) && !hibernates,
             Write::Remove { member, .. } => serves(member),

@@ -1,13 +1,13 @@
 //! Plans are judged by the world they were made from, before anything of them is sent.
 
-use cluster::plan::Plan;
 use cluster::snapshot::{Disk, Observed, Seen};
-use cluster::write::{Order, Write};
+use cluster::write::Write;
 
 use crate::etcd_model::{Cluster, Member};
 use crate::invariants::{demand, is_lost};
 use crate::others::is_elsewhere;
 use crate::run::said;
+use crate::sent::Plan;
 use crate::world::{Power, World};
 use crate::write::is_for_etcd;
 
@@ -25,7 +25,7 @@ impl World {
         };
         // Invariant 2.
         let learners = |write: &Write| matches!(write, Write::AddMember { learner: true, .. });
-        let mut changes = change.writes.iter().filter(|write| is_for_etcd(write));
+        let mut changes = change.chain.iter().filter(|write| is_for_etcd(write));
         let single = changes.clone().count() == 1 || changes.all(learners);
         demand!(
             self,
@@ -37,7 +37,7 @@ impl World {
             return;
         };
         self.judge_joining(change, &cluster);
-        for write in &change.writes {
+        for write in &change.chain {
             match write {
                 Write::AddMember { .. } => self.judge_addition(&cluster),
                 Write::Remove { id, .. } => self.judge_removal(id.0, &cluster),
@@ -52,11 +52,16 @@ impl World {
         if observed.cluster_id.is_none() {
             return;
         }
-        let begins = plan
-            .step
-            .orders
-            .iter()
-            .any(|order| matches!(order, Order::Begin { .. }));
+        let begin = |write: &Write| {
+            matches!(
+                write,
+                Write::RecordIntent {
+                    cluster_id: None,
+                    ..
+                }
+            )
+        };
+        let begins = plan.step.chains.iter().flatten().any(begin);
         demand!(
             self,
             !begins,
@@ -92,10 +97,8 @@ impl World {
             }
             _ => false,
         };
-        let destroys = plan.step.orders.iter().any(|order| match order {
-            Order::Writes(writes) => writes.iter().any(|one| destroys(one) && !stops(one)),
-            Order::Begin { .. } | Order::Reserve { .. } | Order::Recover(_) => false,
-        });
+        let mut writes = plan.step.chains.iter().flatten();
+        let destroys = writes.any(|one| destroys(one) && !stops(one));
         demand!(
             self,
             !destroys,

@@ -6,6 +6,7 @@ use cluster::snapshot::{Cause, Disk, Ending, Kept, Observed, Pod, Seen, Service,
 use cluster::write::State;
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
+use member::OperatorImage;
 
 use crate::etcd_model::Config;
 use crate::others::is_elsewhere;
@@ -91,6 +92,10 @@ impl World {
             certificates: cluster::certificates::Certificates::default(),
             access: cluster::access::Access::default(),
             clock: cluster::clock::ApiServerClock::default(),
+            operator_image: Seen::Known(OperatorImage {
+                image: "operator".to_owned(),
+                pull_policy: None,
+            }),
         };
         self.ask_etcd(&mut observed);
         self.see_versions(&mut observed);

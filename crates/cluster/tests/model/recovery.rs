@@ -1,9 +1,8 @@
 //! The way back from a lost quorum: what is recorded of it, how a new cluster begins with a survivor's data, and what
 //! may not happen on the way.
 
-use cluster::plan::Plan;
 use cluster::snapshot::{Recovery, SeedAnswer, Seen};
-use cluster::write::{Order, RecoveryRecord, Start};
+use cluster::write::{RecoveryRecord, Start, Write};
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::Members;
@@ -11,6 +10,7 @@ use etcd::Members;
 use crate::etcd_model::{Cluster, Config, Data, Member, Spot, quorum};
 use crate::invariants::is_lost;
 use crate::read::{list, seconds};
+use crate::sent::Plan;
 use crate::world::{World, tell};
 use crate::write::Answer;
 
@@ -139,10 +139,13 @@ impl World {
 
     /// A recovery begins: somebody decided, and nobody who answers has more.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
-        for order in &plan.step.orders {
-            let Order::Recover(record) = order else {
+        for write in plan.step.chains.iter().flatten() {
+            let Write::RecordRecovery(record) = write else {
                 continue;
             };
+            if !record.begins(self.recovery.record.as_ref()) {
+                continue;
+            }
             let Some(recovery) = &record.recovery else {
                 continue;
             };

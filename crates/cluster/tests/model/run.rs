@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use cluster::plan::{Explanation, Plan, plan};
+use cluster::action::StartPart;
+use cluster::certificates::CertificateWrite;
+use cluster::plan::{Explanation, plan};
 use cluster::snapshot::{Observed, Pod, Seen, Service};
-use cluster::write::{Change, Write, chains};
+use cluster::write::{Change, Write};
 
 use crate::event::Event;
 pub(crate) use crate::event::Setup;
 use crate::mutation::Mutation;
 use crate::others::is_elsewhere;
 use crate::read::seconds;
+use crate::sent::{self, Plan};
 use crate::world::{Late, World, tell};
 use crate::write::{Answer, is_for_etcd};
 
@@ -222,7 +225,7 @@ impl Run {
                 }
                 if fault.crash_after == Some(written) {
                     self.world.forget_call();
-                    tell!(self.world, "   the operator crashes {}", write.point());
+                    tell!(self.world, "   the operator crashes before: {write}");
                     return false;
                 }
                 if let Some((_, ticks)) = fault.api_fails.filter(|(after, _)| *after == written) {
@@ -289,7 +292,7 @@ impl Run {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
             Some(mutation) => mutation.takes_back(write, version),
-            None => write.taken_back(true, version),
+            None => taken_back(write, version),
         };
         let Some(write) = undo else {
             return;
@@ -314,8 +317,8 @@ impl Run {
             .step
             .change
             .as_ref()
-            .filter(|change| change.writes.contains(write));
-        let Some(change) = change.filter(|change| change.writes.first() == Some(write)) else {
+            .filter(|change| change.chain.contains(write));
+        let Some(change) = change.filter(|change| change.chain.first() == Some(write)) else {
             return true;
         };
         if self.mutation == Some(Mutation::ActsOnAChangedList) {
@@ -345,7 +348,7 @@ impl Run {
             tell!(self.world, "   the member list has changed");
             return Sent::Failed;
         }
-        let first = |change: &&Change| change.writes.first() == Some(write);
+        let first = |change: &&Change| change.chain.first() == Some(write);
         if let Some(change) = plan.step.change.as_ref().filter(first) {
             self.world.judge_change(change);
         }
@@ -358,7 +361,9 @@ impl Run {
         tell!(self.world, "   the operator does: {write}");
         match self.world.write(&write, &via(plan, &write)) {
             Answer::Done(version) => {
-                if let (Some(version), Some(member)) = (version, write.marks()) {
+                let start = write.start();
+                let member = start.as_ref().and_then(StartPart::marks);
+                if let (Some(version), Some(member)) = (version, member) {
                     marked.insert(member.to_owned(), version);
                 }
                 Sent::Done
@@ -375,7 +380,12 @@ impl Run {
         let (desired, now) = (self.world.desired(), seconds(self.world.now));
         let plan = match self.mutation {
             Some(mutation) => mutation.plan(&mut self.world, &desired, observed, now),
-            None => plan(&desired, observed, now),
+            None => {
+                let names = self.world.unused_names();
+                let sent = plan(&desired, observed, &names, now);
+                self.world.use_names(&names);
+                sent::read(sent, &desired, observed)
+            }
         };
         let codes = |all: &[Explanation]| {
             let all: Vec<&str> = all.iter().map(|one| one.reason.as_str()).collect();
@@ -400,12 +410,9 @@ impl Run {
         plan
     }
 
-    fn take_apart(&mut self, plan: &Plan) -> Vec<Vec<Write>> {
-        let mut all: Vec<Vec<Write>> = Vec::new();
-        for order in &plan.step.orders {
-            all.extend(chains(order, &mut self.world));
-        }
-        all.extend(plan.step.change.iter().map(|change| change.writes.clone()));
+    fn take_apart(&self, plan: &Plan) -> Vec<Vec<Write>> {
+        let mut all = plan.step.chains.clone();
+        all.extend(plan.step.change.iter().map(|change| change.chain.clone()));
         match self.mutation {
             Some(mutation) => mutation.chains(all),
             None => all,
@@ -492,6 +499,27 @@ impl Run {
         }
         self.second = Some(second);
     }
+}
+
+/// The removal of a mark after a write that was certainly not carried out.
+pub(crate) fn taken_back(
+    write: &Write,
+    marked: impl FnOnce(&str) -> Option<String>,
+) -> Option<Write> {
+    if !write.start()?.is_undone(true) {
+        return None;
+    }
+    let member = match write {
+        Write::CreateDisk(start) | Write::CreatePod(start) => &start.member,
+        Write::Certificate(CertificateWrite::Issue { owner, .. }) => owner,
+        _ => return None,
+    };
+    let over = marked(member)?;
+    Some(Write::MarkService {
+        member: member.clone(),
+        started: false,
+        over: Some(over),
+    })
 }
 
 fn via(plan: &Plan, write: &Write) -> Vec<String> {

@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 
 use api::version::EtcdVersion;
-use cluster::plan::Plan;
 use cluster::snapshot::{Changed, Observed, Pod, Role, Seen, Trouble};
-use cluster::write::{Order, Write};
+use cluster::write::Write;
 
 use crate::etcd_model::Cluster;
 use crate::invariants::demand;
 use crate::others::is_elsewhere;
 use crate::run::said;
+use crate::sent::Plan;
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
@@ -352,16 +352,11 @@ impl World {
             return;
         };
         let mut ended = Vec::new();
-        for order in &plan.step.orders {
-            let Order::Writes(writes) = order else {
-                continue;
-            };
-            for write in writes {
-                if let Write::PatchImage { member, .. } = write
-                    && self.runs(member).is_some()
-                {
-                    ended.push(member.clone());
-                }
+        for write in plan.step.chains.iter().flatten() {
+            if let Write::PatchImage { member, .. } = write
+                && self.runs(member).is_some()
+            {
+                ended.push(member.clone());
             }
         }
         demand!(

@@ -1,12 +1,17 @@
 //! The world: an API server with its controllers, nodes with their kubelets, disks, and etcd.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use cluster::snapshot::{Desired, Intent, Kept, RecoveryRule, Removal, Role, Shared};
-use cluster::write::{Draw, Start, Write};
+use api::EtcdCluster;
+use cluster::naming::Names;
+use cluster::snapshot::{Desired, Intent, Kept, Observed, RecoveryRule, Removal, Role, Shared};
+use cluster::write::{Start, Write};
 use etcd::ClusterId;
+use member::Operators;
+use serde_json::json;
 
 use crate::authorities::Pki;
 use crate::etcd_model::{Cluster, Data};
@@ -182,6 +187,8 @@ pub(crate) struct Faults {
 pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) setup: Setup,
+    /// The EtcdCluster, from which the operator builds objects.
+    object: EtcdCluster,
     pub(crate) size: usize,
     pub(crate) object_version: u64,
     pub(crate) intent: Option<Intent>,
@@ -217,14 +224,24 @@ pub(crate) struct World {
     pub(crate) story: Vec<String>,
 }
 
-impl Draw for World {
-    fn member(&mut self) -> String {
-        self.drawn += 1;
-        member_name(self.drawn - 1)
+/// The names that come next. A plan takes them in their order.
+pub(crate) struct UnusedNames {
+    member: u64,
+    token: u64,
+    members_used: Cell<u64>,
+    tokens_used: Cell<u64>,
+}
+
+impl Names for UnusedNames {
+    fn member(&self, index: u64) -> String {
+        self.members_used
+            .set(self.members_used.get().max(index + 1));
+        member_name(self.member + index)
     }
 
-    fn token(&mut self) -> String {
-        format!("token-{}", self.next())
+    fn token(&self, index: u64) -> String {
+        self.tokens_used.set(self.tokens_used.get().max(index + 1));
+        format!("token-{}", self.token + index)
     }
 }
 
@@ -241,6 +258,22 @@ pub(crate) fn place(name: &str) -> usize {
     usize::from(letter.as_bytes()[0] - b'a') + 26 * round.parse::<usize>().unwrap()
 }
 
+fn object(setup: &Setup) -> EtcdCluster {
+    let claim = json!({ "accessModes": ["ReadWriteOnce"],
+        "resources": { "requests": { "storage": "1Gi" } } });
+    let pod = if setup.durable {
+        json!({ "persistentVolumeClaimSpec": claim })
+    } else {
+        json!({})
+    };
+    let spec =
+        json!({ "size": setup.size, "version": setup.version, "repository": "etcd", "pod": pod });
+    let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
+    object.metadata.namespace = Some("ns".to_owned());
+    object.metadata.uid = Some("uid".to_owned());
+    object
+}
+
 impl World {
     pub(crate) fn new(setup: &Setup) -> Self {
         let node = WorldNode {
@@ -250,6 +283,7 @@ impl World {
         Self {
             now: 0,
             setup: setup.clone(),
+            object: object(setup),
             size: setup.size,
             object_version: 1,
             intent: None,
@@ -263,6 +297,7 @@ impl World {
                 headless: Kept::Missing,
                 client: Kept::Missing,
                 budget: Kept::Missing,
+                budget_uid: Some("budget".to_owned()),
             },
             client_token: None,
             nodes: vec![node; setup.nodes],
@@ -282,6 +317,39 @@ impl World {
             memory: Memory::default(),
             telling: false,
             story: Vec::new(),
+        }
+    }
+
+    /// A new name of a member.
+    pub(crate) fn member(&mut self) -> String {
+        self.drawn += 1;
+        member_name(self.drawn - 1)
+    }
+
+    /// Names for the next plan.
+    pub(crate) fn unused_names(&self) -> UnusedNames {
+        UnusedNames {
+            member: self.drawn,
+            token: self.counter + 1,
+            members_used: Cell::new(0),
+            tokens_used: Cell::new(0),
+        }
+    }
+
+    /// Invariant 6: no other plan gets the names that one has used.
+    pub(crate) fn use_names(&mut self, names: &UnusedNames) {
+        self.drawn += names.members_used.get();
+        self.counter += names.tokens_used.get();
+    }
+
+    /// Begins a bootstrap, whether it may begin or not.
+    pub(crate) fn begin(&mut self, desired: &Desired, observed: &Observed) -> Write {
+        let token = format!("token-{}", self.next());
+        let members = (0..desired.first).map(|_| self.member()).collect();
+        Write::RecordIntent {
+            intent: Intent { token, members },
+            cluster_id: None,
+            over: observed.resource_version.clone(),
         }
     }
 
@@ -313,6 +381,8 @@ impl World {
             access: cluster::access::AccessRule::default(),
             invalid: None,
             refused: None,
+            object: self.object.clone(),
+            operators: Operators::default(),
         }
     }
 

@@ -4,6 +4,7 @@
 use api::EtcdCluster;
 use etcd::KeyHash;
 use k8s_openapi::api::core::v1::Pod;
+use member::Operators;
 use serde_json::{Value, json};
 
 use crate::observe::pods;
@@ -139,7 +140,8 @@ fn found(old: Old) -> Scene {
     if old.claim {
         scene = scene.durable();
     }
-    scene.desired = crate::desired::desired(&Effective::as_written(cluster(old)));
+    scene.desired =
+        crate::desired::desired(&Effective::as_written(cluster(old)), &Operators::default());
     // The scene's volumes say nothing of their size.
     scene.desired.claim = None;
     let observed = &mut scene.observed;
@@ -258,7 +260,7 @@ fn every_form_is_recorded_under_its_own_id_and_never_bootstrapped_beside() {
 #[test]
 fn members_on_emptydir_are_followed_and_members_on_claims_keep_theirs() {
     for old in every_form() {
-        let scene = taken_over(old).led_aside();
+        let scene = taken_over(old).drained();
         let writes = scene.writes();
         let deleted: Vec<&str> = writes
             .iter()

@@ -15,7 +15,7 @@ use api::EtcdCluster;
 use api::cluster::EtcdClusterSpec;
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::Pod;
-use member::{self, Member, Members, Role, Start};
+use member::{self, Member, Members, Operators, Role, Start};
 use serde_json::{Value, json};
 
 use crate::observe::pods;
@@ -121,7 +121,10 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
     if cluster.spec.is_durable() {
         scene = scene.durable();
     }
-    scene.desired = crate::desired::desired(&Effective::as_written(cluster.clone()));
+    scene.desired = crate::desired::desired(
+        &Effective::as_written(cluster.clone()),
+        &Operators::default(),
+    );
     // The scene's volumes say nothing of their size.
     scene.desired.claim = None;
     for (letter, pod) in LETTERS.into_iter().zip(made) {
@@ -140,7 +143,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
 
 /// The planned writes that clients or members could notice.
 fn disturbs(scene: &Scene) -> Vec<Write> {
-    let plan = scene.led_aside();
+    let plan = scene.drained();
     let quiet = |write: &Write| {
         matches!(
             write,

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use api::names::CertificateUse;
 
-use super::Keeper;
+use super::{Keeper, Settled};
 use crate::authority::{Circle, Leaf};
 use crate::certificates::Noted;
 use crate::plan::age::age;
-use crate::plan::{BLIND, Draft, recovery};
+use crate::plan::{BLIND, Draft, STEADY, recovery};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// How long a member that is not ready is waited for: longer than a start takes.
 const RESTART: Duration = Duration::from_mins(1);
@@ -24,7 +24,7 @@ const RESTART: Duration = Duration::from_mins(1);
 impl Keeper<'_> {
     /// Restarts members whose authorities have all expired: no member reaches another one any more, so no quorum can be
     /// asked and none is lost. Those on volumes are restarted concurrently.
-    pub(super) fn start_again(&self, draft: &mut Draft) {
+    pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) {
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
             let noted = self.certificates.pods.get(member);
             let ended = noted.and_then(Noted::trusts_until);
@@ -42,6 +42,10 @@ impl Keeper<'_> {
                 draft.problem(Reason::AuthorityExpired, text);
                 continue;
             }
+            if settled.holds(pod) {
+                wait_for_certificates(draft);
+                continue;
+            }
             draft.say(format!(
                 "start {member} again with new certificate authorities"
             ));
@@ -49,30 +53,31 @@ impl Keeper<'_> {
         }
     }
 
-    /// Restarts the next member that stands in the way of a connection. `adds`: a member was to be added, and the others
-    /// would not accept it.
-    pub(super) fn rejoin(&self, adds: bool, draft: &mut Draft) {
-        // While TLS is switched, members also talk on listeners that have nothing to do with these certificates, and the
-        // rolling update of the switch restarts them one at a time (invariants 18 and 23).
+    /// While TLS is switched, members also talk on listeners that have nothing to do with these certificates, and the
+    /// rolling update of the switch restarts them one at a time (invariants 18 and 23).
+    fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
-        if rollout.is_some_and(|rollout| rollout.under_way().is_some()) {
+        rollout.is_some_and(|rollout| rollout.under_way().is_some())
+    }
+
+    /// Certificates keep members from each other, or the operator from members.
+    pub(in crate::plan) fn cuts_off(&self) -> bool {
+        let cut_off = |member: &String| self.is_apart(member) || self.locks_out(member);
+        !self.is_switching() && self.running().any(|(member, _)| cut_off(member))
+    }
+
+    /// Restarts the next member that stands in the way of a connection.
+    pub(super) fn rejoin(&self, settled: &Settled, draft: &mut Draft) {
+        if self.is_switching() {
             return;
-        }
-        let apart = self.running().any(|(member, _)| self.is_apart(member));
-        let locked_out = self.running().any(|(member, _)| self.locks_out(member));
-        if apart || locked_out {
-            // An operator that is not let in does not decide that no member answers; and members that do not let each
-            // other in have lost nothing.
-            let recovers = |order: &Order| matches!(order, Order::Recover(_));
-            draft.orders.retain(|order| !recovers(order));
         }
         self.without_volumes(draft);
         // A restore or a recovery starts the members itself.
         if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
             return;
         }
-        let needed = apart || locked_out || adds;
-        if !needed || !self.is_ready() || starts_pods(draft) {
+        let needed = settled.adds || self.cuts_off();
+        if !needed || !self.is_ready() || draft.touches_pods() {
             return;
         }
         let Some((member, pod)) = self.next_to_restart() else {
@@ -89,6 +94,10 @@ impl Keeper<'_> {
                 "{member} is started with the certificate authorities of the others when {other} is ready"
             );
             draft.wait(Reason::AuthorityRotating, text, BLIND);
+            return;
+        }
+        if settled.holds(pod) {
+            wait_for_certificates(draft);
             return;
         }
         draft.say(format!(
@@ -174,8 +183,7 @@ impl Keeper<'_> {
 
     /// Members without volumes are followed by new ones, which those that run would not let in.
     fn without_volumes(&self, draft: &mut Draft) {
-        let running = self.running().map(|(member, _)| member);
-        if self.certificates.accepts_new_members(running) {
+        if self.accepts_new_members() {
             return;
         }
         let running = self.running().filter(|(member, pod)| {
@@ -201,19 +209,20 @@ impl Keeper<'_> {
 }
 
 fn restart(member: &str, pod: &Pod, draft: &mut Draft) {
-    draft.order(Order::Writes(vec![Write::DeletePod {
+    draft.write(Write::DeletePod {
         member: member.to_owned(),
         uid: pod.uid.clone(),
-    }]));
+    });
 }
 
-/// A pod is about to be made or deleted: the next member waits for that one.
-fn starts_pods(draft: &Draft) -> bool {
-    let starts = |write: &Write| matches!(write, Write::DeletePod { .. } | Write::CreatePod(_));
-    let orders = draft.orders.iter().any(|order| match order {
-        Order::Writes(writes) => writes.iter().any(starts),
-        _ => false,
-    });
-    let change = draft.change.as_ref();
-    orders || change.is_some_and(|change| change.writes.iter().any(starts))
+impl Settled {
+    /// Whether a member in this pod serves, and certificates are in the way of its restart.
+    fn holds(&self, pod: &Pod) -> bool {
+        self.held && pod.ready && pod.stays()
+    }
+}
+
+fn wait_for_certificates(draft: &mut Draft) {
+    let text = "no member is started or restarted until the certificates hold";
+    draft.wait(Reason::TLSNotReady, text, STEADY);
 }

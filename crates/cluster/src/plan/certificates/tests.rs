@@ -13,10 +13,10 @@ use crate::authority::tests::rule;
 use crate::authority::{Anchor, Circle, Held, Leaf};
 use crate::certificates::{CertificateWrite, Certificates};
 use crate::clock::ApiServerClock;
-use crate::plan::tests::scene::{Scene, at};
-use crate::plan::{Plan, plan};
+use crate::plan::tests::scene::{Letters, Scene, at};
+use crate::plan::{Plan, decide};
 use crate::reason::Reason;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
@@ -85,17 +85,13 @@ impl Story {
         &mut self.scene.observed.certificates
     }
 
-    pub(super) fn plan(&self) -> Plan {
-        plan(&self.scene.desired, &self.scene.observed, self.now)
+    pub(super) fn plan(&self) -> Plan<Write> {
+        let (desired, observed) = (&self.scene.desired, &self.scene.observed);
+        decide(desired, observed, &Letters, self.now)
     }
 
     pub(super) fn writes(&self) -> Vec<Write> {
-        let orders = self.plan().step.orders;
-        let chain = |order| match order {
-            Order::Writes(writes) => writes,
-            _ => Vec::new(),
-        };
-        orders.into_iter().flat_map(chain).collect()
+        self.plan().step.chains.concat()
     }
 
     pub(super) fn of_certificates(&self) -> Vec<CertificateWrite> {
@@ -281,11 +277,7 @@ fn invariant_20_no_pod_is_made_before_its_certificates() {
         story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).reserved(member);
     }
     let starts = |story: &Story| {
-        let orders = story.plan().step.orders.into_iter();
-        let chains = orders.filter_map(|order| match order {
-            Order::Writes(writes) => Some(writes),
-            _ => None,
-        });
+        let chains = story.plan().step.chains.into_iter();
         let with_pod = |writes: &Vec<Write>| {
             writes
                 .iter()
@@ -328,17 +320,8 @@ fn a_mark_is_taken_back_when_the_certificates_after_it_are_refused() {
         over: None,
         by: "1".into(),
     });
-    let undone = Write::MarkService {
-        member: "db-a".into(),
-        started: false,
-        over: Some("7".into()),
-    };
-    let version = |_: &str| Some("7".to_owned());
-    for not_done in [true, false] {
-        assert_eq!(issue.taken_back(not_done, version), Some(undone.clone()));
-    }
-    // That of a member that runs is written by itself.
-    assert_eq!(issue.taken_back(true, |_| None), None);
+    let part = issue.start().unwrap();
+    assert!(part.is_undone(true) && part.is_undone(false));
 }
 
 /// Invariant 20: it would let every authority run out at once.
@@ -414,7 +397,7 @@ fn a_mistake_in_the_spec_lets_no_certificate_run_out() {
     let mut paused = story.scene.desired.clone();
     (paused.invalid, paused.paused) = (None, true);
     assert!(
-        plan(&paused, &story.scene.observed, story.now)
+        decide(&paused, &story.scene.observed, &Letters, story.now)
             .step
             .is_empty()
     );

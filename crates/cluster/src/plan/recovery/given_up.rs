@@ -12,7 +12,7 @@ use api::cluster::RecoveryPhase;
 use crate::plan::Draft;
 use crate::plan::evidence::Evidence;
 use crate::snapshot::{Observed, Pod};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// Ends its pod. Whether that is still to be done.
 pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) -> bool {
@@ -31,9 +31,9 @@ pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) 
         "stop {}, with which the recovery that was given up began",
         record.member
     ));
-    draft.order(Order::Writes(vec![Write::DeletePod {
+    draft.write(Write::DeletePod {
         member: record.member.clone(),
         uid: pod.uid.clone(),
-    }]));
+    });
     true
 }

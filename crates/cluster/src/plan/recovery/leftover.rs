@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::in_progress;
 use crate::plan::replaced;
-use crate::plan::view::{Seat, View};
+use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
 
 /// What may be done with what a former cluster left, or a recovery that was given up.
@@ -46,7 +46,7 @@ pub(crate) fn leftover(
         return Leftover::Ordinary;
     }
     // Whoever finds the cluster again without its status must find the new one.
-    let unlabelled = |seat: &Seat| {
+    let unlabelled = |seat: &MemberState| {
         let pod = seat.pod.filter(|pod| pod.stays());
         pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)
             || seat

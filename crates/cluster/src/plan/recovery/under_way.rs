@@ -16,7 +16,7 @@ use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SHORTLY, ended};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
-use crate::write::{Order, RecoveryRecord, Start, State, Write};
+use crate::write::{RecoveryRecord, Start, State, Write};
 
 /// A recovery is under way: the seed is made, and recorded when it answers.
 pub(super) fn go_on(
@@ -194,7 +194,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
         writes.extend(member_objects::disk_and_pod(start));
     }
     draft.say(format!("start {name} with the data of {}", record.survivor));
-    draft.order(Order::Writes(writes));
+    draft.chain(writes);
 }
 
 /// The seed answers with what the survivor had. In one write: the new cluster and what became of the old one.
@@ -240,12 +240,10 @@ fn complete(
     };
     draft.say(format!("record cluster {id} in place of {from_cluster_id}"));
     let over = observed.resource_version.clone();
-    draft.order(Order::Writes(vec![Write::RecordRecovery(Box::new(
-        RecoveryRecord {
-            recovery: Some(recovery),
-            stale_approval: None,
-            formed: Some((intent, id)),
-            over,
-        },
-    ))]));
+    draft.write(Write::RecordRecovery(Box::new(RecoveryRecord {
+        recovery: Some(recovery),
+        stale_approval: None,
+        formed: Some((intent, id)),
+        over,
+    })));
 }

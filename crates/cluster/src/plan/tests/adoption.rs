@@ -6,7 +6,7 @@ use crate::plan::tests::scene::{self, CLUSTER, Scene};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 use crate::switch::TlsRollout;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 /// As coreos/etcd-operator left it: no token, no role, no status of ours, a Service that leads to every pod.
 fn left_by_another() -> Scene {
@@ -43,9 +43,7 @@ fn recorded(scene: &Scene) -> Option<Write> {
 }
 
 fn begins(scene: &Scene) -> bool {
-    let plan = scene.plan();
-    let mut orders = plan.step.orders.iter();
-    orders.any(|order| matches!(order, Order::Begin { .. }))
+    scene::begun(&scene.plan().step.chains).is_some()
 }
 
 /// Invariant 7.
@@ -269,14 +267,6 @@ fn nothing_is_recovered_from_what_is_left_while_the_other_clusters_members_may_l
     scene.observed.recovery.unavailable_since = Some(jiff::Timestamp::UNIX_EPOCH);
     let recovers = |write: &Write| matches!(write, Write::RecordRecovery(_));
     assert!(!scene.writes().iter().any(recovers));
-    let plan = scene.plan();
-    assert!(
-        !plan
-            .step
-            .orders
-            .iter()
-            .any(|order| matches!(order, Order::Recover(_)))
-    );
     assert!(scene.waits().contains(&Reason::JoinWaits));
 }
 

@@ -6,7 +6,7 @@ use etcd::{Member, MemberId, Members};
 use crate::plan::tests::scene::{self, CLUSTER, Scene, at, delete_pod, makes_pod};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
@@ -32,10 +32,7 @@ fn destroys(write: &Write) -> bool {
 }
 
 fn recovers(scene: &Scene) -> bool {
-    let orders = scene.plan().step.orders;
-    orders
-        .iter()
-        .any(|order| matches!(order, Order::Recover(_)))
+    scene::begins_recovery(scene)
 }
 
 // ---- pods that ended for good ----

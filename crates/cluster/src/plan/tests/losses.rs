@@ -7,7 +7,7 @@ use crate::plan::STEADY;
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Trouble};
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
@@ -52,10 +52,7 @@ fn invariant_5_a_member_on_a_lost_node_stays_one_until_the_time_is_over() {
             .iter()
             .all(|write| scene::is_service(write, "n"))
     );
-    assert!(late.plan().step.orders.contains(&Order::Reserve {
-        count: 1,
-        apart: false
-    }));
+    assert_eq!(scene::reserved(&late.plan().step.chains), [false]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::plan::tests::recovered::recovered;
 use crate::plan::tests::scene::{CLUSTER, Scene, makes_pod};
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::{Order, RecoveryRecord, Write};
+use crate::write::{RecoveryRecord, Write};
 
 pub(super) const NEW: ClusterId = ClusterId(0xbeef);
 
@@ -73,9 +73,9 @@ pub(super) fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
 }
 
 pub(super) fn begun(scene: &Scene) -> Option<RecoveryStatus> {
-    let orders = scene.plan().step.orders;
-    orders.into_iter().find_map(|order| match order {
-        Order::Recover(record) => record.recovery,
+    let known = scene.observed.recovery.record.as_ref();
+    scene.writes().into_iter().find_map(|write| match write {
+        Write::RecordRecovery(record) if record.begins(known) => record.recovery,
         _ => None,
     })
 }

@@ -13,7 +13,7 @@ fn towards(from: &str, to: &str) -> Scene {
 }
 
 fn patched(scene: &Scene) -> Vec<(String, String)> {
-    let writes = scene.led_aside().writes().into_iter();
+    let writes = scene.drained().writes().into_iter();
     writes
         .filter_map(|write| match write {
             Write::PatchImage {
@@ -159,7 +159,7 @@ fn invariant_18_followers_go_first_and_one_at_a_time() {
 fn invariant_18_the_leader_hands_over_and_is_the_last() {
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.runs("b", "3.6.16").runs("c", "3.6.16");
-    let changes = scene.led_aside().changes();
+    let changes = scene.drained().changes();
     assert!(
         matches!(&changes[..], [Write::MoveLeader { from, to, .. }] if from == "a" && to != "a"),
         "{changes:?}"
@@ -324,7 +324,7 @@ fn a_pod_whose_flags_the_version_does_not_know_is_made_again_on_its_disk() {
         .wants("3.5.35")
         .of_the_first_release();
     let scene = scene.allowed("3.5", "3.5.0").compared();
-    let writes = scene.led_aside().writes();
+    let writes = scene.drained().writes();
     assert!(
         matches!(&writes[..], [Write::NoteVersion { member, version, .. }, Write::DeletePod { member: pod, .. }]
             if member == "b" && pod == "b" && version == "3.5.35"),
@@ -358,7 +358,7 @@ fn a_pod_without_a_disk_is_followed_by_a_learner_before_it_goes() {
 }
 
 fn deleted(scene: &Scene) -> Vec<String> {
-    let writes = scene.led_aside().writes().into_iter();
+    let writes = scene.drained().writes().into_iter();
     let pods = writes.filter_map(|write| match write {
         Write::DeletePod { member, .. } => Some(member),
         _ => None,
@@ -586,7 +586,7 @@ fn a_member_that_is_set_back_is_not_replaced_for_what_the_image_before_said() {
 #[test]
 fn a_member_that_has_come_back_is_noted_as_such_before_it_is_changed_again() {
     let noted = |changed: Option<Changed>| {
-        let mut scene = towards("3.5.35", "3.5.30").compared().led_aside();
+        let mut scene = towards("3.5.35", "3.5.30").compared().drained();
         let pod = scene.observed.pods.get_mut("b").unwrap();
         (pod.restarts, pod.changed) = (4, changed);
         scene

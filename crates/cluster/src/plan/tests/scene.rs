@@ -3,17 +3,23 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use api::EtcdCluster;
 use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
+use kube::ResourceExt;
+use member::{OperatorImage, Operators};
 
-use crate::plan::{Plan, plan};
+use crate::action::{Action, Object, Request};
+use crate::naming::Names;
+use crate::plan::actions::Builder;
+use crate::plan::{Plan, decide, plan};
 use crate::reason::Reason;
 use crate::snapshot::{
     Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Recovery, RecoveryRule, Removal,
     Role, Seen, Service, Shared, Trouble,
 };
 use crate::upkeep::{Upkeep, UpkeepRule};
-use crate::write::{Draw, Write, chains};
+use crate::write::{Chain, Write};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0x00c0_ffee);
 
@@ -56,6 +62,8 @@ impl Scene {
             access: crate::access::AccessRule::default(),
             invalid: None,
             refused: None,
+            object: object(),
+            operators: Operators::default(),
         };
         let observed = Observed {
             cluster: "db".into(),
@@ -74,6 +82,7 @@ impl Scene {
                 headless: Kept::Missing,
                 client: Kept::Missing,
                 budget: Kept::Missing,
+                budget_uid: None,
             },
             members: Seen::Unknown("no member runs".into()),
             join: Vec::new(),
@@ -88,6 +97,10 @@ impl Scene {
             certificates: crate::certificates::Certificates::default(),
             access: crate::access::Access::default(),
             clock: crate::clock::ApiServerClock::default(),
+            operator_image: Seen::Known(OperatorImage {
+                image: "operator".into(),
+                pull_policy: None,
+            }),
         };
         Self { desired, observed }
     }
@@ -116,6 +129,7 @@ impl Scene {
             headless: Kept::AsMade(()),
             client: Kept::AsMade(false),
             budget: Kept::AsMade(members.len() / 2 + 1),
+            budget_uid: Some("budget".into()),
         };
         scene
     }
@@ -448,7 +462,7 @@ impl Scene {
     }
 
     /// Whom the plan takes out of the client Service has been out for long enough.
-    pub(crate) fn led_aside(&self) -> Self {
+    pub(crate) fn drained(&self) -> Self {
         let mut scene = self.clone();
         for write in self.writes() {
             if let Write::LabelPod(label) = write
@@ -461,18 +475,28 @@ impl Scene {
         scene
     }
 
-    pub(crate) fn plan(&self) -> Plan {
-        plan(&self.desired, &self.observed, at(1000))
+    pub(crate) fn plan(&self) -> Plan<Write> {
+        decide(&self.desired, &self.observed, &Letters, at(1000))
+    }
+
+    /// The plan as it is sent.
+    pub(crate) fn built(&self) -> Plan {
+        plan(&self.desired, &self.observed, &Letters, at(1000))
+    }
+
+    /// The actions that these writes become.
+    pub(crate) fn actions(&self, writes: &[Write]) -> Vec<Action> {
+        let builder = Builder {
+            desired: &self.desired,
+            observed: &self.observed,
+            now: at(1000),
+        };
+        builder.chain(writes).unwrap()
     }
 
     /// All writes to Kubernetes, chain after chain.
     pub(crate) fn writes(&self) -> Vec<Write> {
-        let orders = self.plan().step.orders;
-        orders
-            .iter()
-            .flat_map(|order| chains(order, &mut Letters))
-            .flatten()
-            .collect()
+        self.plan().step.chains.concat()
     }
 
     /// The change of the members, without the note that comes before a removal.
@@ -485,7 +509,7 @@ impl Scene {
     /// The change of the members and the note that comes before a removal.
     pub(crate) fn all_changes(&self) -> Vec<Write> {
         let change = self.plan().step.change;
-        change.map(|change| change.writes).unwrap_or_default()
+        change.map(|change| change.chain).unwrap_or_default()
     }
 
     pub(crate) fn waits(&self) -> Vec<Reason> {
@@ -513,16 +537,52 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
     }
 }
 
-struct Letters;
+/// The first new member is `n`, the next one `o`, and so on.
+pub(crate) struct Letters;
 
-impl Draw for Letters {
-    fn member(&mut self) -> String {
-        "n".into()
+impl Names for Letters {
+    fn member(&self, index: u64) -> String {
+        char::from(b'n' + u8::try_from(index).unwrap()).to_string()
     }
 
-    fn token(&mut self) -> String {
+    fn token(&self, _: u64) -> String {
         "new".into()
     }
+}
+
+/// The plan records new first members: how many, and over which version of the object.
+pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
+    chains.iter().flatten().find_map(|write| match write {
+        Write::RecordIntent {
+            intent,
+            cluster_id: None,
+            over,
+        } if intent.token == Letters.token(0) => Some((intent.members.len(), over.as_str())),
+        _ => None,
+    })
+}
+
+/// The Services of members to come: whether each begins without endpoints.
+pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
+    let writes = chains.iter().flatten();
+    let closed = writes.filter_map(|write| match write {
+        Write::CreateService {
+            started: false,
+            closed,
+            ..
+        } => Some(*closed),
+        _ => None,
+    });
+    closed.collect()
+}
+
+/// The plan begins a recovery.
+pub(crate) fn begins_recovery(scene: &Scene) -> bool {
+    let known = scene.observed.recovery.record.as_ref();
+    scene.writes().iter().any(|write| match write {
+        Write::RecordRecovery(record) => record.begins(known),
+        _ => false,
+    })
 }
 
 pub(crate) fn remove(member: &str) -> Write {
@@ -555,6 +615,21 @@ pub(crate) fn delete_disk(member: &str) -> Write {
 
 pub(crate) fn makes_pod(write: &Write, member: &str) -> bool {
     matches!(write, Write::CreatePod(start) if start.member == member)
+}
+
+/// The object of a cluster with volumes.
+fn object() -> EtcdCluster {
+    let spec = serde_json::json!({ "size": 3, "version": "3.6.16", "repository": "etcd", "pod": {
+        "persistentVolumeClaimSpec": { "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Gi" } } } } });
+    let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
+    object.metadata.namespace = Some("prod".into());
+    object.metadata.uid = Some("uid".into());
+    object
+}
+
+pub(crate) fn creates_pod(action: &Action, member: &str) -> bool {
+    matches!(&action.request, Request::Create(Object::Pod(pod)) if pod.name_any() == member)
 }
 
 pub(crate) fn is_service(write: &Write, member: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 #[test]
 fn several_learners_join_at_once_from_3_6_on() {
@@ -147,18 +147,14 @@ fn a_seed_grows_by_learners_to_the_size_that_is_wanted() {
     ));
     // Then the others: Services first, both as learners at once, and nobody waits for a connection of the only voter.
     let alone = seed(Scene::formed(&["a"]).young("a"));
-    assert!(alone.plan().step.orders.contains(&Order::Reserve {
-        count: 2,
-        apart: true
-    }));
+    assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
     // A seed whose first attempt came to nothing is begun again as a seed.
     let lost = seed(Scene::starting(&["a"]).without_pod("a"));
-    assert!(matches!(
-        lost.plan().step.orders[..],
-        [Order::Begin { count: 1, .. }]
-    ));
+    let chains = lost.plan().step.chains;
+    assert_eq!(scene::begun(&chains), Some((1, "1")));
+    assert_eq!(chains.len(), 1);
 }
 
 #[test]
@@ -264,8 +260,8 @@ fn members_that_join_one_voter_together_are_found_once_all_of_them_have_asked() 
     assert_eq!(opened(&half.aged()), [true; 2]);
     // Beside several voters, or alone, a member is found from the beginning.
     for (voters, size) in [(&["a"][..], 2), (&["a", "b", "c"], 5)] {
-        let reserves = Scene::formed(voters).size(size).plan().step.orders;
-        let apart = |order: &Order| matches!(order, Order::Reserve { apart: true, .. });
-        assert!(!reserves.iter().any(apart));
+        let chains = Scene::formed(voters).size(size).plan().step.chains;
+        let reserved = scene::reserved(&chains);
+        assert!(!reserved.is_empty() && !reserved.contains(&true));
     }
 }

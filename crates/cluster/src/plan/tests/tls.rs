@@ -5,7 +5,7 @@ use member::tls::{Fault, FaultKind, Purpose};
 use super::scene::{self, Scene};
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::{Order, Write};
+use crate::write::Write;
 
 fn with_fault(mut scene: Scene, purpose: Purpose) -> Scene {
     scene.observed.tls.from = Some("Secrets".into());
@@ -76,7 +76,7 @@ fn invariant_20_authorities_that_were_replaced_at_once_restart_nobody() {
         pod.difference.pod = Some("it was started with other certificate authorities".into());
     }
     let ends = |scene: &Scene| {
-        let mut writes = scene.led_aside().writes().into_iter();
+        let mut writes = scene.drained().writes().into_iter();
         writes.any(|write| matches!(write, Write::DeletePod { .. }))
     };
     assert!(ends(&scene));
@@ -100,14 +100,11 @@ fn no_recovery_begins_while_certificates_do_not_hold() {
         scene.observed.recovery.approval = Some(scene::CLUSTER.to_string());
         scene
     };
-    let begins = |scene: &Scene| {
-        let orders = scene.plan().step.orders;
-        orders
-            .iter()
-            .any(|order| matches!(order, Order::Recover(_)))
-    };
-    assert!(begins(&lost()));
-    assert!(!begins(&with_fault(lost(), Purpose::Operator)));
+    assert!(scene::begins_recovery(&lost()));
+    assert!(!scene::begins_recovery(&with_fault(
+        lost(),
+        Purpose::Operator
+    )));
 }
 
 #[test]

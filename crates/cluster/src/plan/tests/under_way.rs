@@ -12,7 +12,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, SeedAnswer, Seen};
 use crate::write::{State, Write};
 
-fn under_way() -> Scene {
+pub(super) fn under_way() -> Scene {
     let mut scene = approved(one_left());
     scene.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     scene

@@ -96,7 +96,7 @@ fn record(scene: &Scene) -> Option<DefragmentationStatus> {
 }
 
 fn told(scene: &Scene) -> Vec<String> {
-    let writes = scene.led_aside().writes().into_iter();
+    let writes = scene.drained().writes().into_iter();
     let told = writes.filter_map(|write| match write {
         Write::Defragment { member, .. } => Some(member),
         _ => None,

@@ -8,7 +8,7 @@ use crate::authority::tests::rule;
 use crate::certificates::CertificateWrite;
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::{Order, Write};
+use crate::write::{Chain, Write};
 
 fn retires(write: &CertificateWrite) -> bool {
     matches!(write, CertificateWrite::Retire { .. })
@@ -59,17 +59,13 @@ impl Story {
     fn comes_back(&mut self, member: &str) {
         let pod = self.scene.observed.pods.remove(member).unwrap();
         let noted = self.certificates().pods.remove(member).unwrap();
-        let begins = |order: &Order| {
+        let begins = |chain: &Chain| {
             let is =
                 |write: &Write| matches!(write, Write::CreatePod(start) if start.member == member);
-            matches!(order, Order::Writes(writes) if writes.iter().any(is))
+            chain.iter().any(is)
         };
-        let orders = self.plan().step.orders;
-        let chain = orders.into_iter().find(begins).unwrap();
-        let Order::Writes(writes) = chain else {
-            panic!("{chain:?}");
-        };
-        for write in writes {
+        let mut chains = self.plan().step.chains.into_iter();
+        for write in chains.find(begins).unwrap() {
             if let Write::Certificate(write) = write {
                 self.carry_out(&write);
                 self.told.push(write);

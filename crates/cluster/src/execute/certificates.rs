@@ -7,21 +7,19 @@
 use api::names::{self, CertificateUse};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use member::certificate::{Certificate, certificates};
 use runtime::apply;
-use serde_json::json;
 
-use super::failed;
-use super::patch::patched;
+use super::send::{failed, patched};
 use crate::authority::{
     self, AUTHORITIES, Circle, Made, NEXT_CERTIFICATE, NEXT_KEY, Request, Rule, TLS_CERTIFICATE,
     TLS_KEY,
 };
 use crate::certificates::CertificateWrite;
-use crate::execute::{Actor, Error};
+use crate::execute::{Error, ExecuteContext};
 
 /// An authority as its Secret holds it.
 struct Authority {
@@ -31,7 +29,7 @@ struct Authority {
     version: String,
 }
 
-impl Actor<'_> {
+impl ExecuteContext<'_> {
     pub(super) async fn certificate(
         &self,
         write: &CertificateWrite,
@@ -97,37 +95,8 @@ impl Actor<'_> {
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
-            CertificateWrite::Tell {
-                member,
-                uid,
-                trust,
-                authorities,
-                certificates,
-            } => {
-                let mut annotations = json!({ names::ANNOTATION_CERTIFICATES: certificates });
-                if let Some(trust) = trust {
-                    annotations[names::ANNOTATION_TRUST] = json!(trust);
-                }
-                if let Some(authorities) = authorities {
-                    annotations[names::ANNOTATION_AUTHORITIES] = json!(authorities);
-                }
-                let metadata = json!({ "uid": uid, "annotations": annotations });
-                self.merge::<Pod>(member, metadata).await.map(|_| None)
-            }
-            CertificateWrite::Discard { secret, uid } => self.delete::<Secret>(secret, uid).await,
-        }
-    }
-
-    /// A pod is started with what its authorities are now; that stands on it from its first second.
-    pub(super) fn note_trust(&self, pod: &mut Pod) {
-        if let Some(trust) = self.observed.certificates.trust() {
-            pod.annotations_mut()
-                .insert(names::ANNOTATION_TRUST.to_owned(), trust);
-        }
-        if let Some(authorities) = self.observed.certificates.authorities_now() {
-            let noted = authorities.to_string();
-            pod.annotations_mut()
-                .insert(names::ANNOTATION_AUTHORITIES.to_owned(), noted);
+            // Generic actions (`plan::actions`).
+            CertificateWrite::Tell { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
 

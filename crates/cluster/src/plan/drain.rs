@@ -1,7 +1,7 @@
 //! A member whose turn it is to stop, or to be busy, is taken out of the client Service first: whoever connects anew
 //! reaches another one, and whoever is led away by its end does not meet it again.
 //!
-//! Nothing remembers that it is out. Each plan says from the world alone who has to be ([`is_aside`], [`keep`]), and
+//! Nothing remembers that it is out. Each plan says from the world alone who has to be ([`is_drained`], [`keep`]), and
 //! everybody else is put back ([`settle`]), whoever took them out and whatever became of him.
 //!
 //! Connections that are there stay where they are: neither Kubernetes nor etcd moves them. A member that stops lets
@@ -13,17 +13,22 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::plan::age::age;
-use crate::plan::view::{Seat, View};
+use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
-use crate::write::{Label, Order, Write};
+use crate::write::{Label, Write};
 
 /// How long until new connections surely go elsewhere: kube-proxy writes its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
 
 /// Whether new clients go elsewhere by now. Otherwise it is seen to, and waited for.
-pub(super) fn is_aside(now: Timestamp, view: &View, seat: &Seat, draft: &mut Draft) -> bool {
+pub(super) fn is_drained(
+    now: Timestamp,
+    view: &View,
+    seat: &MemberState,
+    draft: &mut Draft,
+) -> bool {
     if seat.pod.is_none() {
         // Somebody else runs it, and leads clients to it.
         return true;
@@ -33,7 +38,7 @@ pub(super) fn is_aside(now: Timestamp, view: &View, seat: &Seat, draft: &mut Dra
         // Nobody else would take them.
         return true;
     }
-    draft.aside.insert(seat.name.clone());
+    draft.drained.insert(seat.name.clone());
     let out = match seat.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now),
         _ => Duration::ZERO,
@@ -48,9 +53,9 @@ pub(super) fn is_aside(now: Timestamp, view: &View, seat: &Seat, draft: &mut Dra
 }
 
 /// It is not over yet: a member that is out stays so.
-pub(super) fn keep(seat: &Seat, draft: &mut Draft) {
+pub(super) fn keep(seat: &MemberState, draft: &mut Draft) {
     if is_out(seat) {
-        draft.aside.insert(seat.name.clone());
+        draft.drained.insert(seat.name.clone());
     }
 }
 
@@ -66,9 +71,11 @@ pub(super) fn settle(
     }
     // Invariant 22: clients always find a member that serves. Who is let in by this very plan does not count yet: the
     // labels of one plan are written beside each other.
-    let stays = |seat: &Seat| is_endpoint(seat) && is_in(seat) && !draft.aside.contains(&seat.name);
+    let stays = |seat: &MemberState| {
+        is_endpoint(seat) && is_in(seat) && !draft.drained.contains(&seat.name)
+    };
     let mut out = if view.voters().any(stays) {
-        std::mem::take(&mut draft.aside)
+        std::mem::take(&mut draft.drained)
     } else {
         [].into()
     };
@@ -90,34 +97,34 @@ pub(super) fn settle(
             Role::Busy { .. } => format!("lead new clients past {}", seat.name),
             _ => format!("let clients in to {} again", seat.name),
         });
-        draft.order(Order::Writes(vec![Write::LabelPod(Label {
+        draft.write(Write::LabelPod(Label {
             member: seat.name.clone(),
             uid: pod.uid.clone(),
             role: Some(role),
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
-        })]));
+        }));
     }
 }
 
 /// It has been out, and for no longer than this.
-pub(super) fn is_out_since(now: Timestamp, seat: &Seat, most: Duration) -> bool {
+pub(super) fn is_out_since(now: Timestamp, seat: &MemberState, most: Duration) -> bool {
     match seat.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,
         _ => false,
     }
 }
 
-fn is_out(seat: &Seat) -> bool {
+fn is_out(seat: &MemberState) -> bool {
     seat.pod
         .is_some_and(|pod| matches!(pod.role, Some(Role::Busy { .. })))
 }
 
-fn is_in(seat: &Seat) -> bool {
+fn is_in(seat: &MemberState) -> bool {
     seat.pod.is_some_and(|pod| pod.role == Some(Role::Voter))
 }
 
 /// The Service would lead to it, and it would answer.
-fn is_endpoint(seat: &Seat) -> bool {
+fn is_endpoint(seat: &MemberState) -> bool {
     seat.is_healthy() && seat.pod.is_some_and(|pod| pod.stays() && pod.ready)
 }

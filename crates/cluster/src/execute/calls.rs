@@ -1,0 +1,83 @@
+//! Calls etcd.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use kube::ResourceExt;
+
+use crate::action::{AuthChange, EtcdCall};
+use crate::execute::{Error, ExecuteContext};
+
+impl ExecuteContext<'_> {
+    /// Sends one call. `via` are the client URLs of the members that are asked for a change of the member list; `text`
+    /// is the call in words.
+    pub(super) async fn call(
+        &self,
+        call: &EtcdCall,
+        via: &[String],
+        text: &str,
+    ) -> Result<(), Error> {
+        let answer = match call {
+            EtcdCall::AddMember { url, learner } => {
+                let url = std::slice::from_ref(url);
+                match self.etcd.add_member(via, url, *learner).await {
+                    // An earlier addition whose answer was lost.
+                    Err(etcd::Error::PeerUrlExists) => Ok(()),
+                    answer => answer.map(|_| ()),
+                }
+            }
+            EtcdCall::UpdatePeerUrls { id, urls } => self.etcd.update_member(via, *id, urls).await,
+            EtcdCall::Promote { id } => self.etcd.promote_member(via, *id).await,
+            EtcdCall::Remove { id } => match self.etcd.remove_member(via, *id).await {
+                Err(etcd::Error::MemberNotFound) => Ok(()),
+                answer => answer,
+            },
+            EtcdCall::MoveLeader { from, id } => {
+                self.etcd.move_leader(&self.client_url(from), *id).await
+            }
+            EtcdCall::Downgrade { to } => self.etcd.downgrade(via, to.as_deref()).await,
+            EtcdCall::Defragment { member, recorded } => {
+                // It may take minutes. No reconcile waits for it, and the next observation has the result.
+                let (etcd, url) = (Arc::clone(self.etcd), self.client_url(member));
+                let call = async move { etcd.defragment(&url).await };
+                let cluster = self.cluster.uid().unwrap_or_default();
+                let what = (member.clone(), *recorded);
+                self.calls.begin(&cluster, what, call.boxed());
+                Ok(())
+            }
+            EtcdCall::Compact { revision, via } => {
+                self.etcd.compact(&self.client_urls(via), *revision).await
+            }
+            EtcdCall::Disarm { alarm, via } => {
+                self.etcd.disarm(&self.client_urls(via), *alarm).await
+            }
+            EtcdCall::Auth { change, via } => {
+                let via = self.client_urls(via);
+                match change {
+                    AuthChange::Enable => self.etcd.enable_auth(&via).await,
+                    AuthChange::Disable => self.etcd.disable_auth(&via).await,
+                    AuthChange::ChangePassword => self.etcd.change_password(&via).await,
+                }
+            }
+        };
+        answer.map_err(|source| Error::Etcd {
+            what: text.to_owned(),
+            source,
+        })
+    }
+
+    pub(super) fn client_urls(&self, members: &[String]) -> Vec<String> {
+        members.iter().map(|name| self.client_url(name)).collect()
+    }
+
+    /// Where a member answers: at the address of its pod, or where its cluster joined from; else at its Service.
+    fn client_url(&self, member: &str) -> String {
+        let known = self.urls.get(member);
+        let known = known.or(self.observed.elsewhere.get(member));
+        known.cloned().unwrap_or_else(|| {
+            let namespace = self.cluster.namespace().unwrap_or_default();
+            let members = member::Members::of(self.cluster, &namespace, "", None);
+            members.addresses().client_url(member)
+        })
+    }
+}

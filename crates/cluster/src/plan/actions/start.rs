@@ -1,0 +1,172 @@
+//! The pod and the PVC of a member that is started.
+
+use api::names;
+use api::version::{EtcdVersion, VersionError};
+use etcd::ClusterId;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, Pod, Volume};
+use kube::ResourceExt;
+use member::{self, Member, Members, Seed, Source};
+use runtime::outcome::Chain;
+
+use super::Builder;
+use crate::action::Object;
+use crate::plan::Explanation;
+use crate::plan::view::name_of;
+use crate::reason::Reason;
+use crate::snapshot::{Role, Seen};
+use crate::write::{Start, State};
+
+/// By how much the revision of a recovered cluster is raised, as etcd advises for restores. The lost members cannot have
+/// been ahead of the survivor by more, so no revision that a client has seen means another write.
+const LOST_REVISIONS: u64 = 1_000_000_000;
+
+impl Builder<'_> {
+    pub(super) fn volume_claim(&self, start: &Start) -> Result<Object, Explanation> {
+        let cluster_id = start.cluster_id.map(|id| id.to_string());
+        let members = self.members_of(&start.token, cluster_id.as_deref());
+        let claim = member::volume_claim(&members, &start.member);
+        let mut claim = claim.ok_or_else(|| {
+            let text =
+                "spec.pod.persistentVolumeClaimSpec is not set: set it, or recreate the cluster";
+            Explanation::new(Reason::InvalidSpec, text)
+        })?;
+        let annotations = claim.annotations_mut();
+        annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
+        if start.state == State::New {
+            // The PVC of a first member names all first members, also after pods and status are lost.
+            let first: Vec<&str> = start.initial.iter().map(String::as_str).collect();
+            annotations.insert(names::ANNOTATION_FIRST_MEMBERS.to_owned(), first.join(","));
+        }
+        Ok(Object::VolumeClaim(Box::new(claim)))
+    }
+
+    pub(super) fn pod(&self, start: &Start) -> Result<Object, Explanation> {
+        let version = EtcdVersion::parse(&start.version);
+        let version = version.map_err(|error| no_version(&start.member, &error))?;
+        let cluster_id = start.cluster_id.map(|id| id.to_string());
+        let members = self.members_of(&start.token, cluster_id.as_deref());
+        let one = |start_of| Member {
+            name: &start.member,
+            version: &version,
+            role: role_of(start.role),
+            start: start_of,
+        };
+        let mut pod = match start.state {
+            State::FromSurvivor => self.seed(start, &members, &version)?,
+            State::New => {
+                let first = start.initial.iter().cloned().collect();
+                member::pod(&members, &one(member::Start::Bootstrap { members: first }))
+            }
+            State::Join => {
+                let initial_cluster = self.initial_cluster(start, &members);
+                member::pod(&members, &one(member::Start::Join { initial_cluster }))
+            }
+            State::OnDisk => member::pod(&members, &one(member::Start::OnDisk)),
+        };
+        if start.durable {
+            on_its_volume(&mut pod, &start.member);
+        }
+        self.note_trust(&mut pod);
+        Ok(Object::Pod(Box::new(pod)))
+    }
+
+    /// The list that a member joins, with the URLs that etcd knows: etcd compares the two, and a cluster that another
+    /// operator started has URLs of another form.
+    fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
+        let addresses = members.addresses();
+        let listed = self.observed.members.known();
+        let listed = listed.map_or(&[][..], |list| list.members.as_slice());
+        let entry = |name: &String| {
+            let known = listed.iter().find(|member| name_of(member) == *name);
+            let urls = known.map(|member| member.peer_urls.clone());
+            let urls = urls.unwrap_or_else(|| vec![addresses.peer_url(name)]);
+            let entries = urls.iter().map(|url| format!("{name}={url}"));
+            entries.collect::<Vec<_>>()
+        };
+        let entries: Vec<String> = start.initial.iter().flat_map(entry).collect();
+        entries.join(",")
+    }
+
+    /// A pod that copies the data of the survivor that the status names.
+    fn seed(
+        &self,
+        start: &Start,
+        members: &Members<'_>,
+        version: &EtcdVersion,
+    ) -> Result<Pod, Explanation> {
+        let record = self.observed.recovery.record.as_ref();
+        let record = record.ok_or_else(|| no_recovery("no recovery is recorded"))?;
+        let from = record.from_cluster_id.parse::<ClusterId>();
+        let from =
+            from.map_err(|_| no_recovery("status.recovery.fromClusterID is no cluster ID"))?;
+        let operator = match &self.observed.operator_image {
+            Seen::Known(image) => image,
+            Seen::Unknown(why) => {
+                let text = format!("the seed of the recovery is not created: {why}");
+                return Err(Explanation::new(Reason::OperatorImageUnknown, text));
+            }
+        };
+        let url = members.addresses().client_url(&record.survivor);
+        let mut source = Source::member(&url, from, record.revision);
+        let tls = self.desired.object.spec.tls.as_ref();
+        if let Some(secret) = tls.and_then(|tls| tls.operator_secret_of(members.cluster)) {
+            source = source.with_identity(&secret);
+        }
+        let seed = Seed {
+            member: &start.member,
+            version,
+            source,
+            bump_revision: (version.minor() >= (3, 6)).then_some(LOST_REVISIONS),
+        };
+        Ok(member::seed_pod(members, seed, operator))
+    }
+
+    /// The authorities with which a pod is started are recorded on it when it is created.
+    fn note_trust(&self, pod: &mut Pod) {
+        let certificates = &self.observed.certificates;
+        if let Some(trust) = certificates.trust() {
+            let annotations = pod.annotations_mut();
+            annotations.insert(names::ANNOTATION_TRUST.to_owned(), trust);
+        }
+        if let Some(authorities) = certificates.authorities_now() {
+            let annotations = pod.annotations_mut();
+            let authorities = authorities.to_string();
+            annotations.insert(names::ANNOTATION_AUTHORITIES.to_owned(), authorities);
+        }
+    }
+}
+
+/// A member with a PVC keeps it, even if the spec has changed.
+fn on_its_volume(pod: &mut Pod, member: &str) {
+    let volumes = pod
+        .spec
+        .iter_mut()
+        .flat_map(|spec| spec.volumes.iter_mut().flatten());
+    for volume in volumes.filter(|volume| volume.name == names::VOLUME_DATA) {
+        *volume = Volume {
+            name: names::VOLUME_DATA.to_owned(),
+            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                claim_name: member.to_owned(),
+                read_only: None,
+            }),
+            ..Volume::default()
+        };
+    }
+}
+
+pub(super) fn role_of(role: Role) -> member::Role {
+    match role {
+        Role::Voter | Role::Busy { .. } => member::Role::Voter,
+        Role::Learner => member::Role::Learner,
+    }
+}
+
+/// The version of a pod or of the spec is not a version of etcd.
+pub(super) fn no_version(member: &str, error: &VersionError) -> Explanation {
+    let text = format!("cannot build the pod of {member}: {}", Chain(error));
+    Explanation::new(Reason::InvalidSpec, text)
+}
+
+fn no_recovery(why: &str) -> Explanation {
+    Explanation::new(Reason::RecoveryFailed, why)
+}

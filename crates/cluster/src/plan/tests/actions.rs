@@ -1,0 +1,218 @@
+//! The requests that the writes of a plan become.
+
+use kube::ResourceExt;
+use member::{OperatorImage, ResourcesPatch};
+use serde_json::{Value, json};
+
+use crate::action::{Action, EtcdCall, Object, Patch, Request};
+use crate::plan::tests::scene::{CLUSTER, Scene, creates_pod};
+use crate::plan::tests::under_way::under_way;
+use crate::reason::Reason;
+use crate::snapshot::{Role, Seen};
+use crate::write::{Label, Start, State, Write};
+
+fn three() -> Scene {
+    Scene::formed(&["a", "b", "c"]).durable()
+}
+
+fn request(scene: &Scene, write: Write) -> Request {
+    let mut actions = scene.actions(&[write]);
+    actions.remove(0).request
+}
+
+fn start(durable: bool) -> Start {
+    Start {
+        member: "n".into(),
+        state: State::OnDisk,
+        initial: ["n".to_owned()].into(),
+        role: Role::Voter,
+        durable,
+        version: "3.6.16".into(),
+        token: "token".into(),
+        cluster_id: Some(CLUSTER),
+    }
+}
+
+fn has_init_container(action: &Action) -> bool {
+    let Request::Create(Object::Pod(pod)) = &action.request else {
+        return false;
+    };
+    let spec = pod.spec.as_ref();
+    spec.is_some_and(|spec| spec.init_containers.is_some())
+}
+
+#[test]
+fn same_observation_and_names_give_same_plan() {
+    for scene in [
+        Scene::nothing(3),
+        Scene::begun(&["a", "b", "c"]),
+        three().without_pod("b").size(5),
+        under_way(),
+    ] {
+        assert_eq!(scene.built(), scene.built());
+    }
+}
+
+/// The seed cannot start without it, so nothing announces its pod (invariant 6).
+#[test]
+fn seed_without_operator_image_is_a_problem_and_marks_no_service() {
+    let mut scene = under_way();
+    scene.observed.operator_image = Seen::Unknown("set --operator-image".into());
+    let plan = scene.built();
+    let problems = plan.problems.iter();
+    let mut problems = problems.filter(|problem| problem.reason == Reason::OperatorImageUnknown);
+    assert!(problems.any(|problem| problem.message.contains("--operator-image")));
+    let actions = || plan.step.chains.iter().flatten();
+    assert!(actions().all(|action| action.start.is_none()));
+    scene.observed.operator_image = Seen::Known(OperatorImage {
+        image: "operator".into(),
+        pull_policy: None,
+    });
+    let plan = scene.built();
+    let mut actions = plan.step.chains.iter().flatten();
+    let pod = actions.find(|action| creates_pod(action, "n")).unwrap();
+    assert!(has_init_container(pod), "the data is fetched first");
+    assert!(
+        plan.problems
+            .iter()
+            .all(|one| one.reason != Reason::OperatorImageUnknown)
+    );
+}
+
+/// Invariants 10 and 11: what a field manager omits is removed.
+#[test]
+fn record_contains_whole_identity_over_version_that_was_read() {
+    let scene = under_way();
+    let Request::Record(record) = request(
+        &scene,
+        Write::RecordClusterId {
+            cluster_id: CLUSTER,
+            over: "7".into(),
+        },
+    ) else {
+        panic!("a record in the status");
+    };
+    assert_eq!(record.over, "7");
+    assert_eq!(record.status["clusterID"], json!(CLUSTER.to_string()));
+    let intent = scene.observed.intent.as_ref().unwrap();
+    assert_eq!(record.status["bootstrap"]["token"], json!(intent.token));
+    let recovery = scene.observed.recovery.record.as_ref().unwrap();
+    let recorded = &record.status["recovery"];
+    assert_eq!(recorded["survivor"], json!(recovery.survivor));
+}
+
+/// Invariant 11.
+#[test]
+fn patches_and_deletes_have_preconditions() {
+    let precondition = |request: &Request, key: &str| match request {
+        Request::Patch(Patch { body, .. }) => body["metadata"][key].clone(),
+        Request::Delete(reference) => json!(reference.uid),
+        other => panic!("{other:?}"),
+    };
+    let (member, uid) = (|| "a".to_owned(), || "uid".to_owned());
+    let label = Label {
+        member: member(),
+        uid: uid(),
+        role: Some(Role::Voter),
+        token: "token".into(),
+        cluster_id: Some(CLUSTER),
+    };
+    let grow = Write::GrowDisk {
+        member: member(),
+        uid: uid(),
+        size: "2Gi".into(),
+    };
+    let delete = Write::DeletePod {
+        member: member(),
+        uid: uid(),
+    };
+    let settle = Write::SettleImage {
+        member: member(),
+        uid: uid(),
+    };
+    for write in [
+        Write::LabelPod(label.clone()),
+        Write::LabelDisk(label),
+        grow,
+        delete,
+        settle,
+    ] {
+        let request = request(&three(), write);
+        assert_eq!(precondition(&request, "uid"), json!("uid"), "{request:?}");
+    }
+    let mark = Write::RenewMark {
+        member: member(),
+        over: "7".into(),
+    };
+    let mark = request(&three(), mark);
+    assert_eq!(precondition(&mark, "resourceVersion"), json!("7"));
+}
+
+#[test]
+fn resize_contains_record_of_either_answer() {
+    let noted = |patch: &Patch| patch.body["metadata"]["annotations"].clone();
+    let patch = ResourcesPatch {
+        resources: json!({ "limits": { "cpu": "2" } }),
+        taken: [("taken".to_owned(), Some("yes".to_owned()))].into(),
+        refused: [("refused".to_owned(), None)].into(),
+    };
+    let write = Write::ResizePod {
+        member: "a".into(),
+        uid: "uid".into(),
+        patch,
+    };
+    let Request::Resize(resize) = request(&three(), write) else {
+        panic!("a resize");
+    };
+    let container = &resize.patch.body["spec"]["containers"][0];
+    assert_eq!(container["resources"]["limits"]["cpu"], json!("2"));
+    assert_eq!(noted(&resize.accepted), json!({ "taken": "yes" }));
+    assert_eq!(noted(&resize.rejected), json!({ "refused": Value::Null }));
+}
+
+/// Invariant 5: a disk that exists is the member's data.
+#[test]
+fn member_keeps_its_volume_after_spec_has_changed() {
+    let mut scene = three();
+    scene.desired.object.spec.pod = None;
+    let on_volume = |durable| {
+        let Request::Create(Object::Pod(pod)) = request(&scene, Write::CreatePod(start(durable)))
+        else {
+            panic!("a pod");
+        };
+        let volumes = pod.spec.unwrap().volumes.unwrap();
+        let claims = volumes.iter();
+        let mut claims = claims.filter_map(|volume| volume.persistent_volume_claim.as_ref());
+        claims.any(|claim| claim.claim_name == "n")
+    };
+    assert!(on_volume(true) && !on_volume(false));
+}
+
+#[test]
+fn added_member_is_dialed_at_its_service() {
+    let write = Write::AddMember {
+        member: "n".into(),
+        learner: true,
+    };
+    let Request::Etcd(EtcdCall::AddMember { url, learner }) = request(&three(), write) else {
+        panic!("a call to etcd");
+    };
+    assert!(learner && url.starts_with("http://n."), "{url}");
+}
+
+#[test]
+fn member_service_is_created_with_mark_and_without_endpoints() {
+    let write = Write::CreateService {
+        member: "n".into(),
+        started: true,
+        closed: true,
+    };
+    let actions = three().actions(&[write]);
+    let Request::Create(Object::Service(service)) = &actions[0].request else {
+        panic!("{actions:?}");
+    };
+    let mark = service.annotations().get(api::names::ANNOTATION_STARTED);
+    assert!(mark.is_some() && member::is_closed(service));
+    let part = actions[0].start.as_ref().unwrap();
+    assert_eq!(part.marks(), Some("n"));
+}
