@@ -87,7 +87,7 @@ pub(super) fn start(
     }
 }
 
-fn changes(draft: &Draft) -> impl Iterator<Item = &Write> {
+fn changes<'d>(draft: &'d Draft) -> impl Iterator<Item = &'d Write> {
     draft.change.iter().flat_map(|change| &change.chain)
 }
 
