@@ -5,6 +5,14 @@
 //! in [`action`]; what is true is in etcd's member list, pods, disks and the few recorded fields of the status, never in
 //! this process.
 
+#![cfg_attr(
+    test,
+    expect(
+        clippy::large_stack_arrays,
+        reason = "tables of scenarios are arrays of whole clusters"
+    )
+)]
+
 pub mod access;
 pub mod action;
 pub mod app;

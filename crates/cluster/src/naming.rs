@@ -31,24 +31,24 @@ impl Seed {
         }
     }
 
-    fn derive(&self, purpose: &[u8], index: u64) -> [u8; 32] {
+    /// The first `N` bytes of a hash. A hash has 32 bytes.
+    fn derive<const N: usize>(&self, purpose: &[u8], index: u64) -> [u8; N] {
         let mut hash = Sha256::new();
         hash.update(self.seed);
         hash.update(purpose);
         hash.update(index.to_be_bytes());
-        hash.finalize().into()
+        let bytes: [u8; 32] = hash.finalize().into();
+        std::array::from_fn(|at| bytes[at])
     }
 }
 
 impl Names for Seed {
     fn member(&self, index: u64) -> String {
-        let [a, b, c, d, e, f, g, h, i, j, ..] = self.derive(b"member", index);
-        names::member_name(&self.cluster, [a, b, c, d, e, f, g, h, i, j])
+        names::member_name(&self.cluster, self.derive(b"member", index))
     }
 
     fn token(&self, index: u64) -> String {
-        let [a, b, c, d, e, f, g, h, ..] = self.derive(b"token", index);
-        let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
+        let number = u64::from_be_bytes(self.derive(b"token", index));
         format!("{}-{number:016x}", self.cluster)
     }
 }

@@ -378,14 +378,13 @@ impl Run {
     fn plan(&mut self, observed: &Observed, atomic: bool) -> Plan {
         self.world.notice_silence();
         let (desired, now) = (self.world.desired(), seconds(self.world.now));
-        let plan = match self.mutation {
-            Some(mutation) => mutation.plan(&mut self.world, &desired, observed, now),
-            None => {
-                let names = self.world.unused_names();
-                let sent = plan(&desired, observed, &names, now);
-                self.world.use_names(&names);
-                sent::read(sent, &desired, observed)
-            }
+        let plan = if let Some(mutation) = self.mutation {
+            mutation.plan(&mut self.world, &desired, observed, now)
+        } else {
+            let names = self.world.unused_names();
+            let sent = plan(&desired, observed, &names, now);
+            self.world.use_names(&names);
+            sent::read(sent, &desired, observed)
         };
         let codes = |all: &[Explanation]| {
             let all: Vec<&str> = all.iter().map(|one| one.reason.as_str()).collect();
