@@ -63,15 +63,6 @@ pub(crate) enum Compiler {
     Clippy,
 }
 
-/// The compiler of the crates of the workspace. Dependencies are always compiled with rustc.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Compiler {
-    /// rustc.
-    Rustc,
-    /// clippy, which is rustc with more lints. `cargo clippy` would check all dependencies, and compile none of them.
-    Clippy,
-}
-
 /// Compiles the operators and the programs of the crate `e2e`.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     cargo_executables(&[&["build", "--bins"], SELECTION].concat())

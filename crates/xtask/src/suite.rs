@@ -336,7 +336,7 @@ fn check_formatting() -> Result<()> {
 /// Compiles the tests and the operators. With failpoints in all builds, and lints in the same pass, each crate is
 /// compiled only once.
 fn compile(options: &Tests) -> Result<Compiled> {
-    let compiler = if options.lint {
+    let with = if options.lint {
         Compiler::Clippy
     } else {
         Compiler::Rustc
@@ -344,24 +344,24 @@ fn compile(options: &Tests) -> Result<Compiled> {
     let mut compiled = Compiled::default();
     let begin: &[&str] = &["test", "--no-run"];
     let messages = if options.e2e {
-        compiled.operators = image::compile_with_fail_points(compiler)?;
+        compiled.operators = image::compile_with_fail_points(with)?;
         let test: &[&str] = &["--test", "e2e"];
         image::cargo_messages(
             &[begin, test, image::SELECTION, image::FAIL_POINTS, E2E_TESTS].concat(),
-            compiler,
+            with,
         )?
     } else if options.unit {
-        image::cargo_messages(&[begin, WORKSPACE, image::FAIL_POINTS].concat(), compiler)?
+        image::cargo_messages(&[begin, WORKSPACE, image::FAIL_POINTS].concat(), with)?
     } else {
         let all = [begin, WORKSPACE, image::FAIL_POINTS, E2E_TESTS].concat();
-        let messages = image::cargo_messages(&all, compiler)?;
+        let messages = image::cargo_messages(&all, with)?;
         compiled.operators = image::operators_with_fail_points(&messages)?;
         messages
     };
     let xtask = if options.e2e {
         String::new()
     } else {
-        image::cargo_messages(&[begin, XTASK].concat(), compiler)?
+        image::cargo_messages(&[begin, XTASK].concat(), with)?
     };
     for message in messages.lines().chain(xtask.lines()) {
         let Some(mut job) = unit_job(message) else {

@@ -237,13 +237,13 @@ const WORDS_OF_A_TEST_NAME: usize = 4;
 fn tests_named_in_contributor_pages_exist() {
     let sources = sources();
     let tests = tests(&sources);
-    let mut named = 0;
+    let mut found = 0;
     let mut missing = Vec::new();
     for page in ["CONTRIBUTING.md", "docs/contributing/testing.md"] {
         let document = fs::read_to_string(root().join(page)).unwrap();
         let names = document.lines().flat_map(named_tests);
         for name in names.filter(|name| name.split('_').count() >= WORDS_OF_A_TEST_NAME) {
-            named += 1;
+            found += 1;
             if !tests.contains(name) {
                 missing.push(format!("{page}: {name}"));
             }
@@ -254,8 +254,8 @@ fn tests_named_in_contributor_pages_exist() {
         "pages name tests that do not exist: {missing:#?}"
     );
     assert!(
-        named > 10,
-        "the pages name only {named} tests: does this check still parse their format?"
+        found > 10,
+        "the pages name only {found} tests: does this check still parse their format?"
     );
 }
 

@@ -83,7 +83,12 @@ fn links_in_documents_have_targets() {
 /// The source files that a text names in backticks.
 fn named_sources(text: &str) -> Vec<&str> {
     let spans = text.split('`').skip(1).step_by(2);
-    let is_path = |name: &&str| name.ends_with(".rs") && !name.contains(char::is_whitespace);
+    let is_source = |name: &&str| {
+        Path::new(name)
+            .extension()
+            .is_some_and(|extension| extension == "rs")
+    };
+    let is_path = |name: &&str| is_source(name) && !name.contains(char::is_whitespace);
     spans.filter(is_path).collect()
 }
 
