@@ -105,15 +105,8 @@ impl Facts<'_, '_> {
         }
     }
 
-    /// The pod of a member that does not serve, as far as its data is there.
-    fn failing<'b>(&self, member: &MemberState<'b>) -> Option<&'b Pod> {
-        member
-            .pod
-            .filter(|_| member.data == Data::There && !member.serves())
-    }
-
     fn lost_at(&self, member: &MemberState) -> Option<Timestamp> {
-        let pod = self.failing(member)?;
+        let pod = failing(member)?;
         if without_volume_soon(self, member).is_some() || out_of_service(self, member).is_some() {
             return None;
         }
@@ -122,6 +115,13 @@ impl Facts<'_, '_> {
         let data = unusable(member, pod, self.members, after, self.now).1;
         node.into_iter().chain(data).min()
     }
+}
+
+/// The pod of a member that does not serve, as far as its data is there.
+fn failing<'b>(member: &MemberState<'b>) -> Option<&'b Pod> {
+    member
+        .pod
+        .filter(|_| member.data == Data::There && !member.serves())
 }
 
 /// A member that another operator or person runs leaves when enough of ours vote: leadership is handed over before, as
@@ -175,7 +175,7 @@ fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
 
 /// Its disk cannot be reached, or cannot be read.
 fn out_of_service(facts: &Facts, member: &MemberState) -> Option<Fate> {
-    let pod = facts.failing(member)?;
+    let pod = failing(member)?;
     let after = facts.desired.replace_after;
     let node = lost_node(pod, after, facts.now).0;
     let data = || unusable(member, pod, facts.members, after, facts.now).0;

@@ -171,7 +171,7 @@ pub(crate) enum Mutation {
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Self; 50] = [
+    pub(crate) const ALL: [Self; 51] = [
         Self::IgnoresThePause,
         Self::ActsOnADeletedObject,
         Self::IgnoresCertificates,
@@ -524,7 +524,7 @@ fn planned_removal(planned: &Plan) -> bool {
     let change = planned.step.change.as_ref();
     change.is_some_and(|change| {
         change
-            .writes
+            .chain
             .iter()
             .any(|write| matches!(write, Write::Remove { .. }))
     })

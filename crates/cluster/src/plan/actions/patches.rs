@@ -30,7 +30,7 @@ fn marked(member: &str, started: bool, over: Option<&str>) -> Patch {
     if let Some(over) = over {
         metadata["resourceVersion"] = json!(over);
     }
-    merge(Kind::Service, member, metadata)
+    merge(Kind::Service, member, &metadata)
 }
 
 /// With a value that no mark had before: a patch that changes nothing keeps the resourceVersion.
@@ -39,7 +39,7 @@ pub(super) fn mark_again(member: &str, over: &str, now: Timestamp) -> Request {
         "annotations": { names::ANNOTATION_STARTED: now.to_string() },
         "resourceVersion": over,
     });
-    Request::Patch(merge(Kind::Service, member, metadata))
+    Request::Patch(merge(Kind::Service, member, &metadata))
 }
 
 pub(super) fn note_removal(member: &str, over: &str, removal: Option<Removal>) -> Request {
@@ -47,7 +47,7 @@ pub(super) fn note_removal(member: &str, over: &str, removal: Option<Removal>) -
         "annotations": { names::ANNOTATION_REMOVED: removal.map(Removal::note) },
         "resourceVersion": over,
     });
-    Request::Patch(merge(Kind::VolumeClaim, member, metadata))
+    Request::Patch(merge(Kind::VolumeClaim, member, &metadata))
 }
 
 pub(super) fn note_version(member: &str, uid: &str, version: &str) -> Request {
@@ -85,7 +85,7 @@ pub(super) fn metadata(member: &str, uid: &str, patch: &MetadataPatch) -> Reques
         annotations,
     } = patch;
     let metadata = json!({ "uid": uid, "labels": labels, "annotations": annotations });
-    Request::Patch(merge(Kind::Pod, member, metadata))
+    Request::Patch(merge(Kind::Pod, member, &metadata))
 }
 
 /// The answer of the API server is recorded on the pod. A pod whose resize is rejected is created again later.
@@ -93,13 +93,13 @@ pub(super) fn resize(member: &str, uid: &str, patch: &ResourcesPatch) -> Request
     let container = json!({ "name": names::CONTAINER_ETCD, "resources": patch.resources });
     let note = |annotations: &Value| {
         let metadata = json!({ "uid": uid, "annotations": annotations });
-        merge(Kind::Pod, member, metadata)
+        merge(Kind::Pod, member, &metadata)
     };
     Request::Resize(Box::new(Resize {
         patch: Patch {
             body: json!({ "metadata": { "uid": uid }, "spec": { "containers": [container] } }),
             form: PatchForm::Strategic,
-            ..merge(Kind::Pod, member, Value::Null)
+            ..merge(Kind::Pod, member, &Value::Null)
         },
         accepted: note(&json!(patch.taken)),
         rejected: note(&json!(patch.refused)),
@@ -146,7 +146,7 @@ impl Builder<'_> {
                 "spec": { "containers": [{ "name": names::CONTAINER_ETCD, "image": image }] },
             }),
             form: PatchForm::Strategic,
-            ..merge(Kind::Pod, member, Value::Null)
+            ..merge(Kind::Pod, member, &Value::Null)
         }))
     }
 
@@ -175,16 +175,16 @@ impl Builder<'_> {
             "annotations": annotations,
             "ownerReferences": [apply::owner_reference(&self.desired.object)],
         });
-        Request::Patch(merge(kind, &label.member, metadata))
+        Request::Patch(merge(kind, &label.member, &metadata))
     }
 }
 
 fn annotate(kind: Kind, (name, uid): (&str, &str), annotations: &Value) -> Request {
     let metadata = json!({ "uid": uid, "annotations": annotations });
-    Request::Patch(merge(kind, name, metadata))
+    Request::Patch(merge(kind, name, &metadata))
 }
 
-fn merge(kind: Kind, name: &str, metadata: Value) -> Patch {
+fn merge(kind: Kind, name: &str, metadata: &Value) -> Patch {
     Patch {
         kind,
         name: name.to_owned(),
