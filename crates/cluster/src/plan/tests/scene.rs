@@ -537,12 +537,12 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
     }
 }
 
-/// The first new member is `p`, the next one `q`, and so on. No scene has these names.
+/// The first new member is `n`, the next one `o`, and so on.
 pub(crate) struct Letters;
 
 impl Names for Letters {
     fn member(&self, index: u64) -> String {
-        char::from(b'p' + u8::try_from(index).unwrap()).to_string()
+        char::from(b'n' + u8::try_from(index).unwrap()).to_string()
     }
 
     fn token(&self, _: u64) -> String {
