@@ -405,6 +405,7 @@ impl RecoveryRecord {
     pub fn begins(&self, known: Option<&RecoveryStatus>) -> bool {
         let next = self.recovery.as_ref();
         let next = next.filter(|next| next.phase == RecoveryPhase::InProgress);
+        let known = known.filter(|known| known.phase == RecoveryPhase::InProgress);
         next.is_some_and(|next| known.is_none_or(|known| known.member != next.member))
     }
 }
