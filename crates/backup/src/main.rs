@@ -1,4 +1,4 @@
-//! The binary `etcd-backup-operator`; with `volume`, what runs in a pod beside a claim.
+//! The binary `etcd-backup-operator`. Its command `volume` runs in a pod that mounts a PersistentVolumeClaim.
 
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Write or remove backups on the claim that is mounted, inside a pod of the operator's
+    /// Write or remove backups on a mounted PersistentVolumeClaim. The operator runs this command in a pod
     Volume(pvc::Volume),
 }
 
