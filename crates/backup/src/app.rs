@@ -1,4 +1,4 @@
-//! The wiring: what is watched, and what runs the reconciles.
+//! Connects the watches, the reconcilers and the workers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,62 +22,62 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::cluster_backup::ClusterBackups;
 use crate::execute::ExecuteContext;
-use crate::metrics::Measures;
+use crate::metrics::BackupMetrics;
 use crate::observe::ObserveContext;
 use crate::reconcile::ReconcileContext;
 use crate::workers::{Limits, Workers};
 
-/// As long as a slow API server may take for a record, and a queue of looks at hundreds of EtcdBackups until it is this
-/// one's turn: a look at a store that does not answer takes half a minute.
-const UNCOUNTED: Duration = Duration::from_mins(5);
+/// Time limit for the record of an attempt in the status. It covers a slow API server and a queue of hundreds of
+/// reconciles, each of which waits up to 30 seconds for a store that does not answer.
+const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Transfers that move bytes at the same time: each takes 32 MiB of memory. One store gets half of them at most.
+/// Limits of transfers. Each transfer needs 32 MiB of memory.
 const TRANSFERS: Limits = Limits {
-    at_a_time: 4,
-    to_one_store: 2,
-    longest_pause: 30,
-    uncounted: UNCOUNTED,
+    concurrent: 4,
+    per_store: 2,
+    max_backoff_seconds: 30,
+    record_timeout: RECORD_TIMEOUT,
 };
 
-/// Removals move no bytes; what cannot be removed is not asked for all the time.
+/// Limits of removals. They transfer no data, so more of them may run.
 const REMOVALS: Limits = Limits {
-    at_a_time: 8,
-    to_one_store: 2,
-    longest_pause: 300,
-    uncounted: UNCOUNTED,
+    concurrent: 8,
+    per_store: 2,
+    max_backoff_seconds: 300,
+    record_timeout: RECORD_TIMEOUT,
 };
 
-/// What an administrator decides for all EtcdBackups.
+/// Settings of an administrator for all EtcdBackups.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Settings {
-    /// A place that a namespace may use with the operator's own identity, as in team-a=s3://backups/team-a. May be
-    /// given more than once; * means every namespace. The operator's own namespace needs none
+    /// Allow a namespace to use a location with the operator's own identity, as in team-a=s3://backups/team-a. Repeat
+    /// the flag for more locations; * means every namespace. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=PLACE")]
     pub ambient_identity: Vec<Grant>,
-    /// The directory of backups with storageType Local
+    /// Directory for backups with storageType Local
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
-    /// The image of the pods that write to a claim; the operator's own where it is not given
+    /// Image of the pods that mount a PersistentVolumeClaim. The default is the operator's own image
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     pub operator_image: Option<String>,
 }
 
-/// Runs until the operator is told to stop; transfers that run then are given up and leave nothing behind.
+/// Runs until the operator shuts down. The shutdown cancels running transfers, which leave no objects in the store.
 pub async fn work(operator: Operator, settings: Settings) {
-    let (news, ended) = mpsc::unbounded_channel();
-    // What ends is reported at once. All EtcdBackups are looked at then; for those that are done with that costs no
-    // call.
+    let (changes, ended) = mpsc::unbounded_channel();
+    // The end of a worker reconciles all EtcdBackups, so its outcome is reported at once. A reconcile of a finished
+    // EtcdBackup sends no request.
     let backups =
         controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
     let execute = ExecuteContext {
         client: operator.client.clone(),
-        transfers: Workers::new(TRANSFERS, operator.shutdown.clone(), news.clone()),
-        removals: Workers::new(REMOVALS, operator.shutdown.clone(), news),
+        transfers: Workers::new(TRANSFERS, operator.shutdown.clone(), changes.clone()),
+        removals: Workers::new(REMOVALS, operator.shutdown.clone(), changes),
         objects: backups.store(),
         since: Timestamp::now(),
         shutdown: operator.shutdown.clone(),
     };
-    operator.metrics.collect(Measures {
+    operator.metrics.collect(BackupMetrics {
         objects: backups.store(),
         transfers: execute.transfers.clone(),
     });
@@ -99,7 +99,7 @@ pub async fn work(operator: Operator, settings: Settings) {
         },
         execute,
     });
-    let of_clusters = Arc::new(ClusterBackups {
+    let cluster_backups = Arc::new(ClusterBackups {
         client: operator.client.clone(),
         backups: backups.store(),
     });
@@ -110,19 +110,19 @@ pub async fn work(operator: Operator, settings: Settings) {
         watcher::Config::default(),
         cluster_of,
     );
-    // The metrics count EtcdBackups.
-    let beside_them = Operator {
+    // The object counts of the metrics cover EtcdBackups only.
+    let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()
     };
     tokio::join!(
         drive(&operator, backups, reconciler.clone()),
-        drive(&beside_them, clusters, of_clusters),
+        drive(&for_clusters, clusters, cluster_backups),
     );
-    reconciler.execute.ended().await;
+    reconciler.execute.join().await;
 }
 
-/// The EtcdCluster an EtcdBackup is of.
+/// The EtcdCluster that an EtcdBackup backs up.
 fn cluster_of(backup: Guarded<EtcdBackup>) -> Option<ObjectRef<Guarded<EtcdCluster>>> {
     let namespace = backup.namespace()?;
     let readable = backup.0.ok()?;

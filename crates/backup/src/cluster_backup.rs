@@ -1,7 +1,7 @@
-//! The EtcdBackup that `EtcdCluster.spec.backup` asks for, and `EtcdCluster.status.lastBackup`.
+//! Reconciles the EtcdBackup of `EtcdCluster.spec.backup`, and `EtcdCluster.status.lastBackup`.
 //!
-//! The EtcdBackup belongs to its EtcdCluster and goes with it; what it has stored stays, since that is what is needed
-//! when a cluster is gone. A cluster that is made again under its name goes on with the same path.
+//! The EtcdCluster owns the EtcdBackup, so both are deleted together. The stored backups are kept, because they are
+//! needed after the loss of a cluster. A new cluster of the same name continues with the same path.
 
 use std::sync::Arc;
 
@@ -29,26 +29,26 @@ impl Reconcile for ClusterBackups {
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
         let namespace = cluster.namespace().unwrap_or_default();
-        let known: Vec<EtcdBackup> = self
+        let cached: Vec<EtcdBackup> = self
             .backups
             .state()
             .iter()
             .filter_map(|backup| backup.0.clone().ok())
             .collect();
-        let ours: Vec<&EtcdBackup> = known
+        let in_namespace: Vec<&EtcdBackup> = cached
             .iter()
             .filter(|backup| backup.namespace().as_ref() == Some(&namespace))
             .collect();
         let backups = Api::<EtcdBackup>::namespaced(self.client.clone(), &namespace);
         let name = cluster.name_any();
-        let watched = ours
+        let existing = in_namespace
             .iter()
             .copied()
             .find(|backup| backup.name_any() == name);
         let mut notices = Vec::new();
-        // The cache may lack the object that has this name now, and another owner may have it: a change is planned from
-        // the object as it is in the API server.
-        let action = match plan(&cluster, watched) {
+        // The cache may be stale, and another owner may have taken the name. A change is therefore planned again
+        // from the object in the API server.
+        let action = match plan(&cluster, existing) {
             Action::Apply(_) | Action::Delete(_) => {
                 let live = backups.get_opt(&name).await;
                 let live = live.map_err(|source| unread(&name, source))?;
@@ -66,7 +66,8 @@ impl Reconcile for ClusterBackups {
             }
             Action::Taken => notices.push(taken(&cluster)),
         }
-        self.report(&cluster, last_backup(&cluster, &ours)).await?;
+        let last = last_backup(&cluster, &in_namespace);
+        self.report(&cluster, last).await?;
         Ok(Done {
             requeue: None,
             notices,
@@ -75,7 +76,7 @@ impl Reconcile for ClusterBackups {
 }
 
 impl ClusterBackups {
-    /// The rest of the status is the cluster operator's, and stays as it is.
+    /// Applies `status.lastBackup` alone. The cluster operator owns the other fields of the status.
     async fn report(
         &self,
         cluster: &EtcdCluster,
@@ -85,7 +86,7 @@ impl ClusterBackups {
             .status
             .as_ref()
             .and_then(|status| status.last_backup.as_ref());
-        // The EtcdBackup it came from may be gone by now; the backup is still there.
+        // The recorded backup outlives its EtcdBackup.
         if last.is_none() || last.as_ref() == current {
             return Ok(());
         }

@@ -26,7 +26,7 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Write or remove backups on the claim that is mounted, inside a pod of the operator's
+    /// Write or remove backups on a mounted PersistentVolumeClaim. The operator runs this command in a pod
     Volume(pvc::Volume),
 }
 

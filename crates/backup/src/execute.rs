@@ -1,4 +1,4 @@
-//! Sends what was planned: starts and cancels workers, changes the EtcdBackup, writes its status. It decides nothing.
+//! Carries out a plan: starts and cancels workers, changes the EtcdBackup, writes its status. Decides nothing.
 
 use std::sync::Arc;
 
@@ -17,28 +17,25 @@ use crate::plan::{Action, Job, Plan};
 use crate::pvc::{Order, PodWorker, Report};
 use crate::reason::Trouble;
 use crate::removal::Removal;
-use crate::snapshot::{Kept, Snapshot, Stored};
+use crate::snapshot::{RemovalResult, Snapshot, Stored};
 use crate::transfer::Transfer;
 use crate::workers::Workers;
 
 /// The client that sends requests, and the workers of transfers and removals.
 pub(crate) struct ExecuteContext {
-    /// The API server.
     pub(crate) client: Client,
-    /// Transfers.
     pub(crate) transfers: Arc<Workers<Stored>>,
-    /// Removals.
-    pub(crate) removals: Arc<Workers<Kept>>,
+    pub(crate) removals: Arc<Workers<RemovalResult>>,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Store<Guarded<EtcdBackup>>,
     /// When this process started.
     pub(crate) since: Timestamp,
-    /// The end of this process.
+    /// Canceled when this process shuts down.
     pub(crate) shutdown: CancellationToken,
 }
 
 impl ExecuteContext {
-    /// What this process does for an EtcdBackup.
+    /// The state of the workers of an EtcdBackup in this process.
     pub(crate) fn running(&self, backup: &EtcdBackup) -> Snapshot {
         let uid = backup.uid().unwrap_or_default();
         Snapshot {
@@ -49,9 +46,9 @@ impl ExecuteContext {
         }
     }
 
-    /// Waits until the workers have ended, which the shutdown brings about.
-    pub(crate) async fn ended(&self) {
-        tokio::join!(self.transfers.ended(), self.removals.ended());
+    /// Waits until all workers have ended. The shutdown cancels them.
+    pub(crate) async fn join(&self) {
+        tokio::join!(self.transfers.join(), self.removals.join());
     }
 
     fn api(&self, backup: &EtcdBackup) -> Api<EtcdBackup> {
@@ -59,7 +56,7 @@ impl ExecuteContext {
         Api::namespaced(self.client.clone(), &namespace)
     }
 
-    /// Forgets work that has ended and was reported.
+    /// Forgets work that has ended and is reported.
     fn forget(&self, uid: &str) {
         self.transfers.forget(uid);
         self.removals.forget(uid);
@@ -67,7 +64,7 @@ impl ExecuteContext {
 
     fn start_transfer(&self, backup: &EtcdBackup, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
-        let wanted = self.exists(backup, false);
+        let exists = self.exists(backup, false);
         match (job, connections) {
             (
                 Job::Transfer {
@@ -91,34 +88,34 @@ impl ExecuteContext {
                     cluster: cluster.map(|cluster| *cluster),
                     since: self.since,
                 };
-                self.transfers.begin(&uid, transfer, wanted);
+                self.transfers.enqueue(&uid, transfer, exists);
             }
             (Job::InPod { pod, order }, _) => {
                 let worker = self.pod_worker(*pod, order, Report::into_stored);
-                self.transfers.begin(&uid, worker, wanted);
+                self.transfers.enqueue(&uid, worker, exists);
             }
             (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
         }
     }
 
-    /// A removal of everything goes on while the EtcdBackup is being deleted.
+    /// A removal of all backups continues while the EtcdBackup is being deleted.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
-        let wanted = self.exists(backup, plan.action == Action::RemoveAll);
+        let exists = self.exists(backup, plan.action == Action::RemoveAll);
         match (job, connections.store) {
-            (Job::Removal { path, what, now }, Some(store)) => {
+            (Job::Removal { path, scope, now }, Some(store)) => {
                 let removal = Removal {
                     store,
                     path,
                     uid: uid.clone(),
-                    what,
+                    scope,
                     now,
                 };
-                self.removals.begin(&uid, removal, wanted);
+                self.removals.enqueue(&uid, removal, exists);
             }
             (Job::InPod { pod, order }, _) => {
-                let worker = self.pod_worker(*pod, order, Report::into_kept);
-                self.removals.begin(&uid, worker, wanted);
+                let worker = self.pod_worker(*pod, order, Report::into_removal_result);
+                self.removals.enqueue(&uid, worker, exists);
             }
             (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
         }
@@ -139,19 +136,18 @@ impl ExecuteContext {
         }
     }
 
-    /// Whether the EtcdBackup still exists. A later object of the same name is another backup.
+    /// A check whether the EtcdBackup still exists, by UID. `or_deleting` includes an object that is being deleted.
     fn exists(
         &self,
         backup: &EtcdBackup,
-        deletion_counts: bool,
+        or_deleting: bool,
     ) -> impl Fn() -> bool + Send + Sync + use<> {
         let reference = ObjectRef::<Guarded<EtcdBackup>>::new(&backup.name_any())
             .within(&backup.namespace().unwrap_or_default());
         let (objects, uid) = (self.objects.clone(), backup.uid());
         move || {
             objects.get(&reference).is_some_and(|object| {
-                object.uid() == uid
-                    && (deletion_counts || object.meta().deletion_timestamp.is_none())
+                object.uid() == uid && (or_deleting || object.meta().deletion_timestamp.is_none())
             })
         }
     }
@@ -171,7 +167,7 @@ pub(crate) async fn execute(
             context.start_removal(backup, plan, job, connections);
         }
         (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
-        // The outcome of a transfer for an earlier spec says nothing of this one.
+        // The outcome of a transfer for an earlier spec does not count for the new one.
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);
@@ -195,7 +191,8 @@ pub(crate) async fn execute(
     Ok(())
 }
 
-/// Writes the status. Once it is written, the transfer whose attempt it counts runs, and reported work is forgotten.
+/// Writes the status. A transfer starts only after its attempt is recorded, and ended work is forgotten only after
+/// its outcome is reported.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -214,9 +211,8 @@ pub(crate) async fn report(
     Ok(())
 }
 
-/// A status is written only over the one it was made from: what is read here may be out of date, and must not take back
-/// what was said since (invariant 11). Where the definition is of an earlier release and knows no count of attempts,
-/// none is kept: no backup is left out for it.
+/// Writes a status over the resourceVersion from which it was computed, because the cached object may be stale
+/// (invariant 11). If the CRD is of an earlier release without `unfinishedAttempts`, the status is written without it.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,
@@ -250,26 +246,26 @@ mod tests {
 
     use super::*;
 
-    /// An API server whose definition may be of a release that did not count attempts, and the statuses it was sent.
-    fn server(counts: bool) -> (Client, Arc<Mutex<Vec<Value>>>) {
+    /// An API server and the statuses that it received. Its CRD has the field `unfinishedAttempts` if `has_field`.
+    fn server(has_field: bool) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let sent = Arc::<Mutex<Vec<Value>>>::default();
-        let kept = sent.clone();
+        let recorded = sent.clone();
         let service = service_fn(move |request: Request<Body>| {
-            let kept = kept.clone();
+            let recorded = recorded.clone();
             async move {
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let object: Value = serde_json::from_slice(&body).unwrap();
                 let status = object["status"].clone();
-                let refused = !counts && status.get("unfinishedAttempts").is_some();
-                kept.lock().unwrap().push(status);
-                let (code, answer) = if refused {
+                let rejected = !has_field && status.get("unfinishedAttempts").is_some();
+                recorded.lock().unwrap().push(status);
+                let (code, answer) = if rejected {
                     let message = "failed to create typed patch object (n/b; etcd.database.coreos.com/v1beta2, \
                                    Kind=EtcdBackup): .status.unfinishedAttempts: field not declared in schema";
                     let answer = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500,
                                          "reason": "InternalError", "message": message });
                     (500, answer)
                 } else {
-                    (200, json!(object_of(&object["status"])))
+                    (200, json!(backup_with(&object["status"])))
                 };
                 let body = Body::from(serde_json::to_vec(&answer).unwrap());
                 Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
@@ -278,7 +274,7 @@ mod tests {
         (Client::new(service, "n"), sent)
     }
 
-    fn object_of(status: &Value) -> EtcdBackup {
+    fn backup_with(status: &Value) -> EtcdBackup {
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
             "metadata": { "name": "b", "namespace": "n", "uid": "u", "resourceVersion": "1" },
@@ -289,21 +285,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_backup_is_left_out_where_the_definition_knows_no_count_of_attempts() {
-        for counts in [true, false] {
-            let (client, sent) = server(counts);
+    async fn writes_status_without_attempts_to_older_crd() {
+        for has_field in [true, false] {
+            let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");
             let desired = EtcdBackupStatus {
                 reason: Some("why".to_owned()),
                 unfinished_attempts: Some(1),
                 ..EtcdBackupStatus::default()
             };
-            write_over(&api, &object_of(&json!({})), desired)
+            write_over(&api, &backup_with(&json!({})), desired)
                 .await
                 .unwrap();
             let sent = sent.lock().unwrap();
             assert_eq!(sent[0]["unfinishedAttempts"], 1);
-            assert_eq!(sent.len(), if counts { 1 } else { 2 });
+            assert_eq!(sent.len(), if has_field { 1 } else { 2 });
             if let Some(uncounted) = sent.get(1) {
                 assert_eq!(uncounted["Reason"], "why");
                 assert_eq!(uncounted.get("unfinishedAttempts"), None);

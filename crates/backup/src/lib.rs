@@ -1,7 +1,7 @@
-//! The backup operator: takes a snapshot of an etcd cluster and brings it to a store, as EtcdBackup objects say.
+//! The backup operator: takes snapshots of etcd clusters and writes them to a store, as EtcdBackup objects specify.
 //!
-//! It changes nothing in etcd, and in the store nothing but backups of its own: the snapshot at the path of the spec
-//! and the manifest beside it, and those older ones of the same path that a policy does not keep (invariant 13).
+//! The operator changes nothing in etcd. In the store it writes the snapshot at the path of the spec and its manifest,
+//! and deletes older backups of the same path that the retention rules do not keep (invariant 13).
 
 pub mod app;
 mod cluster_backup;

@@ -1,5 +1,7 @@
-//! What is measured of each EtcdBackup, read from the objects when the metrics are read: nothing is kept for objects
-//! that are gone, and nothing is lost by a restart. Labels are the object's namespace and name.
+//! The metrics of each EtcdBackup, with its namespace and name as labels.
+//!
+//! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
+//! restart loses no values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use crate::snapshot::Stored;
 use crate::workers::Workers;
 
 /// Name, help, and a value for each object.
-type Measured = (
+type MetricFamily = (
     &'static str,
     &'static str,
     Family<Vec<(String, String)>, Gauge>,
@@ -27,27 +29,27 @@ type Measured = (
 
 type Values = Vec<(&'static str, &'static str, Option<i64>)>;
 
-/// Reads the measures of all EtcdBackups.
-pub(crate) struct Measures {
-    /// As the watch has them.
+/// Collects the metrics of all EtcdBackups.
+pub(crate) struct BackupMetrics {
+    /// All EtcdBackups, from the watch.
     pub(crate) objects: Store<Guarded<EtcdBackup>>,
-    /// For what failed.
+    /// The source of `failed_attempts`.
     pub(crate) transfers: Arc<Workers<Stored>>,
 }
 
-impl fmt::Debug for Measures {
+impl fmt::Debug for BackupMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Measures")
+        f.write_str("BackupMetrics")
     }
 }
 
-impl Collector for Measures {
+impl Collector for BackupMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut families: Vec<Measured> = Vec::new();
+        let mut families: Vec<MetricFamily> = Vec::new();
         for object in self.objects.state() {
             let Ok(backup) = &object.0 else { continue };
             let failures = self.transfers.failures(&backup.uid().unwrap_or_default());
-            for (index, (name, help, value)) in measures(backup, failures).into_iter().enumerate() {
+            for (index, (name, help, value)) in values(backup, failures).into_iter().enumerate() {
                 if families.len() == index {
                     families.push((name, help, Family::default()));
                 }
@@ -71,12 +73,11 @@ impl Collector for Measures {
     }
 }
 
-/// The same measures, in the same order, for every object.
-fn measures(backup: &EtcdBackup, failures: u32) -> Values {
+/// The values of an object. Every object has the same metrics in the same order.
+fn values(backup: &EtcdBackup, failures: u32) -> Values {
     let status = backup.status.as_ref();
-    let of = |value: Option<i64>| status.and(value);
     let last = status.and_then(|status| status.last_success_date.as_ref());
-    let took = status.filter(|status| status.succeeded).and_then(|status| {
+    let duration = status.filter(|status| status.succeeded).and_then(|status| {
         let (begun, ended) = (
             status.start_time.as_ref()?,
             status.completion_time.as_ref()?,
@@ -86,45 +87,49 @@ fn measures(backup: &EtcdBackup, failures: u32) -> Values {
     vec![
         (
             "last_success_timestamp_seconds",
-            "When the newest backup was complete",
+            "Completion time of the newest backup",
             last.map(|time| time.0.as_second()),
         ),
         (
             "size_bytes",
-            "Size of the newest backup's snapshot",
-            of(status.and_then(|status| status.size)),
+            "Size of the newest snapshot in bytes",
+            status.and_then(|status| status.size),
         ),
-        ("duration_seconds", "Seconds the newest backup took", took),
+        (
+            "duration_seconds",
+            "Duration of the newest backup in seconds",
+            duration,
+        ),
         (
             "revision",
-            "Revision the newest backup holds",
-            of(status.and_then(|status| status.etcd_revision)),
+            "Revision of the newest backup",
+            status.and_then(|status| status.etcd_revision),
         ),
         (
             "progress_bytes",
-            "Bytes moved of the backup that is under way, or of the last",
-            of(status
+            "Bytes transferred by the running or the last backup",
+            status
                 .and_then(|status| status.progress.as_ref())
-                .map(|progress| progress.bytes)),
+                .map(|progress| progress.bytes),
         ),
         (
             "failed_attempts",
-            "Attempts that failed since the last that did not",
+            "Consecutive failed attempts",
             Some(i64::from(failures)),
         ),
         (
             "periodic",
-            "1 while backups are made again and again",
-            Some(goes_on(backup).into()),
+            "1 if the EtcdBackup is periodic and not suspended",
+            Some(is_scheduled(backup).into()),
         ),
         (
             "failed",
-            "1 while the last backup has failed or the spec is refused",
+            "1 if the last backup failed or the spec is rejected",
             Some(failed(backup).into()),
         ),
         (
             "created_timestamp_seconds",
-            "When the EtcdBackup was created",
+            "Creation time of the EtcdBackup",
             backup
                 .metadata
                 .creation_timestamp
@@ -134,13 +139,14 @@ fn measures(backup: &EtcdBackup, failures: u32) -> Values {
     ]
 }
 
-/// Whether there is a next backup, so that the age of the newest says something.
-fn goes_on(backup: &EtcdBackup) -> bool {
+/// Whether a next backup follows. Only then is the age of the newest backup meaningful.
+fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
 }
 
-/// Whether it was given up, as its conditions say: attempts are counted only while they are made.
+/// Whether the condition `Failed` is true. `failed_attempts` cannot show this, because the counter is reset when the
+/// operator stops retrying.
 fn failed(backup: &EtcdBackup) -> bool {
     let status = backup.status.as_ref();
     status.is_some_and(|status| is_true(&status.conditions, &ConditionType::Failed))
@@ -151,9 +157,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_object_has_the_same_measures() {
+    fn all_objects_have_the_same_metrics() {
         let names = |backup: &EtcdBackup| -> Vec<&str> {
-            measures(backup, 0)
+            values(backup, 0)
                 .into_iter()
                 .map(|(name, ..)| name)
                 .collect()
@@ -162,7 +168,7 @@ mod tests {
         let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
         let before = names(&backup);
         assert!(
-            measures(&backup, 2)
+            values(&backup, 2)
                 .iter()
                 .filter_map(|(.., value)| *value)
                 .eq([2, 0, 0])
@@ -174,20 +180,18 @@ mod tests {
         });
         backup.status = Some(serde_json::from_value(status).unwrap());
         assert_eq!(names(&backup), before);
-        let values: Vec<i64> = measures(&backup, 0)
+        let measured: Vec<i64> = values(&backup, 0)
             .into_iter()
             .filter_map(|(.., value)| value)
             .collect();
-        assert_eq!(values, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0]);
+        assert_eq!(measured, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0]);
     }
 
-    /// Attempts are counted while they are made, which is ten minutes where nobody says otherwise. What was given up,
-    /// and what never worked, would be seen by nobody.
     #[test]
-    fn a_backup_that_was_given_up_or_never_worked_is_measured() {
-        let value = |backup: &EtcdBackup, wanted: &str| {
-            let all = measures(backup, 0);
-            let found = all.iter().find(|(name, ..)| *name == wanted);
+    fn failed_and_never_completed_backups_have_metrics() {
+        let value = |backup: &EtcdBackup, metric: &str| {
+            let all = values(backup, 0);
+            let found = all.iter().find(|(name, ..)| *name == metric);
             found.and_then(|(.., value)| *value)
         };
         let spec =
@@ -209,10 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_that_is_made_once_or_is_suspended_does_not_grow_old() {
+    fn only_active_periodic_backups_count_as_periodic() {
         let periodic = |policy: serde_json::Value| {
             let spec = serde_json::json!({ "storageType": "S3", "backupPolicy": policy });
-            goes_on(&EtcdBackup::new("b", serde_json::from_value(spec).unwrap()))
+            is_scheduled(&EtcdBackup::new("b", serde_json::from_value(spec).unwrap()))
         };
         assert!(periodic(serde_json::json!({ "schedule": "@daily" })));
         assert!(periodic(

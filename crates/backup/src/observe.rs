@@ -1,4 +1,4 @@
-//! Reads what a plan needs: Kubernetes objects, the content of the store, and how etcd is reached. It reads only.
+//! Reads the input of a plan: Kubernetes objects, the content of the store, and the addresses of etcd. Changes nothing.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,26 +18,25 @@ use tokio::time::timeout;
 
 use crate::plan::{Need, intent};
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Inputs, Place, Site, Snapshot};
-use crate::transfer::{Name, Whose, Written, written};
+use crate::snapshot::{Destination, Inputs, Site, Snapshot};
+use crate::transfer::{EarlierAttempt, ObjectName, Owner, earlier_attempt};
 
 mod cluster;
 mod denied;
 mod same_path;
 mod site;
 
-/// How long all reads of one reconcile may take together.
-const DEADLINE: Duration = Duration::from_secs(30);
+/// Time limit for all reads of one reconcile together.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The clients and caches that are read.
 pub(crate) struct ObserveContext {
-    /// The API server.
     pub(crate) client: Client,
-    /// The members of clusters without TLS and authentication.
+    /// The client for clusters without TLS and authentication.
     pub(crate) etcd: Arc<dyn Etcd>,
-    /// Which namespaces may use the identity of the operator.
+    /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
-    /// The directories that the operator's pod has mounted.
+    /// The directories mounted in the operator's pod.
     pub(crate) directories: Directories,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: ReflectorStore<Guarded<EtcdBackup>>,
@@ -52,15 +51,15 @@ pub(crate) struct Connections {
     pub(crate) etcd: Option<Arc<dyn Etcd>>,
 }
 
-/// What was read.
+/// The result of all reads.
 #[derive(Default)]
 struct Read {
-    place: Place,
+    destination: Destination,
     inputs: Inputs,
     connections: Connections,
 }
 
-/// Completes the snapshot, which says what this process does, by what the plan needs.
+/// Adds the data that the plan needs to the snapshot of this process's workers.
 pub(crate) async fn observe(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -69,22 +68,24 @@ pub(crate) async fn observe(
 ) -> (Snapshot, Connections) {
     let read = async {
         match (need, intent(backup)) {
-            (Need::Place, Some(begun)) => Box::pin(for_transfer(context, backup, begun)).await,
+            (Need::Destination, Some(begun)) => {
+                Box::pin(for_transfer(context, backup, begun)).await
+            }
             (Need::RemoveSurplus | Need::RemoveAll, _) => {
                 Box::pin(for_removal(context, backup)).await
             }
-            (Need::Place | Need::Nothing, _) => Ok(Read::default()),
+            (Need::Destination | Need::Nothing, _) => Ok(Read::default()),
         }
     };
-    let read = timeout(DEADLINE, Box::pin(read)).await;
+    let read = timeout(READ_TIMEOUT, Box::pin(read)).await;
     let read = read.unwrap_or_else(|_| {
-        let message = format!("no answer from the store or the API server within {DEADLINE:?}");
+        let message = format!("no answer from the store or the API server within {READ_TIMEOUT:?}");
         Err(Trouble::new(Reason::StoreUnreachable, message))
     });
     let (snapshot, connections) = match read {
         Ok(read) => (
             Snapshot {
-                place: read.place,
+                destination: read.destination,
                 inputs: read.inputs,
                 ..snapshot
             },
@@ -92,13 +93,16 @@ pub(crate) async fn observe(
         ),
         Err(trouble) => (unread(snapshot, need, trouble), Connections::default()),
     };
-    (denied::with_its_secret(backup, snapshot), connections)
+    (denied::name_secret(backup, snapshot), connections)
 }
 
 fn unread(snapshot: Snapshot, need: Need, trouble: Trouble) -> Snapshot {
-    if need == Need::Place {
-        let place = Place::Unknown(trouble);
-        return Snapshot { place, ..snapshot };
+    if need == Need::Destination {
+        let destination = Destination::Unknown(trouble);
+        return Snapshot {
+            destination,
+            ..snapshot
+        };
     }
     Snapshot {
         obstacle: Some(trouble),
@@ -113,14 +117,14 @@ async fn for_transfer(
 ) -> Result<Read, Trouble> {
     let source = site::source_of(backup)?;
     if let StorageSource::Pvc(pvc) = source {
-        // Only the pod can read the volume. Problems with the Secrets are reported before there is one.
+        // Only the pod can read the volume. Problems with the Secrets are reported before the pod is created.
         let source = cluster::source(context, backup).await?;
         cluster::client(context, backup).await?;
         return Ok(Read {
-            place: Place::Free,
+            destination: Destination::Free,
             inputs: Inputs::Transfer {
                 site: site::volume(context, backup, pvc).await?,
-                left: None,
+                leftover: None,
                 source,
             },
             connections: Connections::default(),
@@ -128,28 +132,29 @@ async fn for_transfer(
     }
     let Target { store, key } = site::open(context, backup, &source).await?;
     let uid = backup.uid().unwrap_or_default();
-    let whose = Whose {
+    let reference = backup.spec.etcd_cluster.as_ref();
+    let owner = Owner {
         uid: &uid,
-        cluster: backup.spec.etcd_cluster.as_ref().map(|of| of.name.as_str()),
-        reads: false,
+        cluster: reference.map(|cluster| cluster.name.as_str()),
+        verify_content: false,
     };
-    let name = Name::of(key.clone(), backup.spec.is_periodic().then_some(begun));
-    let left = match written(store.as_ref(), name, whose, begun).await? {
-        Written::Whole(stored) => {
+    let name = ObjectName::of(key.clone(), backup.spec.is_periodic().then_some(begun));
+    let leftover = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
+        EarlierAttempt::Complete(stored) => {
             return Ok(Read {
-                place: Place::Written(stored),
+                destination: Destination::Complete(stored),
                 ..Read::default()
             });
         }
-        Written::Not(name) => name.left(),
+        EarlierAttempt::Incomplete(name) => name.leftover(),
     };
     let source = cluster::source(context, backup).await?;
     let etcd = cluster::client(context, backup).await?;
     Ok(Read {
-        place: Place::Free,
+        destination: Destination::Free,
         inputs: Inputs::Transfer {
             site: Site::Store { key },
-            left,
+            leftover,
             source,
         },
         connections: Connections {
@@ -169,13 +174,13 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
         (Site::Store { key }, Some(store))
     };
     Ok(Read {
-        place: Place::NotAsked,
+        destination: Destination::NotRead,
         inputs: Inputs::Removal { site, others },
         connections: Connections { store, etcd: None },
     })
 }
 
-/// The UIDs of the other EtcdBackups that number their backups at the same path.
+/// The UIDs of the other periodic EtcdBackups with the same path.
 fn others(context: &ObserveContext, backup: &EtcdBackup) -> BTreeSet<String> {
     let all = context.objects.state();
     same_path::others(backup, all.iter().map(AsRef::as_ref))

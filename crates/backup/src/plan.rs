@@ -1,9 +1,9 @@
-//! What to do next for one EtcdBackup. Pure: no client, clock, randomness or logging, and an answer to everything.
+//! Plans the next step of one EtcdBackup. Pure: no client, clock, randomness or logging. A plan cannot fail.
 //!
-//! The intent, when the backup began, is in the status before anything is read from etcd or written to the store
-//! (invariant 10). Everything after it can be repeated: a transfer whose operator died is begun again, and one
-//! that was complete is found in the store and adopted. Whether the next of a periodic backup is due follows from
-//! when the last began, and whether old ones are still to be removed from what the status says is kept.
+//! The intent (the start time of the backup) is recorded in the status before the operator reads etcd or writes to the
+//! store (invariant 10). All later steps can be repeated: an interrupted transfer starts again, and a completed one is
+//! found in the store and adopted. The start time of the last backup determines the next one. The list of backups in the
+//! status shows whether the retention rules were applied after the newest backup.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Kept, Moved, Place, Snapshot, Stored, Work};
+use crate::snapshot::{Destination, Moved, RemovalResult, Snapshot, Stored, Work};
 
 mod attempts;
 mod deadline;
@@ -25,113 +25,113 @@ mod pod;
 mod refusal;
 pub mod schedule;
 
-use attempts::{cut_off, with_ours, without_ours};
-use deadline::{deadline, overdue, too_late};
+use attempts::{attempts_exhausted, count_with_current, count_without_current};
+use deadline::{deadline, deadline_exceeded, overdue};
 pub use due::rules;
-use due::{agenda, is_due, is_suspended, tidied, tidies_first, to_tidy};
+use due::{is_due, is_retention_pending, is_suspended, next_run, retention_result, retention_wait};
 pub use job::Job;
 pub use refusal::refusal;
 use schedule::Next;
 
-/// How often a running transfer is looked at and its progress written.
-const PROGRESS: Duration = Duration::from_secs(3);
+/// Interval for the progress of a running transfer.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 
-/// How often missing input (a Secret, a cluster) is looked for at first.
-const MISSING: Duration = Duration::from_secs(3);
+/// First interval of checks for missing input (a Secret, a cluster). No watch reports its arrival.
+const INPUT_RETRY: Duration = Duration::from_secs(3);
 
-/// How often it is looked for in the end. Nothing that is watched tells when it comes.
-const LONG_MISSING: Duration = Duration::from_secs(30);
+/// Longest interval of checks for missing input.
+const MAX_INPUT_RETRY: Duration = Duration::from_secs(30);
 
-/// The longest time without a look: a clock that is set changes what is due.
-const AT_LEAST: Duration = Duration::from_mins(10);
+/// Longest time between two reconciles, because a change of the clock may make a backup due.
+const MAX_REQUEUE: Duration = Duration::from_mins(10);
 
-/// How long a deletion waits for a Secret that is gone, as it is when a namespace is deleted.
-const GIVE_UP: SignedDuration = SignedDuration::from_mins(5);
+/// How long a deletion waits for a missing Secret. The deletion of a namespace deletes its Secrets too.
+const SECRET_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
-/// A run that is further in the future than this was begun by a clock that was wrong, and does not count.
-const AHEAD: SignedDuration = SignedDuration::from_hours(1);
+/// Tolerance for times in the future. A later time was written by a wrong clock and does not count.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 /// The one action of a reconcile, besides the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Write the status alone.
     Nothing,
-    /// Record in the status when this backup began; nothing else happens in the same reconcile.
+    /// Record the start of this backup in the status. Nothing else happens in the same reconcile.
     RecordIntent,
     /// Start the transfer of [`Plan::job`], or queue it.
     StartTransfer,
-    /// Record how many attempts have started and not ended. The transfer whose turn it is runs after that.
+    /// Record the number of unfinished attempts. The transfer that is ready starts after the record.
     RecordAttempts(i32),
-    /// Cancel the transfer that runs.
+    /// Cancel the running or queued transfer.
     AbandonTransfer,
-    /// Remove the backups that the policy does not keep, by [`Plan::job`].
+    /// Remove the backups that the retention rules do not keep, by [`Plan::job`].
     RemoveSurplus,
     /// Set the finalizer, or remove it.
     SetFinalizer(bool),
-    /// Remove everything that this EtcdBackup has stored, by [`Plan::job`].
+    /// Remove all stored backups of this EtcdBackup, by [`Plan::job`].
     RemoveAll,
-    /// Delete the EtcdBackup itself, which has finished.
+    /// Delete the finished EtcdBackup.
     DeleteBackup,
 }
 
 impl Action {
-    /// Whether it changes the EtcdBackup itself: the next reconcile, of the new version, writes the status.
+    /// Whether the action changes the EtcdBackup itself. The next reconcile then writes the status over the new version.
     pub fn changes_object(self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::DeleteBackup)
     }
 }
 
-/// What is to be said about the backup.
+/// The state of the backup that the status reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All was said before.
-    Settled,
-    /// The spec is refused.
+    /// The status already reports it.
+    Unchanged,
+    /// The spec is rejected.
     Refused(Trouble),
-    /// It has begun or is about to.
-    Begun,
-    /// As many others are being transferred as may.
+    /// The backup is starting.
+    Starting,
+    /// The transfer waits for other transfers to end.
     Queued,
-    /// Bytes are moving.
+    /// The transfer is running.
     Running(Moved),
-    /// Something is missing or failed; it is tried again.
+    /// An input is missing or an attempt failed. The operator retries.
     Waiting(Trouble),
-    /// It is complete.
+    /// The backup is complete.
     Succeeded(Stored),
-    /// It has failed for good.
+    /// The backup has failed and is not retried.
     Failed(Trouble),
-    /// The next one comes then, or never.
+    /// The time of the next backup; `None` if the schedule has no further time.
     Scheduled(Option<Timestamp>),
-    /// No new ones are made.
+    /// `spec.backupPolicy.suspend` is true.
     Suspended,
-    /// What the policy does not keep is gone.
-    Tidied(Kept),
-    /// It could not be removed.
-    Untidy(Trouble),
-    /// The stored backups cannot be removed yet.
-    Ending(Trouble),
+    /// The retention rules were applied.
+    RetentionApplied(RemovalResult),
+    /// The retention rules could not be applied.
+    RetentionFailed(Trouble),
+    /// The EtcdBackup is being deleted, and its stored backups cannot be removed yet.
+    DeletionBlocked(Trouble),
 }
 
 impl Verdict {
-    /// Whether the work that it reports has ended, so that the process may forget it once the status is written.
+    /// Whether the reported work has ended, so that the process may forget it after the status is written.
     pub fn is_final(&self) -> bool {
         matches!(
             self,
-            Self::Settled | Self::Succeeded(_) | Self::Failed(_) | Self::Tidied(_)
+            Self::Unchanged | Self::Succeeded(_) | Self::Failed(_) | Self::RetentionApplied(_)
         )
     }
 }
 
-/// What happens in this reconcile.
+/// The step of one reconcile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The one action.
+    /// The only action.
     pub action: Action,
     /// The transfer or removal that the action starts.
     pub job: Option<Job>,
-    /// What the status will say.
+    /// The content of the status.
     pub verdict: Verdict,
-    /// When to reconcile again at the latest; `None` waits for a change of the object.
+    /// Time until the next reconcile; `None` waits for a change of the object.
     pub requeue: Option<Duration>,
 }
 
@@ -150,8 +150,9 @@ impl Plan {
     }
 }
 
-/// Whether the status says that this generation of the spec is done with, and how. A periodic backup never is.
-fn settled(backup: &EtcdBackup) -> bool {
+/// Whether the status reports that this generation of the spec has succeeded or failed. A periodic EtcdBackup never
+/// finishes.
+fn is_finished(backup: &EtcdBackup) -> bool {
     let Some(status) = backup
         .status
         .as_ref()
@@ -159,23 +160,24 @@ fn settled(backup: &EtcdBackup) -> bool {
     else {
         return false;
     };
-    // What is complete stays complete: it lies in the store, whatever became of the spec.
+    // A stored backup is complete regardless of later changes of the spec.
     status.succeeded
-        || failed_of(backup).is_some_and(|failed| *failed == backup.metadata.generation)
+        || failed_generation(backup).is_some_and(|failed| *failed == backup.metadata.generation)
 }
 
-/// The generation of the spec that failed for good, if the last one did.
-fn failed_of(backup: &EtcdBackup) -> Option<&Option<i64>> {
+/// The generation of the spec whose backup failed, if the last backup failed. A rejected spec does not count.
+fn failed_generation(backup: &EtcdBackup) -> Option<&Option<i64>> {
     let failed = find(&backup.status.as_ref()?.conditions, &ConditionType::Failed)?;
     (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
 }
 
-/// A refusal is judged anew each time: an operator of a later release may take what this one refuses.
+/// Whether the condition reports a rejected spec. A rejection is checked again in each reconcile, because a later
+/// release may accept the spec.
 fn is_refusal(failed: &Condition) -> bool {
     Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }
 
-/// When this generation of the spec began to be worked on, if the status says so and it has not ended.
+/// The recorded start of an unfinished backup of this generation of the spec.
 pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
     let status = backup.status.as_ref()?;
     let current = status.observed_generation == backup.metadata.generation;
@@ -186,65 +188,69 @@ fn is_open(status: &EtcdBackupStatus) -> bool {
     status.start_time.is_some() && status.completion_time.is_none()
 }
 
-/// What observe has to read before a plan can be made. Nothing is read that would not change the plan.
+/// The data that observe reads for the plan. Data that would not change the plan is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Nothing.
+    /// No data.
     Nothing,
     /// The content of the store at the path, and the inputs of a transfer.
-    Place,
-    /// The inputs of a removal of what the policy does not keep.
+    Destination,
+    /// The inputs of a removal by the retention rules.
     RemoveSurplus,
-    /// The inputs of a removal of everything that was stored.
+    /// The inputs of a removal of all stored backups.
     RemoveAll,
 }
 
-/// See [`Need`].
+/// The data that [`plan()`] needs at this time.
 pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
     if backup.metadata.deletion_timestamp.is_some() {
-        let idle = !snapshot.transfer.work.is_active() && !purged(snapshot);
-        let wanted = idle && is_guarded(backup) && wants_guard(backup);
-        return need_if(Need::RemoveAll, wanted && snapshot.removal.may_begin(now));
+        let idle = !snapshot.transfer.work.is_active() && !all_removed(snapshot);
+        let pending = idle && has_finalizer(backup) && wants_finalizer(backup);
+        return need_if(Need::RemoveAll, pending && snapshot.removal.may_begin(now));
     }
-    if settled(backup) || refusal(backup).is_some() {
+    if is_finished(backup) || refusal(backup).is_some() {
         return Need::Nothing;
     }
     if intent(backup).is_some() {
-        let pace = &snapshot.transfer;
-        let fresh = !matches!(pace.work, Work::Ended(Ok(_))) && pace.may_begin(now);
-        return need_if(Need::Place, fresh && !overdue(backup, snapshot, now));
+        let state = &snapshot.transfer;
+        let startable = !matches!(state.work, Work::Ended(Ok(_))) && state.may_begin(now);
+        return need_if(
+            Need::Destination,
+            startable && !overdue(backup, snapshot, now),
+        );
     }
-    let wanted =
-        to_tidy(backup) && tidied(backup, snapshot).is_none() && snapshot.removal.may_begin(now);
-    let turn = !is_due(backup, now) || tidies_first(backup, snapshot, now).is_some();
-    need_if(Need::RemoveSurplus, wanted && turn)
+    let startable = is_retention_pending(backup)
+        && retention_result(backup, snapshot).is_none()
+        && snapshot.removal.may_begin(now);
+    let is_next = !is_due(backup, now) || retention_wait(backup, snapshot, now).is_some();
+    need_if(Need::RemoveSurplus, startable && is_next)
 }
 
-fn need_if(need: Need, wanted: bool) -> Need {
-    if wanted { need } else { Need::Nothing }
+fn need_if(need: Need, condition: bool) -> Need {
+    if condition { need } else { Need::Nothing }
 }
 
-/// Whether the stored backups go with the object.
-fn wants_guard(backup: &EtcdBackup) -> bool {
+/// Whether the deletion of the object also deletes the stored backups.
+fn wants_finalizer(backup: &EtcdBackup) -> bool {
     backup.spec.deletion_policy == Some(DeletionPolicy::Delete)
 }
 
-fn is_guarded(backup: &EtcdBackup) -> bool {
+fn has_finalizer(backup: &EtcdBackup) -> bool {
     let finalizers = backup.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers
         .iter()
         .any(|finalizer| finalizer == FINALIZER_STORED)
 }
 
-/// Whether all that was stored is gone. A removal of what a policy does not keep says nothing of that.
-fn purged(snapshot: &Snapshot) -> bool {
-    matches!(&snapshot.removal.work, Work::Ended(Ok(kept)) if kept.everything)
+/// Whether all stored backups were removed. A removal by the retention rules does not count.
+fn all_removed(snapshot: &Snapshot) -> bool {
+    matches!(&snapshot.removal.work, Work::Ended(Ok(result)) if result.everything)
 }
 
-/// When a finished object goes, if it does.
+/// The time at which `ttlSecondsAfterFinished` of a finished object expires.
 fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
     let seconds = backup.spec.ttl_seconds_after_finished?;
-    let status = backup.status.as_ref().filter(|_| settled(backup))?;
+    let status = backup.status.as_ref().filter(|_| is_finished(backup))?;
     let finished = status
         .completion_time
         .as_ref()
@@ -257,22 +263,22 @@ fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
 
 fn until(time: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(time.duration_since(now))
-        .unwrap_or(MISSING)
-        .min(AT_LEAST)
+        .unwrap_or(INPUT_RETRY)
+        .min(MAX_REQUEUE)
 }
 
-/// How soon to look again for what is missing: after a tenth of the time it was waited for, so that who comes late has
-/// waited little longer for it.
-fn look(waits_since: Timestamp, now: Timestamp) -> Duration {
+/// The interval for checks of missing input: a tenth of the time waited so far, so the delay after its arrival is small
+/// in proportion.
+fn input_retry(waits_since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::try_from(now.duration_since(waits_since)).unwrap_or_default();
-    (waited / 10).clamp(MISSING, LONG_MISSING)
+    (waited / 10).clamp(INPUT_RETRY, MAX_INPUT_RETRY)
 }
 
-/// Makes the plan.
+/// Plans the next step of an EtcdBackup.
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
-    // Work that is no longer wanted is given up before anything else.
-    let leave = |verdict| {
+    // A transfer that is no longer needed is canceled before any other step.
+    let abandon = |verdict| {
         let action = if active {
             Action::AbandonTransfer
         } else {
@@ -282,108 +288,114 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     };
     if backup.metadata.deletion_timestamp.is_some() {
         return if active {
-            leave(Verdict::Settled)
+            abandon(Verdict::Unchanged)
         } else {
-            ending(backup, snapshot, now)
+            plan_deletion(backup, snapshot, now)
         };
     }
-    if wants_guard(backup) != is_guarded(backup) {
-        // Before anything is stored that would have to be removed.
+    if wants_finalizer(backup) != has_finalizer(backup) {
+        // The finalizer is set before the first backup is stored.
         return Plan::new(
-            Action::SetFinalizer(wants_guard(backup)),
-            Verdict::Settled,
+            Action::SetFinalizer(wants_finalizer(backup)),
+            Verdict::Unchanged,
             Some(Duration::ZERO),
         );
     }
-    if settled(backup) {
+    if is_finished(backup) {
         return match expiry(backup) {
-            _ if active => leave(Verdict::Settled),
+            _ if active => abandon(Verdict::Unchanged),
             Some(time) if time <= now => {
-                Plan::new(Action::DeleteBackup, Verdict::Settled, Some(MISSING))
+                Plan::new(Action::DeleteBackup, Verdict::Unchanged, Some(INPUT_RETRY))
             }
             expiry => Plan::new(
                 Action::Nothing,
-                Verdict::Settled,
+                Verdict::Unchanged,
                 expiry.map(|time| until(time, now)),
             ),
         };
     }
     if let Some(trouble) = refusal(backup) {
-        return leave(Verdict::Refused(trouble));
+        return abandon(Verdict::Refused(trouble));
     }
     let Some(begun) = intent(backup) else {
         if active {
-            // Invariant 10: what is running belongs to an earlier spec, and the new one is recorded first.
+            // Invariant 10: the running transfer belongs to an earlier spec, and the new one is recorded first.
             return Plan::new(
                 Action::AbandonTransfer,
-                Verdict::Settled,
+                Verdict::Unchanged,
                 Some(Duration::ZERO),
             );
         }
-        return between(backup, snapshot, now);
+        return plan_idle(backup, snapshot, now);
     };
     if let Work::Ended(Ok(stored)) = &snapshot.transfer.work {
-        return leave(Verdict::Succeeded(stored.clone()));
+        return abandon(Verdict::Succeeded(stored.clone()));
     }
-    // What is complete counts, also when it was found too late.
-    if let Place::Written(stored) = &snapshot.place {
-        return leave(Verdict::Succeeded(stored.clone()));
+    // A complete backup counts even if it is found after the deadline.
+    if let Destination::Complete(stored) = &snapshot.destination {
+        return abandon(Verdict::Succeeded(stored.clone()));
     }
     if overdue(backup, snapshot, now) {
-        return leave(Verdict::Failed(too_late(backup, &snapshot.transfer)));
+        let trouble = deadline_exceeded(backup, &snapshot.transfer);
+        return abandon(Verdict::Failed(trouble));
     }
-    let next = attempt(backup, begun, snapshot, now);
-    // Nothing that is waited for is waited for longer than the backup may take.
-    let left = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
-    let requeue = next.requeue.into_iter().chain(left).min();
+    let next = plan_attempt(backup, begun, snapshot, now);
+    // The next reconcile is not later than the deadline.
+    let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
+    let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }
 }
 
-/// No backup is under way: the next one, or what the last one left to do.
-fn between(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
-    if let Some(kept) = tidied(backup, snapshot).filter(|_| to_tidy(backup)) {
-        let verdict = Verdict::Tidied(kept.clone());
+/// Plans the next backup, or the retention after the last one. No backup is in progress.
+fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let result = retention_result(backup, snapshot);
+    if let Some(result) = result.filter(|_| is_retention_pending(backup)) {
+        let verdict = Verdict::RetentionApplied(result.clone());
         return Plan::new(Action::Nothing, verdict, Some(Duration::ZERO));
     }
-    let waits = tidies_first(backup, snapshot, now);
+    let waits = retention_wait(backup, snapshot, now);
     let failed = match (&snapshot.obstacle, &snapshot.removal.work) {
-        _ if !to_tidy(backup) => None,
+        _ if !is_retention_pending(backup) => None,
         (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble.clone()),
         (None, _) => None,
     };
     if is_due(backup, now) && waits.is_none() {
         return match failed {
-            // Nobody would hear of it where the next one is always due.
-            Some(trouble) if !is_shown(backup, &trouble) => Plan::new(
+            // The failure is reported first, because the next backup may always be due already.
+            Some(trouble) if !is_reported(backup, &trouble) => Plan::new(
                 Action::Nothing,
-                Verdict::Untidy(trouble),
+                Verdict::RetentionFailed(trouble),
                 Some(Duration::ZERO),
             ),
-            _ => Plan::new(Action::RecordIntent, Verdict::Begun, Some(Duration::ZERO)),
+            _ => Plan::new(
+                Action::RecordIntent,
+                Verdict::Starting,
+                Some(Duration::ZERO),
+            ),
         };
     }
-    let (rest, requeue) = match (agenda(backup, now), waits) {
+    let (idle, requeue) = match (next_run(backup, now), waits) {
         _ if is_suspended(backup) => (Verdict::Suspended, None),
         (Next::At(time), _) | (Next::Due, Some(time)) => {
             (Verdict::Scheduled(Some(time)), Some(until(time, now)))
         }
         (Next::Due | Next::Never, _) => (Verdict::Scheduled(None), None),
     };
-    if !to_tidy(backup) {
-        return Plan::new(Action::Nothing, rest, requeue);
+    if !is_retention_pending(backup) {
+        return Plan::new(Action::Nothing, idle, requeue);
     }
-    let soon = requeue.map_or(MISSING, |requeue| requeue.min(MISSING));
-    // Invariant 9: this begins only after the status says that a newer one is complete.
+    let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
+    // Invariant 9: the removal starts only after the status reports that a newer backup is complete.
     let begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
-    let verdict = failed.map_or(rest, Verdict::Untidy);
+    let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {
-        return Plan::new(Action::Nothing, verdict, Some(soon));
+        return Plan::new(Action::Nothing, verdict, Some(retry));
     }
-    Plan::new(Action::RemoveSurplus, verdict, Some(soon)).with(job::surplus(backup, snapshot, now))
+    Plan::new(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
-/// Whether the status says already why old backups are not removed.
-fn is_shown(backup: &EtcdBackup, trouble: &Trouble) -> bool {
+/// Whether the condition `RetentionApplied` already reports the problem.
+fn is_reported(backup: &EtcdBackup, trouble: &Trouble) -> bool {
     let conditions = backup.status.as_ref().map(|status| &status.conditions);
     let applied = conditions.and_then(|all| find(all, &ConditionType::RetentionApplied));
     applied.is_some_and(|found| {
@@ -391,13 +403,13 @@ fn is_shown(backup: &EtcdBackup, trouble: &Trouble) -> bool {
     })
 }
 
-/// The object is being deleted, and nothing is under way.
-fn ending(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
-    if !is_guarded(backup) {
-        return Plan::new(Action::Nothing, Verdict::Settled, None);
+/// Plans the removal of all stored backups. The object is being deleted, and no transfer is active.
+fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    if !has_finalizer(backup) {
+        return Plan::new(Action::Nothing, Verdict::Unchanged, None);
     }
-    if !wants_guard(backup) || purged(snapshot) {
-        return Plan::new(Action::SetFinalizer(false), Verdict::Settled, None);
+    if !wants_finalizer(backup) || all_removed(snapshot) {
+        return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
     }
     let failed = match (&snapshot.obstacle, &snapshot.removal.work) {
         (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble),
@@ -409,49 +421,57 @@ fn ending(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         .as_ref()
         .map_or(now, |time| time.0);
     match failed {
-        // A bucket that is gone holds nothing.
+        // A missing bucket contains no backups.
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
-            return Plan::new(Action::SetFinalizer(false), Verdict::Settled, None);
+            return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }
-        // A Secret that is gone does not come back where a whole namespace goes.
+        // A missing Secret does not return if its whole namespace is being deleted.
         Some(trouble)
-            if trouble.reason == Reason::SecretMissing && now.duration_since(since) > GIVE_UP =>
+            if trouble.reason == Reason::SecretMissing
+                && now.duration_since(since) > SECRET_WAIT =>
         {
             return Plan::new(
                 Action::SetFinalizer(false),
-                Verdict::Ending(trouble.clone()),
+                Verdict::DeletionBlocked(trouble.clone()),
                 None,
             );
         }
         _ => {}
     }
     let begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
-    let verdict = failed.cloned().map_or(Verdict::Settled, Verdict::Ending);
-    let requeue = Some(look(since, now));
+    let verdict = failed
+        .cloned()
+        .map_or(Verdict::Unchanged, Verdict::DeletionBlocked);
+    let requeue = Some(input_retry(since, now));
     if !begin {
         return Plan::new(Action::Nothing, verdict, requeue);
     }
     Plan::new(Action::RemoveAll, verdict, requeue).with(job::everything(backup, snapshot, now))
 }
 
-/// The next attempt, within the time there is.
-fn attempt(backup: &EtcdBackup, begun: Timestamp, snapshot: &Snapshot, now: Timestamp) -> Plan {
+/// Plans the next attempt of a backup before its deadline.
+fn plan_attempt(
+    backup: &EtcdBackup,
+    begun: Timestamp,
+    snapshot: &Snapshot,
+    now: Timestamp,
+) -> Plan {
     let wait = |verdict, requeue| Plan::new(Action::Nothing, verdict, Some(requeue));
     let work = &snapshot.transfer.work;
     if *work == Work::Queued {
-        return wait(Verdict::Queued, PROGRESS);
+        return wait(Verdict::Queued, PROGRESS_INTERVAL);
     }
-    if *work == Work::Called {
-        // Invariant 10: before its first byte, so that it is known also when it takes this process with it.
-        let action = Action::RecordAttempts(with_ours(backup, &snapshot.transfer));
-        return Plan::new(action, Verdict::Begun, Some(PROGRESS));
+    if *work == Work::Ready {
+        // Invariant 10: the attempt is recorded before its first byte, because it may crash this process.
+        let action = Action::RecordAttempts(count_with_current(backup, &snapshot.transfer));
+        return Plan::new(action, Verdict::Starting, Some(PROGRESS_INTERVAL));
     }
     if let Work::Running(moved) = *work {
-        return wait(Verdict::Running(moved), PROGRESS);
+        return wait(Verdict::Running(moved), PROGRESS_INTERVAL);
     }
-    // One that is seen to have ended.
+    // An attempt whose failure was observed is finished.
     let uncount = || match work {
-        Work::Ended(Err(_)) => without_ours(&snapshot.transfer),
+        Work::Ended(Err(_)) => count_without_current(&snapshot.transfer),
         _ => None,
     };
     let uncount = || uncount().map_or(Action::Nothing, Action::RecordAttempts);
@@ -462,26 +482,26 @@ fn attempt(backup: &EtcdBackup, begun: Timestamp, snapshot: &Snapshot, now: Time
     }
     let wait_for = |trouble| {
         let verdict = Verdict::Waiting(trouble);
-        Plan::new(uncount(), verdict, Some(look(begun, now)))
+        Plan::new(uncount(), verdict, Some(input_retry(begun, now)))
     };
-    match &snapshot.place {
-        // Invariant 1: what the store holds is unknown, so nothing is written to it.
-        Place::Unknown(trouble) => wait_for(trouble.clone()),
-        Place::NotAsked => wait(Verdict::Begun, Duration::ZERO),
-        Place::Free | Place::Written(_) => {
+    match &snapshot.destination {
+        // Invariant 1: the content of the store is unknown, so nothing is written to it.
+        Destination::Unknown(trouble) => wait_for(trouble.clone()),
+        Destination::NotRead => wait(Verdict::Starting, Duration::ZERO),
+        Destination::Free | Destination::Complete(_) => {
             let job = match job::transfer(backup, &snapshot.inputs, begun) {
                 Ok(job) => job,
                 Err(trouble) => return wait_for(trouble),
             };
-            if let Some(trouble) = cut_off(backup, work) {
+            if let Some(trouble) = attempts_exhausted(backup, work) {
                 return Plan::new(Action::Nothing, Verdict::Failed(trouble), None);
             }
-            // A failure that is being tried again goes on being shown.
+            // The last failure remains visible during the retry.
             let verdict = match work {
                 Work::Ended(Err(trouble)) => Verdict::Waiting(trouble.clone()),
-                _ => Verdict::Begun,
+                _ => Verdict::Starting,
             };
-            Plan::new(Action::StartTransfer, verdict, Some(PROGRESS)).with(job)
+            Plan::new(Action::StartTransfer, verdict, Some(PROGRESS_INTERVAL)).with(job)
         }
     }
 }

@@ -1,10 +1,12 @@
-//! Backups on a PersistentVolumeClaim. A claim is reached only by a pod that mounts it, in the claim's namespace: the
-//! operator makes one for each piece of work, which runs this same program, takes the snapshot itself, writes it
-//! through the port of directories, and reports in its termination message (docs/adr/0013-backups-on-a-claim.md).
+//! Backups on a PersistentVolumeClaim (PVC).
 //!
-//! The pod has no token, no shell and no way to the API server. Its name follows from the work, so an operator that
-//! comes after finds it and waits for the same one; when it is gone, the work is done again and finds on the claim
-//! what was complete before.
+//! Only a pod in the namespace of the PVC can mount it. The operator therefore creates a pod for each transfer or
+//! removal. The pod runs this program, takes the snapshot, writes it as a file, and reports in its termination message
+//! (docs/adr/0013-backups-on-a-claim.md).
+//!
+//! The pod has no token, no shell and no access to the API server. Its name is derived from the order, so the next
+//! operator process finds the pod and waits for it. If the pod is lost, the order is carried out again, and a complete
+//! backup on the PVC is found.
 
 mod order;
 mod pod_state;

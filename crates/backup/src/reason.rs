@@ -10,13 +10,13 @@ api::reasons! {
         AccessDenied,
         /// Every field of the spec is in effect.
         AllInEffect,
-        /// The retention rules are applied; nothing is under way.
+        /// The retention rules are applied, or no backup is in progress.
         AsDesired,
-        /// Attempt after attempt ended together with the operator that made it.
+        /// Too many attempts ended together with the operator process.
         AttemptsCutOff,
         /// A transfer starts.
         BackupBegun,
-        /// The newest backup is not in the store as it was written.
+        /// The store does not contain the newest backup as it was written.
         BackupMissing,
         /// A backup is complete.
         BackupSucceeded,
@@ -26,7 +26,7 @@ api::reasons! {
         BucketMissing,
         /// The certificate of the store is not verified.
         CertificateNotChecked,
-        /// The stored bytes differ from those that were sent.
+        /// The snapshot or the stored object does not match its checksum or size.
         ChecksumMismatch,
         /// The EtcdCluster does not exist or cannot be read.
         ClusterMissing,
@@ -38,9 +38,9 @@ api::reasons! {
         Hibernated,
         /// The image of the pod cannot be pulled.
         ImageNotFound,
-        /// A backup is being made.
+        /// A backup is in progress.
         InProgress,
-        /// The spec is refused.
+        /// The spec is rejected.
         InvalidSpec,
         /// An EtcdBackup of another owner has the name.
         NameTaken,
@@ -54,9 +54,9 @@ api::reasons! {
         PodNotStarting,
         /// Stored backups cannot be removed.
         RemovalFailed,
-        /// The EtcdCluster belongs to a restore.
+        /// A restore holds the lock of the EtcdCluster.
         Restoring,
-        /// The next backup has its time.
+        /// The next backup is scheduled.
         Scheduled,
         /// A Secret or one of its keys is missing.
         SecretMissing,
@@ -82,7 +82,7 @@ impl Reason {
         }
     }
 
-    /// Whether the spec was refused.
+    /// Whether the reason is the rejection of a spec.
     pub(crate) fn is_refusal(self) -> bool {
         matches!(self, Self::InvalidSpec | Self::NotSupported)
     }

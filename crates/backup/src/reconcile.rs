@@ -12,8 +12,8 @@ use crate::observe::{ObserveContext, observe};
 use crate::plan::{Plan, need, plan};
 use crate::status::{notices, status};
 
-/// The shortest pause until the next reconcile.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(300);
+/// Shortest time until the next reconcile.
+const MIN_REQUEUE: Duration = Duration::from_millis(300);
 
 /// The clients, caches and workers of all reconciles.
 pub(crate) struct ReconcileContext {
@@ -39,8 +39,7 @@ impl Reconcile for ReconcileContext {
     }
 }
 
-/// A conflict means that the object has changed since it was read, and is no failure. A status that was just written
-/// triggers the next reconcile by the watch.
+/// A conflict is not a failure: the object has changed since it was read, and is reconciled again.
 fn outcome(
     done: Result<(), apply::Error>,
     backup: &EtcdBackup,
@@ -48,11 +47,11 @@ fn outcome(
 ) -> Result<Done, apply::Error> {
     match done {
         Err(error) if error.is_conflict() => Ok(Done {
-            requeue: Some(SHORTEST_PAUSE),
+            requeue: Some(MIN_REQUEUE),
             notices: Vec::new(),
         }),
         done => done.map(|()| Done {
-            requeue: plan.requeue.map(|after| after.max(SHORTEST_PAUSE)),
+            requeue: plan.requeue.map(|after| after.max(MIN_REQUEUE)),
             notices: notices(backup, plan),
         }),
     }

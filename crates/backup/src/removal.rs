@@ -1,8 +1,9 @@
-//! The removal of stored backups: of what a policy does not keep, or of all that one EtcdBackup has stored.
+//! Removes stored backups: those that the retention rules do not keep, or all backups of one EtcdBackup. Uses no
+//! Kubernetes API.
 //!
-//! It knows no Kubernetes. A backup goes before its manifest: a crash between the two leaves a manifest without a
-//! backup, which nobody takes for one, and which is found and removed by the next removal. The other way round it
-//! would leave a backup whose owner and checksum nobody knows any more.
+//! A backup is deleted before its manifest. A crash between the two leaves a manifest without a backup, which does not
+//! count as a backup and is deleted by the next removal. The reverse order could leave a backup without its owner and
+//! checksum.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -18,53 +19,57 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reason::{Reason, Trouble};
 use crate::retention::{Found, Listing, Rules, read, surplus};
-use crate::snapshot::{Kept, Listed};
-use crate::transfer::{Meter, in_store, manifest_of, whole};
+use crate::snapshot::{Listed, RemovalResult};
+use crate::transfer::{Meter, complete_backup, in_store, manifest_of};
 use crate::workers::Worker;
 
-/// Deletions under way at the same time.
-const AT_A_TIME: usize = 8;
+/// Limit of concurrent requests to the store.
+const CONCURRENT: usize = 8;
 
-/// What is removed.
+/// The backups to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
-    /// What the rules do not keep, after the backup at this location.
+pub enum RemovalScope {
+    /// The backups that the retention rules do not keep after the newest backup.
     Surplus {
-        /// What is kept.
+        /// The retention rules.
         rules: Rules,
-        /// Where the newest lies, as the status says it.
+        /// The location of the newest backup, from the status.
         newest: String,
-        /// The UIDs of the other EtcdBackups that number theirs at the same path: what those stored is theirs.
+        /// The UIDs of the other periodic EtcdBackups with the same path, whose backups are kept.
         others: BTreeSet<String>,
     },
-    /// All that carries the UID of the EtcdBackup.
+    /// All backups whose manifest has the UID of the EtcdBackup.
     Everything,
 }
 
-/// A removal that can run.
+/// The input of a removal.
 pub struct Removal {
-    /// Reaches the bucket.
+    /// The opened store.
     pub store: Arc<dyn Store>,
     /// The path of the spec.
     pub path: String,
-    /// The EtcdBackup's UID.
+    /// The UID of the EtcdBackup.
     pub uid: String,
-    /// What goes.
-    pub what: What,
-    /// The time, for what is too old.
+    /// The backups to remove.
+    pub scope: RemovalScope,
+    /// The time from which the age of a backup is computed.
     pub now: Timestamp,
 }
 
 impl Removal {
-    /// Removes. Interrupted anywhere, it can be begun again.
-    pub async fn run(&self) -> Result<Kept, Trouble> {
-        match &self.what {
-            What::Surplus {
+    /// Removes the backups. Idempotent: an interrupted removal can be repeated.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store fails, or if the newest backup is missing or incomplete.
+    pub async fn run(&self) -> Result<RemovalResult, Trouble> {
+        match &self.scope {
+            RemovalScope::Surplus {
                 rules,
                 newest,
                 others,
             } => self.surplus(rules, newest, others).await,
-            What::Everything => self.everything().await,
+            RemovalScope::Everything => self.everything().await,
         }
     }
 
@@ -73,31 +78,31 @@ impl Removal {
         rules: &Rules,
         newest: &str,
         others: &BTreeSet<String>,
-    ) -> Result<Kept, Trouble> {
+    ) -> Result<RemovalResult, Trouble> {
         let key = newest
             .strip_prefix(&self.store.location())
             .and_then(|key| key.strip_prefix('/'));
         let parts = key.and_then(|key| name::parse(&self.path, key));
         let (Some(key), Some(verified)) = (key, parts) else {
-            // The newest lies elsewhere since the spec was changed: nothing here has a newer one yet.
-            return Ok(Kept::default());
+            // After a change of the path, the new path has no newer backup yet, so nothing is removed from it.
+            return Ok(RemovalResult::default());
         };
-        // Invariant 9: what replaces the others is in the store now, whole, with its manifest.
-        let replaced_by = whole(self.store.as_ref(), key).await?;
-        if replaced_by.is_none() {
+        // Invariant 9: the store contains the complete newest backup with its manifest.
+        if complete_backup(self.store.as_ref(), key).await?.is_none() {
             return Err(Trouble::new(
                 Reason::BackupMissing,
                 format!(
-                    "the newest backup is not at {newest} as it was written: no older one is removed"
+                    "the newest backup at {newest} is missing or incomplete: no older backup is removed"
                 ),
             ));
         }
         let mut listing = self.listing().await?;
-        self.leave_out(others, key, &mut listing.backups).await?;
-        let gone = surplus(&listing.backups, rules, verified, self.now);
-        self.delete(gone.iter().map(|found| found.key.as_str()))
+        self.exclude_others(others, key, &mut listing.backups)
             .await?;
-        // What a removal left that was cut off.
+        let removed = surplus(&listing.backups, rules, verified, self.now);
+        self.delete(removed.iter().map(|found| found.key.as_str()))
+            .await?;
+        // Manifests that an interrupted removal has left.
         let older = listing
             .orphans
             .iter()
@@ -105,17 +110,20 @@ impl Removal {
         for orphan in older {
             self.delete_orphan(orphan).await?;
         }
-        let kept = listing.backups.iter().filter(|found| !gone.contains(found));
-        Ok(Kept {
+        let kept = listing
+            .backups
+            .iter()
+            .filter(|found| !removed.contains(found));
+        Ok(RemovalResult {
             backups: kept.map(|found| self.listed(found)).collect(),
-            deleted: gone.len(),
+            deleted: removed.len(),
             everything: false,
         })
     }
 
-    /// Invariant 13: what a neighbour at the same path has stored goes by that one's rules. Where there is none, no
-    /// manifest is read for it.
-    async fn leave_out(
+    /// Excludes the backups of other EtcdBackups, which apply their own rules (invariant 13). Without other EtcdBackups,
+    /// no manifest is read.
+    async fn exclude_others(
         &self,
         others: &BTreeSet<String>,
         newest: &str,
@@ -127,51 +135,51 @@ impl Removal {
         let (newest, rest): (Vec<Found>, Vec<Found>) = std::mem::take(backups)
             .into_iter()
             .partition(|found| found.key == newest);
-        let looks: Vec<_> = rest
+        let checks: Vec<_> = rest
             .into_iter()
-            .map(|found| self.unless_of_others(found))
+            .map(|found| self.if_removable(found))
             .collect();
-        let ours: Vec<Option<Found>> = stream::iter(looks)
-            .buffered(AT_A_TIME)
+        let removable: Vec<Option<Found>> = stream::iter(checks)
+            .buffered(CONCURRENT)
             .try_collect()
             .await?;
         backups.extend(newest);
-        backups.extend(ours.into_iter().flatten());
+        backups.extend(removable.into_iter().flatten());
         backups.sort_by_key(|found| Reverse(found.parts));
         Ok(())
     }
 
-    async fn unless_of_others(&self, found: Found) -> Result<Option<Found>, Trouble> {
+    async fn if_removable(&self, found: Found) -> Result<Option<Found>, Trouble> {
         let manifest = manifest_of(self.store.as_ref(), &found.key).await?;
-        Ok(self.is_ours(manifest.as_ref()).then_some(found))
+        Ok(self.is_removable(manifest.as_ref()).then_some(found))
     }
 
-    /// Whether what lies beside this manifest may go.
-    fn is_ours(&self, manifest: Option<&BackupManifest>) -> bool {
-        let of = manifest.and_then(|manifest| manifest.backup_uid.as_ref());
-        match &self.what {
-            What::Surplus { others, .. } => !of.is_some_and(|uid| others.contains(uid)),
-            What::Everything => of == Some(&self.uid),
+    /// Whether this removal may delete the backup with this manifest.
+    fn is_removable(&self, manifest: Option<&BackupManifest>) -> bool {
+        let owner = manifest.and_then(|manifest| manifest.backup_uid.as_ref());
+        match &self.scope {
+            RemovalScope::Surplus { others, .. } => !owner.is_some_and(|uid| others.contains(uid)),
+            RemovalScope::Everything => owner == Some(&self.uid),
         }
     }
 
-    async fn everything(&self) -> Result<Kept, Trouble> {
+    async fn everything(&self) -> Result<RemovalResult, Trouble> {
         let mut keys = vec![self.path.clone()];
         let listing = self.listing().await?;
         keys.extend(listing.backups.iter().map(|found| found.key.clone()));
         keys.extend(listing.orphans.iter().map(|found| backup_of(&found.key)));
-        let mut ours = Vec::new();
+        let mut removable = Vec::new();
         for key in keys {
             // Another EtcdBackup may write to the same path.
             let manifest = manifest_of(self.store.as_ref(), &key).await?;
-            if self.is_ours(manifest.as_ref()) {
-                ours.push(key);
+            if self.is_removable(manifest.as_ref()) {
+                removable.push(key);
             }
         }
-        self.delete(ours.iter().map(String::as_str)).await?;
-        Ok(Kept {
+        self.delete(removable.iter().map(String::as_str)).await?;
+        Ok(RemovalResult {
             backups: Vec::new(),
-            deleted: ours.len(),
+            deleted: removable.len(),
             everything: true,
         })
     }
@@ -179,7 +187,7 @@ impl Removal {
     async fn listing(&self) -> Result<Listing, Trouble> {
         let listed = self.store.list(&name::prefix(&self.path)).await;
         let objects = listed.map_err(|error| in_store(&error))?;
-        // Invariant 13: only whole names of this path are looked at any further.
+        // Invariant 13: objects whose complete name does not match the pattern of this path are ignored.
         Ok(read(
             &self.path,
             objects.iter().map(|object| object.key.as_str()),
@@ -189,31 +197,35 @@ impl Removal {
     async fn delete(&self, keys: impl Iterator<Item = &str>) -> Result<(), Trouble> {
         let deletions: Vec<_> = keys.map(|key| self.delete_one(key.to_owned())).collect();
         stream::iter(deletions)
-            .buffer_unordered(AT_A_TIME)
+            .buffer_unordered(CONCURRENT)
             .try_collect::<()>()
             .await
     }
 
     async fn delete_one(&self, key: String) -> Result<(), Trouble> {
         let manifest = manifest_key(&key);
-        let alone = matches!(&self.what, What::Surplus { others, .. } if others.is_empty());
-        // Invariant 13: another EtcdBackup may have written there since the manifests were read.
-        if !alone && !self.is_ours(manifest_of(self.store.as_ref(), &key).await?.as_ref()) {
-            return Ok(());
+        let is_sole_owner =
+            matches!(&self.scope, RemovalScope::Surplus { others, .. } if others.is_empty());
+        // Invariant 13: another EtcdBackup may have written to this key since its manifest was read.
+        if !is_sole_owner {
+            let current = manifest_of(self.store.as_ref(), &key).await?;
+            if !self.is_removable(current.as_ref()) {
+                return Ok(());
+            }
         }
-        let gone = self.store.delete(&key).await;
-        gone.map_err(|error| in_store(&error))?;
+        let deleted = self.store.delete(&key).await;
+        deleted.map_err(|error| in_store(&error))?;
         fail::fail_point!("backup-between-deletions");
-        let gone = self.store.delete(&manifest).await;
-        gone.map_err(|error| in_store(&error))
+        let deleted = self.store.delete(&manifest).await;
+        deleted.map_err(|error| in_store(&error))
     }
 
-    /// A listing may be older than what it lists: the backup is asked for by its name.
+    /// Deletes a manifest without a backup. The backup is requested by its name first, because the listing may be stale.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {
-            let gone = self.store.delete(&manifest.key).await;
-            gone.map_err(|error| in_store(&error))?;
+            let deleted = self.store.delete(&manifest.key).await;
+            deleted.map_err(|error| in_store(&error))?;
         }
         Ok(())
     }
@@ -234,7 +246,7 @@ fn backup_of(manifest: &str) -> String {
 }
 
 impl Worker for Removal {
-    type Product = Kept;
+    type Output = RemovalResult;
 
     fn store(&self) -> String {
         self.store.location()
@@ -244,12 +256,12 @@ impl Worker for Removal {
         &'a self,
         _: &'a Meter,
         cancelled: &'a CancellationToken,
-    ) -> BoxFuture<'a, Result<Kept, Trouble>> {
+    ) -> BoxFuture<'a, Result<RemovalResult, Trouble>> {
         async {
             tokio::select! {
-                kept = self.run() => kept,
+                result = self.run() => result,
                 () = cancelled.cancelled() => {
-                    Err(Trouble::new(Reason::StepFailed, "the removal was given up"))
+                    Err(Trouble::new(Reason::StepFailed, "the removal was canceled"))
                 }
             }
         }

@@ -1,7 +1,8 @@
-//! Which backups of a path are kept, and which may be deleted. Pure.
+//! Decides which backups of a path are kept, and which may be deleted. Pure.
 //!
-//! A backup is kept while a rule keeps it: the newest `maxBackups`, or the newest of one of the last hours, days,
-//! weeks and months that have one. Without such a rule all are kept. `maxAge` takes what is older whatever keeps it.
+//! A backup is kept if at least one rule keeps it: it is among the newest `maxBackups`, or the newest of one of the last
+//! hours, days, weeks or months that contain a backup. Without such a rule all backups are kept. `maxAge` overrides all
+//! other rules and deletes older backups.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// What is kept.
+/// The retention rules of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     newest: usize,
@@ -26,10 +27,10 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Reads a policy.
+    /// Reads the rules from a policy.
     pub fn of(policy: &BackupPolicy) -> Self {
         let none = Retention::default();
-        let kept = policy.retention.as_ref().unwrap_or(&none);
+        let retention = policy.retention.as_ref().unwrap_or(&none);
         let count =
             |number: Option<i32>| usize::try_from(number.unwrap_or_default()).unwrap_or_default();
         let age = policy
@@ -38,54 +39,54 @@ impl Rules {
             .and_then(api::duration::DurationText::parse);
         Self {
             newest: usize::try_from(policy.max_backups.unwrap_or_default()).unwrap_or_default(),
-            hourly: count(kept.keep_hourly),
-            daily: count(kept.keep_daily),
-            weekly: count(kept.keep_weekly),
-            monthly: count(kept.keep_monthly),
+            hourly: count(retention.keep_hourly),
+            daily: count(retention.keep_daily),
+            weekly: count(retention.keep_weekly),
+            monthly: count(retention.keep_monthly),
             age: age.and_then(|age| SignedDuration::try_from(age).ok()),
         }
     }
 
-    /// Whether anything is ever deleted.
+    /// Whether the rules ever delete a backup.
     pub fn delete(&self) -> bool {
         *self != Self::default()
     }
 
-    fn limits(&self) -> bool {
+    fn limit_number(&self) -> bool {
         self.newest + self.hourly + self.daily + self.weekly + self.monthly > 0
     }
 }
 
-/// A backup as its name tells it.
+/// A backup or a manifest in the listing of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its key.
+    /// The key of the object.
     pub key: String,
-    /// What the name says.
+    /// The time and revision from the name.
     pub parts: Numbered,
 }
 
-/// What the listing of a path holds.
+/// The listing of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The backups, newest first.
     pub backups: Vec<Found>,
-    /// Manifests whose backup is not in the listing: their keys.
+    /// The manifests whose backup is not in the listing.
     pub orphans: Vec<Found>,
 }
 
-/// Reads a listing. Invariant 13: what is not in full a name of this path is not looked at any further.
+/// Reads a listing. Objects whose complete name does not match the pattern of the path are ignored (invariant 13).
 pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing {
     let mut listing = Listing::default();
     let mut manifests = Vec::new();
     for key in keys {
-        let of = key.strip_suffix(MANIFEST_SUFFIX);
-        if let Some(parts) = name::parse(path, of.unwrap_or(key)) {
+        let described = key.strip_suffix(MANIFEST_SUFFIX);
+        if let Some(parts) = name::parse(path, described.unwrap_or(key)) {
             let found = Found {
                 key: key.to_owned(),
                 parts,
             };
-            if of.is_some() {
+            if described.is_some() {
                 manifests.push(found);
             } else {
                 listing.backups.push(found);
@@ -104,28 +105,28 @@ pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing 
     listing
 }
 
-/// The backups that may be deleted, oldest first: only such as are older than `verified`, which was found whole in
-/// the store just now (invariant 9).
+/// The backups that may be deleted, oldest first. All of them are older than `verified`, the newest backup that was
+/// found complete in the store (invariant 9).
 pub fn surplus<'a>(
     backups: &'a [Found],
     rules: &Rules,
     verified: Numbered,
     now: Timestamp,
 ) -> Vec<&'a Found> {
-    // What is newer may still be on its way: it neither counts nor goes.
+    // A newer backup may be incomplete, so it is ignored.
     let mut known: Vec<&Found> = backups
         .iter()
         .filter(|found| found.parts <= verified)
         .collect();
     known.sort_by_key(|found| Reverse(found.parts));
     let mut kept: BTreeSet<Numbered> = BTreeSet::new();
-    if rules.limits() {
+    if rules.limit_number() {
         kept.extend(known.iter().take(rules.newest).map(|found| found.parts));
         keep_newest_of(&known, rules.hourly, &mut kept, |time| {
             time.as_second().div_euclid(3600)
         });
         keep_newest_of(&known, rules.daily, &mut kept, |time| days(date(time)));
-        // Weeks begin on Monday: 1970-01-01 was a Thursday.
+        // Weeks begin on Monday, and 1970-01-01 was a Thursday.
         keep_newest_of(&known, rules.weekly, &mut kept, |time| {
             (days(date(time)) + 3).div_euclid(7)
         });
@@ -143,7 +144,7 @@ pub fn surplus<'a>(
     };
     let mut surplus: Vec<&Found> = known
         .into_iter()
-        // Never the newest, and never but for a newer one.
+        // The verified backup itself is always kept.
         .filter(|found| found.parts < verified)
         .filter(|found| !kept.contains(&found.parts) || too_old(found))
         .collect();
@@ -207,19 +208,19 @@ mod tests {
         Rules::of(&serde_json::from_str(json).unwrap())
     }
 
-    /// The ages in seconds of what is kept of backups of these ages.
+    /// The ages in seconds of the kept backups, from the ages of all backups.
     fn kept(json: &str, ages: &[i64]) -> Vec<i64> {
         let backups: Vec<Found> = ages.iter().map(|age| found(1, *age)).collect();
         let newest = backups.iter().map(|found| found.parts).max().unwrap();
-        let gone = surplus(&backups, &rules(json), newest, now());
-        let stays = |found: &&Found| !gone.contains(found);
-        let ages = backups.iter().filter(stays);
+        let removed = surplus(&backups, &rules(json), newest, now());
+        let is_kept = |found: &&Found| !removed.contains(found);
+        let ages = backups.iter().filter(is_kept);
         ages.map(|found| now().duration_since(found.parts.time).as_secs())
             .collect()
     }
 
     #[test]
-    fn nothing_is_deleted_without_a_rule() {
+    fn deletes_nothing_without_rules() {
         for json in [
             "{}",
             r#"{"maxBackups":0}"#,
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_few_are_kept() {
+    fn keeps_newest_max_backups() {
         let ages = [0, HOUR, 2 * HOUR, 3 * HOUR];
         assert_eq!(kept(r#"{"maxBackups":2}"#, &ages), [0, HOUR]);
         assert_eq!(kept(r#"{"maxBackups":9}"#, &ages), ages);
@@ -244,11 +245,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_goes_and_the_newest_stays_whatever_its_age() {
+    fn deletes_backups_over_max_age_except_newest() {
         let old = r#"{"maxAge":"48h"}"#;
         assert_eq!(kept(old, &[HOUR, 2 * DAY, 2 * DAY + 1]), [HOUR, 2 * DAY]);
         assert_eq!(kept(old, &[30 * DAY, 31 * DAY]), [30 * DAY]);
-        // Also what another rule would keep.
+        // maxAge overrides maxBackups.
         assert_eq!(
             kept(r#"{"maxAge":"1h","maxBackups":5}"#, &[0, HOUR, DAY]),
             [0, HOUR]
@@ -256,12 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_each_hour_day_week_and_month_is_kept() {
+    fn keeps_newest_of_each_period() {
         let hourly = r#"{"retention":{"keepHourly":2}}"#;
         // 12:00, 11:50, 11:10, 10:59, 09:00.
         assert_eq!(kept(hourly, &[0, 600, 3000, 3660, 3 * HOUR]), [0, 600]);
         let daily = r#"{"retention":{"keepDaily":3}}"#;
-        // Days without a backup do not count: an outage takes nothing away.
+        // Days without a backup do not count, so an outage causes no deletion.
         assert_eq!(
             kept(
                 daily,
@@ -280,14 +281,13 @@ mod tests {
     }
 
     #[test]
-    fn one_rule_is_enough_to_be_kept() {
+    fn keeps_backup_if_one_rule_keeps_it() {
         let both = r#"{"maxBackups":2,"retention":{"keepDaily":2}}"#;
         assert_eq!(kept(both, &[0, 60, 120, DAY, 2 * DAY]), [0, 60, DAY]);
     }
 
-    /// Invariant 9.
     #[test]
-    fn invariant_9_only_what_is_older_than_the_verified_one_goes() {
+    fn invariant_9_deletes_only_backups_older_than_verified() {
         let backups = [found(9, 0), found(8, 60), found(7, 120), found(6, 180)];
         let gone = surplus(
             &backups,
@@ -298,9 +298,9 @@ mod tests {
         assert_eq!(gone, [&backups[3], &backups[2]]);
     }
 
-    /// After 999 comes 1000, and after a restore a revision that was there before.
+    /// Text order would put revision 1000 before 999. A restored cluster can have a lower revision than before.
     #[test]
-    fn what_is_newest_is_told_by_time_and_number_and_not_by_text() {
+    fn orders_backups_by_time_and_revision() {
         let backups = [found(1000, 0), found(999, 60), found(99, 120), found(5, 30)];
         let gone = surplus(
             &backups,
@@ -311,9 +311,8 @@ mod tests {
         assert_eq!(gone, [&backups[2], &backups[1]]);
     }
 
-    /// Invariant 13.
     #[test]
-    fn invariant_13_a_siblings_objects_are_not_seen() {
+    fn invariant_13_ignores_objects_of_similar_paths() {
         let ours = found(3, 60).key;
         let manifest = manifest_key(&ours);
         let lonely = manifest_key(&found(2, 90).key);
@@ -369,10 +368,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Invariants 9 and 13: the newest stays, what goes is older than the verified one and in the listing, what
-        /// one rule keeps stays unless it is too old, and what was decided once stays decided.
+        /// Invariants 9 and 13: all removed backups are in the listing and older than the verified one. A backup that a
+        /// rule keeps is removed only by its age. A second application of the rules removes nothing.
         #[test]
-        fn invariant_9_whatever_the_rules_the_newest_stays(
+        fn invariant_9_newest_backup_survives_all_rules(
             ages in prop::collection::vec((0_u64..2000, 0_i64..100 * DAY), 1..60),
             policy in policies(),
             which in 0_usize..60,
@@ -380,20 +379,20 @@ mod tests {
             let backups: Vec<Found> = ages.iter().map(|(revision, age)| found(*revision, *age)).collect();
             let rules = Rules::of(&policy);
             let verified = backups[which % backups.len()].parts;
-            let gone: Vec<Found> = surplus(&backups, &rules, verified, now()).into_iter().cloned().collect();
-            for found in &gone {
+            let removed: Vec<Found> = surplus(&backups, &rules, verified, now()).into_iter().cloned().collect();
+            for found in &removed {
                 prop_assert!(found.parts < verified);
                 prop_assert!(backups.contains(found));
             }
-            prop_assert!(!gone.iter().any(|found| found.parts == verified));
+            prop_assert!(!removed.iter().any(|found| found.parts == verified));
             if !rules.delete() {
-                prop_assert!(gone.is_empty());
+                prop_assert!(removed.is_empty());
             }
-            let left: Vec<Found> = backups.iter().filter(|found| !gone.contains(found)).cloned().collect();
-            prop_assert!(surplus(&left, &rules, verified, now()).is_empty());
-            if rules.age.is_none() && rules.limits() {
+            let kept: Vec<Found> = backups.iter().filter(|found| !removed.contains(found)).cloned().collect();
+            prop_assert!(surplus(&kept, &rules, verified, now()).is_empty());
+            if rules.age.is_none() && rules.limit_number() {
                 let distinct: BTreeSet<Numbered> =
-                    left.iter().map(|found| found.parts).filter(|parts| *parts <= verified).collect();
+                    kept.iter().map(|found| found.parts).filter(|parts| *parts <= verified).collect();
                 let known: BTreeSet<Numbered> =
                     backups.iter().map(|found| found.parts).filter(|parts| *parts <= verified).collect();
                 prop_assert!(distinct.len() >= rules.newest.max(1).min(known.len()));

@@ -1,4 +1,4 @@
-//! The types that observe returns: plain data, no client.
+//! The types that observe returns. Plain data without clients.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,119 +12,119 @@ pub use store::progress::Moved;
 
 use crate::reason::Trouble;
 
-/// A backup that the store has acknowledged, manifest included.
+/// A backup that the store has acknowledged together with its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stored {
-    /// Where it lies: `s3://bucket/key`.
+    /// The location, such as `s3://bucket/key`.
     pub location: String,
-    /// The etcd version of the member it came from.
+    /// The etcd version of the member that sent the snapshot.
     pub etcd_version: String,
-    /// In hexadecimal, without leading zeros.
+    /// The cluster ID in hexadecimal, without leading zeros.
     pub cluster_id: String,
-    /// The revision an etcd that is started from it serves.
+    /// The revision that an etcd started from this backup serves.
     pub revision: i64,
-    /// Bytes.
+    /// The size of the snapshot in bytes.
     pub size: i64,
-    /// Of all bytes, in hexadecimal.
+    /// The SHA-256 of the snapshot in hexadecimal.
     pub sha256: String,
-    /// When the snapshot was complete.
+    /// The time at which the snapshot was complete.
     pub created_at: Timestamp,
 }
 
-/// A backup as its name tells it.
+/// A backup in the listing of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Where it lies.
+    /// The location, such as `s3://bucket/key`.
     pub location: String,
-    /// What the name says.
+    /// The time and revision from the name.
     pub parts: Numbered,
 }
 
-/// What was found when the kept backups were looked through.
+/// The result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
-    /// What is there, newest first.
+pub struct RemovalResult {
+    /// The kept backups, newest first.
     pub backups: Vec<Listed>,
-    /// How many were deleted.
+    /// Number of deleted backups.
     pub deleted: usize,
-    /// Whether all that the EtcdBackup has stored was to go, and went.
+    /// Whether all backups of the EtcdBackup were to be deleted, and are deleted.
     pub everything: bool,
 }
 
-/// What this process itself is doing for the object. Memory only: an operator that starts again finds `Idle`, and
-/// what it did before in the status and in the store.
+/// The state of a worker of this process. A new process starts with `Idle`; the status and the store show the work of
+/// earlier processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Work<T = Stored> {
-    /// Nothing.
+    /// No worker exists.
     #[default]
     Idle,
-    /// It waits for its turn.
+    /// The worker waits for other workers to end.
     Queued,
-    /// It is its turn: it runs when the status counts the attempt.
-    Called,
-    /// It runs.
+    /// The worker starts as soon as the status counts the attempt.
+    Ready,
+    /// The worker is running.
     Running(Moved),
-    /// It ended, and how.
+    /// The worker has ended with this result.
     Ended(Result<T, Trouble>),
 }
 
 impl<T> Work<T> {
-    /// Whether it waits for its turn or runs.
+    /// Whether a worker is queued or running.
     pub fn is_active(&self) -> bool {
-        matches!(self, Self::Queued | Self::Called | Self::Running(_))
+        matches!(self, Self::Queued | Self::Ready | Self::Running(_))
     }
 }
 
-/// What this process does, and from when on it may be tried again.
+/// The work of this process for one EtcdBackup, with its history.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pace<T> {
-    /// What it does.
+pub struct WorkState<T> {
+    /// The current state.
     pub work: Work<T>,
-    /// Not before this time the next attempt is made.
+    /// The earliest time of the next attempt.
     pub not_before: Option<Timestamp>,
-    /// Why the attempt before this one failed.
-    pub before: Option<Trouble>,
-    /// How long its attempts have waited for their turn behind others.
-    pub waited: Duration,
-    /// What the status counted, the attempt of this process included, if that was counted.
-    pub counted: Option<i32>,
+    /// The failure of the previous attempt.
+    pub last_failure: Option<Trouble>,
+    /// The total time that all attempts have spent in the queue.
+    pub queue_time: Duration,
+    /// The count of attempts in the status, including the one of this process; `None` if that one was not recorded.
+    pub recorded_count: Option<i32>,
 }
 
-impl<T> Default for Pace<T> {
+impl<T> Default for WorkState<T> {
     fn default() -> Self {
         Self {
             work: Work::Idle,
             not_before: None,
-            before: None,
-            waited: Duration::ZERO,
-            counted: None,
+            last_failure: None,
+            queue_time: Duration::ZERO,
+            recorded_count: None,
         }
     }
 }
 
-impl<T> Pace<T> {
-    /// Whether another attempt may begin.
+impl<T> WorkState<T> {
+    /// Whether another attempt may start.
     pub fn may_begin(&self, now: Timestamp) -> bool {
         !self.work.is_active() && self.not_before.is_none_or(|time| time <= now)
     }
 }
 
-/// What lies at the place the spec names.
+/// The content of the store at the path of the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Place {
-    /// Nobody asked: it is not needed now.
+pub enum Destination {
+    /// The plan does not need the content.
     #[default]
-    NotAsked,
-    /// A Secret or the cluster is missing, or the store did not answer: unknown.
+    NotRead,
+    /// The content is unknown, because an input is missing or the store did not answer.
     Unknown(Trouble),
-    /// Nothing whole that was written for this EtcdBackup since it began.
+    /// The store contains no complete backup of this EtcdBackup since its recorded start.
     Free,
-    /// The whole backup of this EtcdBackup: an operator that stopped before it said so has written it.
-    Written(Stored),
+    /// The store contains a complete backup, which an operator wrote before it could report it.
+    Complete(Stored),
 }
 
-/// Where the backups of the spec lie.
+/// The storage of the backups of the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
     /// In a store that this process has opened.
@@ -152,50 +152,50 @@ pub enum Source {
     Cluster {
         /// The client URLs of its members and of its Service.
         endpoints: Vec<String>,
-        /// What the manifest records of it.
+        /// The record of the EtcdCluster for the manifest.
         recorded: Box<ManifestCluster>,
-        /// A restore owns it.
+        /// Whether a restore holds the lock of the EtcdCluster.
         restoring: bool,
     },
 }
 
-/// What the plan builds a transfer or a removal from.
+/// The inputs of a transfer or removal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Inputs {
-    /// Not needed now, or not readable.
+    /// The plan does not need the inputs, or they cannot be read.
     #[default]
     NotRead,
-    /// Of a transfer.
+    /// The inputs of a transfer.
     Transfer {
-        /// Where the backup is stored.
+        /// The storage of the backup.
         site: Site,
         /// The key that an earlier attempt left in the store without a manifest.
-        left: Option<String>,
+        leftover: Option<String>,
         /// The etcd cluster.
         source: Source,
     },
-    /// Of a removal.
+    /// The inputs of a removal.
     Removal {
-        /// Where the backups are stored.
+        /// The storage of the backups.
         site: Site,
-        /// The UIDs of the other EtcdBackups that number their backups at the same path.
+        /// The UIDs of the other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
     },
 }
 
-/// Everything a plan is made from, besides the EtcdBackup itself.
+/// The input of a plan, besides the EtcdBackup itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// The transfer.
-    pub transfer: Pace<Stored>,
-    /// The removal of what is not kept.
-    pub removal: Pace<Kept>,
-    /// What the store holds.
-    pub place: Place,
-    /// What the next transfer or removal is built from.
+    /// The transfer worker of this process.
+    pub transfer: WorkState<Stored>,
+    /// The removal worker of this process.
+    pub removal: WorkState<RemovalResult>,
+    /// The content of the store.
+    pub destination: Destination,
+    /// The inputs of the next transfer or removal.
     pub inputs: Inputs,
-    /// Why what was to be removed cannot even be read.
+    /// The problem that prevents a removal from starting.
     pub obstacle: Option<Trouble>,
-    /// Since when this process has run, if that is known.
+    /// The start of this process, if known.
     pub since: Option<Timestamp>,
 }

@@ -1,4 +1,4 @@
-//! The status from what was found and decided. Pure; the time is passed in.
+//! Computes the status and the Events from the plan. Pure; the time is an argument.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
 use api::conditions::{ConditionStatus, ConditionType, Finding, find, set};
@@ -9,15 +9,15 @@ use runtime::Notice;
 
 use crate::plan::{Action, Plan, Verdict, rules};
 use crate::reason::Reason;
-use crate::snapshot::{Kept, Moved, Stored};
+use crate::snapshot::{Moved, RemovalResult, Stored};
 
-/// As many kept backups as the status lists.
+/// Length limit of `status.backups`.
 const LISTED: usize = 10;
 
-/// The whole status after this round.
+/// The complete status after this reconcile.
 pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupStatus {
     let mut status = backup.status.clone().unwrap_or_default();
-    // An object keeps times to the second.
+    // Kubernetes stores times in whole seconds.
     let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
     match plan.action {
         Action::RecordIntent => {
@@ -32,31 +32,31 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         _ => {}
     }
     match &plan.verdict {
-        Verdict::Settled => return status,
+        Verdict::Unchanged => return status,
         Verdict::Refused(trouble) => {
             status.succeeded = false;
             status.reason = Some(trouble.message.clone());
             status.progress = None;
-            take_back(&mut status);
+            discard_start(&mut status);
         }
-        Verdict::Begun | Verdict::Queued => status.reason = None,
-        Verdict::Scheduled(_) | Verdict::Untidy(_) => {}
-        Verdict::Suspended => take_back(&mut status),
-        Verdict::Tidied(kept) => status.backups = listed(&status, kept),
+        Verdict::Starting | Verdict::Queued => status.reason = None,
+        Verdict::Scheduled(_) | Verdict::RetentionFailed(_) => {}
+        Verdict::Suspended => discard_start(&mut status),
+        Verdict::RetentionApplied(result) => status.backups = listed(&status, result),
         Verdict::Running(moved) => {
             status.reason = None;
-            // Until the member has said it again: by it the time allowed is known.
+            // The deadline depends on the total, so the last total is kept until the member reports it again.
             let known = status
                 .progress
                 .as_ref()
-                .and_then(|before| before.total_bytes);
+                .and_then(|progress| progress.total_bytes);
             let moved = progress(*moved);
             status.progress = Some(Progress {
                 total_bytes: moved.total_bytes.or(known),
                 ..moved
             });
         }
-        Verdict::Waiting(trouble) | Verdict::Ending(trouble) => {
+        Verdict::Waiting(trouble) | Verdict::DeletionBlocked(trouble) => {
             status.reason = Some(trouble.message.clone());
         }
         Verdict::Succeeded(stored) => succeed(backup, &mut status, stored, &now),
@@ -79,8 +79,9 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     status
 }
 
-/// What had begun with another spec is not what begins once this one is put right or resumed.
-fn take_back(status: &mut EtcdBackupStatus) {
+/// Discards the start of an unfinished backup. The backup that starts after the spec is corrected or resumed is a new
+/// one.
+fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;
         status.unfinished_attempts = None;
@@ -114,8 +115,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // Nothing is ever removed. With rules the list is written when they have been applied, and by that it is
-        // known that they were.
+        // With rules, the list is written only after they were applied. The plan detects pending retention by that.
         let newest = newest(status);
         status
             .backups
@@ -135,12 +135,12 @@ fn newest(status: &EtcdBackupStatus) -> StoredBackup {
     }
 }
 
-/// The newest as the status has it, and what the store holds beside it. A name tells less than a manifest: what was
-/// known before is kept.
-fn listed(status: &EtcdBackupStatus, kept: &Kept) -> Vec<StoredBackup> {
+/// The newest backup of the status and the older ones in the store. Known entries are kept, because they contain more
+/// than the name of an object.
+fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup> {
     let newest = newest(status);
     let mut listed = vec![newest.clone()];
-    for found in &kept.backups {
+    for found in &result.backups {
         let known = status
             .backups
             .iter()
@@ -158,12 +158,9 @@ fn listed(status: &EtcdBackupStatus, kept: &Kept) -> Vec<StoredBackup> {
     listed
 }
 
-/// What is said while a backup is being made.
-const MADE: &str = "a backup is being made";
+const IN_PROGRESS: &str = "a backup is in progress";
 
-/// What is said while it is not its turn.
-const QUEUED: &str =
-    "the backup waits for its turn: as many others are being transferred as may at a time";
+const QUEUED: &str = "the backup is queued: the limit of concurrent transfers is reached";
 
 fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -> Vec<Finding> {
     let complete = |holds: bool, reason: Reason, message: String| {
@@ -172,20 +169,20 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
     let failed = |holds: bool, reason: Reason, message: String| {
         Finding::new(ConditionType::Failed, holds, reason.into(), message)
     };
-    let nothing_failed = |reason| failed(false, reason, "nothing has failed".to_owned());
-    let going_on = || nothing_failed(Reason::InProgress);
-    let tidy = |holds: bool, reason: Reason, message: String| {
+    let not_failed = |reason| failed(false, reason, "the backup has not failed".to_owned());
+    let in_progress = || not_failed(Reason::InProgress);
+    let retention = |holds: bool, reason: Reason, message: String| {
         let kind = ConditionType::RetentionApplied;
         Finding::new(kind, holds, reason.into(), message)
     };
-    // Of a periodic backup the conditions say how the last one went until the next one has ended.
-    let told =
+    // The conditions of a periodic EtcdBackup report the last backup until the next one has ended.
+    let has_outcome =
         backup.spec.is_periodic() && find(&status.conditions, &ConditionType::Complete).is_some();
-    let shown = backup.spec.is_periodic()
+    let has_progressing = backup.spec.is_periodic()
         || find(&status.conditions, &ConditionType::Progressing).is_some();
     let mut findings = match verdict {
-        Verdict::Settled => return Vec::new(),
-        Verdict::Begun | Verdict::Queued | Verdict::Running(_) if told => Vec::new(),
+        Verdict::Unchanged => return Vec::new(),
+        Verdict::Starting | Verdict::Queued | Verdict::Running(_) if has_outcome => Vec::new(),
         Verdict::Scheduled(time) => vec![match time {
             Some(time) => {
                 let message = format!("the next backup is due at {time}");
@@ -194,51 +191,53 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             None => progressing(
                 false,
                 Reason::Scheduled,
-                "the schedule names no time to come",
+                "spec.backupPolicy.schedule has no time in the future",
             ),
         }],
         Verdict::Suspended => vec![progressing(
             false,
             Reason::Suspended,
-            "no new backups are made while spec.backupPolicy.suspend is true",
+            "no backups are taken while spec.backupPolicy.suspend is true",
         )],
-        Verdict::Tidied(kept) => {
-            let message = format!("{} backups are kept", kept.backups.len());
-            vec![tidy(true, Reason::AsDesired, message)]
+        Verdict::RetentionApplied(result) => {
+            let message = format!("{} backups are kept", result.backups.len());
+            vec![retention(true, Reason::AsDesired, message)]
         }
-        Verdict::Untidy(trouble) => {
-            vec![tidy(false, trouble.reason, trouble.message.clone())]
+        Verdict::RetentionFailed(trouble) => {
+            vec![retention(false, trouble.reason, trouble.message.clone())]
         }
-        Verdict::Ending(trouble) => {
+        Verdict::DeletionBlocked(trouble) => {
             let message = format!(
                 "the stored backups cannot be removed yet: {}; or set spec.deletionPolicy to Retain",
                 trouble.message
             );
-            vec![tidy(false, trouble.reason, message)]
+            vec![retention(false, trouble.reason, message)]
         }
         Verdict::Queued => vec![
             complete(false, Reason::Pending, QUEUED.to_owned()),
-            going_on(),
+            in_progress(),
         ],
-        Verdict::Begun => vec![
-            complete(false, Reason::Pending, "the backup begins".to_owned()),
-            going_on(),
+        Verdict::Starting => vec![
+            complete(false, Reason::Pending, "the backup is starting".to_owned()),
+            in_progress(),
         ],
         Verdict::Running(_) => vec![
-            complete(false, Reason::InProgress, MADE.to_owned()),
-            going_on(),
+            complete(false, Reason::InProgress, IN_PROGRESS.to_owned()),
+            in_progress(),
         ],
         Verdict::Waiting(trouble) => {
             let waits = complete(false, trouble.reason, trouble.message.clone());
-            // Whether the last one failed is said until the next one has ended.
-            let others = (!told).then(going_on);
+            let others = (!has_outcome).then(in_progress);
             [waits].into_iter().chain(others).collect()
         }
         Verdict::Succeeded(stored) => {
-            let message = format!("revision {} lies at {}", stored.revision, stored.location);
+            let message = format!(
+                "revision {} is stored at {}",
+                stored.revision, stored.location
+            );
             vec![
                 complete(true, Reason::Succeeded, message),
-                nothing_failed(Reason::Succeeded),
+                not_failed(Reason::Succeeded),
             ]
         }
         Verdict::Refused(trouble) | Verdict::Failed(trouble) => vec![
@@ -247,17 +246,17 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         ],
     };
     match verdict {
-        Verdict::Queued if shown => {
+        Verdict::Queued if has_progressing => {
             findings.push(progressing(true, Reason::Pending, QUEUED));
         }
-        Verdict::Begun | Verdict::Running(_) | Verdict::Waiting(_) if shown => {
-            findings.push(progressing(true, Reason::InProgress, MADE));
+        Verdict::Starting | Verdict::Running(_) | Verdict::Waiting(_) if has_progressing => {
+            findings.push(progressing(true, Reason::InProgress, IN_PROGRESS));
         }
-        Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) if shown => {
+        Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) if has_progressing => {
             findings.push(progressing(
                 false,
                 Reason::AsDesired,
-                "nothing is being done",
+                "no backup is in progress",
             ));
         }
         _ => {}
@@ -290,11 +289,10 @@ fn in_effect(backup: &EtcdBackup) -> Finding {
     )
 }
 
-/// What is said of a store whose certificate is not checked.
-const UNCHECKED: &str = "spec.s3.insecureSkipVerify: whoever sits between the operator and the store can read the \
-                         credentials' requests and change what is stored; set caSecret instead";
+const UNVERIFIED: &str = "spec.s3.insecureSkipVerify: the certificate of the store is not verified, so an attacker on \
+                          the network can read requests and change stored backups; set spec.s3.caSecret instead";
 
-/// What the user is told in Events about this round.
+/// The Events of this reconcile.
 pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     const ACTION: &str = "Backup";
     let mut notices = Vec::new();
@@ -316,37 +314,39 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
             notices.push(Notice::warning(
                 Reason::CertificateNotChecked.as_str(),
                 ACTION,
-                UNCHECKED,
+                UNVERIFIED,
             ));
         }
     }
     match &plan.verdict {
-        Verdict::Begun if plan.action == Action::StartTransfer => notices.push(Notice::normal(
+        Verdict::Starting if plan.action == Action::StartTransfer => notices.push(Notice::normal(
             Reason::BackupBegun.as_str(),
             ACTION,
-            "the backup has begun",
+            "the backup has started",
         )),
-        Verdict::Tidied(kept) if kept.deleted > 0 => notices.push(Notice::normal(
+        Verdict::RetentionApplied(result) if result.deleted > 0 => notices.push(Notice::normal(
             Reason::BackupsRemoved.as_str(),
             ACTION,
             format!(
                 "{} old backups were removed, {} are kept",
-                kept.deleted,
-                kept.backups.len()
+                result.deleted,
+                result.backups.len()
             ),
         )),
-        Verdict::Settled
+        Verdict::Unchanged
         | Verdict::Running(_)
-        | Verdict::Begun
+        | Verdict::Starting
         | Verdict::Queued
         | Verdict::Scheduled(_)
         | Verdict::Suspended
-        | Verdict::Tidied(_) => {}
-        Verdict::Untidy(trouble) | Verdict::Ending(trouble) => notices.push(Notice::warning(
-            Reason::RemovalFailed.as_str(),
-            ACTION,
-            format!("stored backups cannot be removed: {}", trouble.message),
-        )),
+        | Verdict::RetentionApplied(_) => {}
+        Verdict::RetentionFailed(trouble) | Verdict::DeletionBlocked(trouble) => {
+            notices.push(Notice::warning(
+                Reason::RemovalFailed.as_str(),
+                ACTION,
+                format!("stored backups cannot be removed: {}", trouble.message),
+            ));
+        }
         Verdict::Waiting(trouble) | Verdict::Refused(trouble) | Verdict::Failed(trouble) => {
             notices.push(Notice::warning(
                 trouble.reason.of_event().as_str(),
@@ -358,7 +358,7 @@ pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
             Reason::BackupSucceeded.as_str(),
             ACTION,
             format!(
-                "revision {} ({} bytes) lies at {}",
+                "revision {} ({} bytes) is stored at {}",
                 stored.revision, stored.size, stored.location
             ),
         )),

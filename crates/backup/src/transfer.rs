@@ -1,7 +1,8 @@
-//! The transfer itself: a member's snapshot stream, looked at as it passes, into the store, in constant memory.
+//! Streams the snapshot of a member to the store, verifies it on the way, and needs constant memory. Uses no Kubernetes
+//! API.
 //!
-//! It knows no Kubernetes. Given up or failed, it leaves nothing in the store that looks like a backup: the
-//! manifest is written last, and a backup without its manifest is not one of ours.
+//! A canceled or failed transfer leaves no backup in the store. The manifest is written last, and an object without a
+//! manifest does not count as a backup.
 
 use std::sync::Arc;
 
@@ -25,42 +26,46 @@ use crate::workers::Worker;
 
 mod adoption;
 mod candidates;
+mod confirm;
+mod content;
 mod object_name;
-mod reading;
-mod vouch;
 
-pub use adoption::{Whose, Written, written};
-pub(crate) use adoption::{manifest_of, whole};
-use candidates::{Candidate, known, ranked};
-pub use object_name::Name;
-use vouch::{Ends, lying, vouch};
+pub use adoption::{EarlierAttempt, Owner, earlier_attempt};
+pub(crate) use adoption::{complete_backup, manifest_of};
+use candidates::{Candidate, ranked, usable};
+use confirm::{Written, confirm, current_manifest};
+pub use object_name::ObjectName;
 
-/// Everything a transfer needs.
+/// The input of a transfer.
 #[derive(Clone)]
 pub struct Transfer {
-    /// Reaches the cluster.
+    /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to begin with; the members they know are asked too.
+    /// Client URLs to start with. The URLs of all listed members are added.
     pub endpoints: Vec<String>,
-    /// Reaches the bucket.
+    /// The opened store.
     pub store: Arc<dyn Store>,
     /// The object to write.
-    pub name: Name,
-    /// Whether it is compressed with Zstandard.
+    pub name: ObjectName,
+    /// Whether the object is compressed with Zstandard.
     pub compress: bool,
-    /// The EtcdBackup's UID, for the manifest.
+    /// The UID of the EtcdBackup, for the manifest.
     pub uid: String,
-    /// For the manifest, where it is known.
+    /// The record of the EtcdCluster for the manifest, if known.
     pub cluster: Option<ManifestCluster>,
-    /// When this process began: an unfinished upload that is older was left by one that died.
+    /// The start of this process. An older unfinished upload is a leftover of an earlier process.
     pub since: Timestamp,
 }
 
-/// The manifest's form.
+/// Version of the manifest's format.
 const FORMAT: u32 = 1;
 
 impl Transfer {
-    /// Takes one snapshot and stores it; `cancelled` gives it up.
+    /// Takes one snapshot and stores it with its manifest. `cancelled` cancels the transfer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no member sends a snapshot, if the snapshot does not match its checksum, or if the store fails.
     pub async fn run(
         &self,
         meter: &Meter,
@@ -68,12 +73,12 @@ impl Transfer {
     ) -> Result<Stored, Trouble> {
         let candidates = tokio::select! {
             candidates = self.candidates() => candidates?,
-            () = cancelled.cancelled() => return Err(given_up()),
+            () = cancelled.cancelled() => return Err(canceled()),
         };
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, meter, cancelled).await {
-                // Another member may do what this one could not.
+                // Another member may still send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -82,30 +87,30 @@ impl Transfer {
                 outcome => return outcome,
             }
         }
-        Err(last.unwrap_or_else(given_up))
+        Err(last.unwrap_or_else(canceled))
     }
 
-    /// Every member that can be found is asked at the same time: one that is dead costs nothing.
+    /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
-        // Without a quorum there is no list, and still a member to save.
+        // Without a quorum there is no member list, but a single member can still be backed up.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
         urls.extend(members.flat_map(|member| member.client_urls.iter().cloned()));
         urls.sort();
         urls.dedup();
-        let asked = urls.into_iter().map(|url| async {
+        let requests = urls.into_iter().map(|url| async {
             let status = self.etcd.status(&url).await;
             (url, status)
         });
         let mut answers = Vec::new();
-        let mut silent = Vec::new();
+        let mut errors = Vec::new();
         let mut denied = None;
-        for (url, status) in join_all(asked).await {
+        for (url, status) in join_all(requests).await {
             match status {
                 Ok(status) => answers.push(Candidate { url, status }),
                 Err(error) => {
-                    silent.push(error.to_string());
+                    errors.push(error.to_string());
                     if matches!(error, etcd::Error::AccessDenied(_)) {
                         denied.get_or_insert(error);
                     }
@@ -122,11 +127,11 @@ impl Transfer {
                 Reason::EtcdUnreachable,
                 format!(
                     "no etcd member answered: check spec.etcdEndpoints or the cluster ({})",
-                    silent.join("; ")
+                    errors.join("; ")
                 ),
             ));
         }
-        ranked(known(answers, &self.endpoints, listed.as_ref()))
+        ranked(usable(answers, &self.endpoints, listed.as_ref()))
     }
 
     async fn from(
@@ -135,52 +140,54 @@ impl Transfer {
         meter: &Meter,
         cancelled: &CancellationToken,
     ) -> Result<Stored, Trouble> {
-        let key = unless(cancelled, self.free_key(member.status.revision)).await?;
+        let key = cancelable(cancelled, self.free_key(member.status.revision)).await?;
         meter.set(Moved {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // Some identities may write and not list; then what was left stays for the bucket's own rules.
-        if let Err(trouble) = unless(cancelled, self.discard_leftovers(&key)).await {
+        // Without permission to list, leftovers are kept for the lifecycle rules of the bucket.
+        if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
-                "unfinished uploads are not looked for"
+                key,
+                "cannot discard unfinished uploads"
             );
         }
-        let mut upload = unless(cancelled, self.store.begin(&key)).await?;
-        let passed = tokio::select! {
-            passed = self.pass(member, upload.as_mut(), meter) => passed,
-            () = cancelled.cancelled() => Err(given_up()),
+        let mut upload = cancelable(cancelled, self.store.begin(&key)).await?;
+        let copied = tokio::select! {
+            copied = self.copy(member, upload.as_mut(), meter) => copied,
+            () = cancelled.cancelled() => Err(canceled()),
         };
-        let (inspected, sent) = match passed {
-            Ok(passed) => passed,
+        let (inspected, sent) = match copied {
+            Ok(copied) => copied,
             Err(trouble) => {
                 if let Err(error) = upload.abort().await {
-                    tracing::warn!(%error, key, "an unfinished upload could not be removed");
+                    tracing::warn!(%error, key, "cannot discard an unfinished upload");
                 }
                 return Err(trouble);
             }
         };
-        // All that takes time comes before the commit: between it and the manifest somebody else may write.
-        let looks = async {
+        // All slow requests come before the commit, because another writer may interfere between the commit and the
+        // manifest.
+        let reads = async {
             tokio::join!(
                 self.hash(member, &inspected),
-                lying(self.store.as_ref(), &key)
+                current_manifest(self.store.as_ref(), &key)
             )
         };
-        let (hash, before) = tokio::select! {
-            looked = looks => looked,
-            () = cancelled.cancelled() => return Err(given_up()),
+        let (hash, previous) = tokio::select! {
+            read = reads => read,
+            () = cancelled.cancelled() => return Err(canceled()),
         };
-        let before = before?;
+        let previous = previous?;
         fail::fail_point!("backup-before-commit");
-        // Invariant 12: the checksum etcd sent has matched; now the store acknowledges the whole object.
-        let committed = unless(cancelled, upload.commit()).await?;
+        // Invariant 12: the checksum from etcd has matched, and the store acknowledges the whole object.
+        let committed = cancelable(cancelled, upload.commit()).await?;
         if committed.size != sent {
             return Err(Trouble::new(
                 Reason::ChecksumMismatch,
                 format!(
-                    "the store holds {} bytes of the {sent} that were sent",
+                    "the store acknowledged {} of {sent} bytes of {key}",
                     committed.size
                 ),
             ));
@@ -190,48 +197,48 @@ impl Transfer {
             store_tag: committed.tag.clone(),
             ..self.manifest(member, &inspected, sent, hash)
         };
-        let ends = Ends {
+        let written = Written {
             store: self.store.as_ref(),
             key: &key,
             committed: &committed,
-            before: before.as_ref(),
+            previous: previous.as_ref(),
             manifest: &manifest,
         };
-        Box::pin(vouch(&ends, cancelled)).await?;
+        Box::pin(confirm(&written, cancelled)).await?;
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
-    /// The name of the object. Two EtcdBackups of one path may begin in the same second: the second name says a revision
-    /// less, which its backup holds as well.
+    /// The key of the object. Two EtcdBackups with one path may start in the same second. The second key then contains
+    /// the preceding revision, which its snapshot contains as well.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
-        /// Nobody has more of them at one path.
-        const NAMESAKES: i64 = 16;
+        /// Limit of EtcdBackups that start in the same second at one path.
+        const MAX_SAME_SECOND: i64 = 16;
         let mut key = self.name.key(revision);
-        if !matches!(self.name, Name::Numbered { left: None, .. }) {
+        if !matches!(self.name, ObjectName::Numbered { leftover: None, .. }) {
             return Ok(key);
         }
-        for less in 1..NAMESAKES {
+        for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // So S3 answers for what is not there where nothing may be listed.
+                // Without permission to list, S3 answers this for a missing object.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };
-            if !taken || revision < less {
+            if !taken || revision < offset {
                 break;
             }
-            key = self.name.key(revision - less);
+            key = self.name.key(revision - offset);
         }
         Ok(key)
     }
 
-    /// Uploads a process has left that died; an earlier attempt may have had another name.
+    /// Discards unfinished uploads of earlier processes. An earlier attempt may have had another key.
     async fn discard_leftovers(&self, key: &str) -> Result<(), store::Error> {
         let (prefix, path) = match &self.name {
-            Name::Exact(key) => (key.clone(), None),
-            Name::Numbered { path, .. } => (name::prefix(path), Some(path)),
+            ObjectName::Exact(key) => (key.clone(), None),
+            ObjectName::Numbered { path, .. } => (name::prefix(path), Some(path)),
         };
         for unfinished in self.store.unfinished(&prefix).await? {
-            // Invariant 13: the prefix also finds other objects' uploads.
+            // Invariant 13: uploads of other paths can have the same prefix.
             let ours = unfinished.key == key
                 || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
             if ours && unfinished.is_older_than(self.since.as_second()) {
@@ -241,7 +248,7 @@ impl Transfer {
         Ok(())
     }
 
-    async fn pass(
+    async fn copy(
         &self,
         member: &Candidate,
         upload: &mut dyn Upload,
@@ -254,7 +261,7 @@ impl Transfer {
             .map_err(|error| in_etcd(&error))?;
         let mut inspector = Inspector::new();
         let compressor = self.compress.then(Compressor::new).transpose();
-        let mut compressor = compressor.map_err(|error| defect(&error))?;
+        let mut compressor = compressor.map_err(|error| in_compression(&error))?;
         let mut sent = 0;
         while let Some(chunk) = snapshot.chunks.next().await {
             let chunk = chunk.map_err(|error| in_etcd(&error))?;
@@ -263,11 +270,11 @@ impl Transfer {
             let chunk = match &mut compressor {
                 None => chunk,
                 Some(compressor) => {
-                    let mut smaller = Vec::new();
+                    let mut compressed = Vec::new();
                     compressor
-                        .push(&chunk, |piece| smaller.extend_from_slice(piece))
-                        .map_err(|error| defect(&error))?;
-                    smaller.into()
+                        .push(&chunk, |piece| compressed.extend_from_slice(piece))
+                        .map_err(|error| in_compression(&error))?;
+                    compressed.into()
                 }
             };
             sent += write(upload, chunk).await?;
@@ -276,7 +283,7 @@ impl Transfer {
             let mut rest = Vec::new();
             compressor
                 .finish(|piece| rest.extend_from_slice(piece))
-                .map_err(|error| defect(&error))?;
+                .map_err(|error| in_compression(&error))?;
             sent += write(upload, rest.into()).await?;
         }
         let inspected = inspector
@@ -285,14 +292,14 @@ impl Transfer {
         if !inspected.trailer {
             return Err(Trouble::new(
                 Reason::ChecksumMismatch,
-                format!("{} sent no checksum with its snapshot", member.url),
+                format!("member {} sent no checksum with its snapshot", member.url),
             ));
         }
         if inspected.store_revision() < member.status.revision {
             return Err(Trouble::new(
                 Reason::SnapshotUnreadable,
                 format!(
-                    "{} sent revision {} after it had said {}",
+                    "member {} sent a snapshot of revision {}, older than its reported revision {}",
                     member.url,
                     inspected.store_revision(),
                     member.status.revision
@@ -302,22 +309,23 @@ impl Transfer {
         Ok((inspected, sent))
     }
 
-    /// etcd's hash of the keys the snapshot holds. It proves at a restore that etcd reads what it read here; the bytes
-    /// themselves are proven by the SHA-256. So a backup without it is as good, and none waits or fails for it.
+    /// etcd's hash of the keys in the snapshot. At a restore it proves that etcd reads the same keys. The hash is
+    /// optional, because the SHA-256 already proves the bytes.
     async fn hash(&self, member: &Candidate, inspected: &Inspected) -> Option<u32> {
-        /// The member applies nothing while it reads its database, about half a second for each GiB.
-        const LARGEST: i64 = 1 << 30;
-        if member.status.db_size_in_use > LARGEST {
+        /// Limit of the database size. The member applies no writes while it computes the hash, which takes about half
+        /// a second for each GiB.
+        const MAX_SIZE: i64 = 1 << 30;
+        if member.status.db_size_in_use > MAX_SIZE {
             return None;
         }
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         match answer.await {
             Ok(found) => found
-                // A compaction since the snapshot has changed what counts.
+                // A compaction after the snapshot changes the hash.
                 .filter(|found| found.compacted == inspected.compacted)
                 .map(|found| found.hash),
             Err(error) => {
-                tracing::debug!(%error, "the manifest will have no hash of the keys");
+                tracing::debug!(%error, member = member.url, "the manifest will have no hash of the keys");
                 None
             }
         }
@@ -352,7 +360,7 @@ impl Transfer {
     }
 }
 
-/// What a manifest says about the backup beside it.
+/// The backup that a manifest describes.
 fn stored(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Stored {
     Stored {
         location: format!("{}/{key}", store.location()),
@@ -377,13 +385,13 @@ async fn write(upload: &mut dyn Upload, chunk: Bytes) -> Result<u64, Trouble> {
 }
 
 impl Worker for Transfer {
-    type Product = Stored;
+    type Output = Stored;
 
     fn store(&self) -> String {
         self.store.location()
     }
 
-    fn is_counted(&self) -> bool {
+    fn records_attempts(&self) -> bool {
         true
     }
 
@@ -396,23 +404,22 @@ impl Worker for Transfer {
     }
 }
 
-/// A call to the store that is not waited for any longer once the transfer is given up; an upload that is dropped
-/// takes itself back.
-async fn unless<T>(
+/// Sends a request to the store, and stops waiting when the transfer is canceled. A dropped upload discards itself.
+async fn cancelable<T>(
     cancelled: &CancellationToken,
-    call: impl Future<Output = Result<T, store::Error>>,
+    request: impl Future<Output = Result<T, store::Error>>,
 ) -> Result<T, Trouble> {
     tokio::select! {
-        answer = call => answer.map_err(|error| in_store(&error)),
-        () = cancelled.cancelled() => Err(given_up()),
+        answer = request => answer.map_err(|error| in_store(&error)),
+        () = cancelled.cancelled() => Err(canceled()),
     }
 }
 
-fn given_up() -> Trouble {
-    Trouble::new(Reason::StepFailed, "the backup was given up")
+fn canceled() -> Trouble {
+    Trouble::new(Reason::StepFailed, "the backup was canceled")
 }
 
-fn defect(error: &std::io::Error) -> Trouble {
+fn in_compression(error: &std::io::Error) -> Trouble {
     Trouble::new(
         Reason::StepFailed,
         format!("the snapshot cannot be compressed: {error}"),
@@ -423,15 +430,15 @@ fn in_etcd(error: &etcd::Error) -> Trouble {
     let (reason, remedy) = match error {
         etcd::Error::AccessDenied(_) => (
             Reason::AccessDenied,
-            "; name the Secret of a user with the role root: in spec.authSecret beside etcdEndpoints, in the \
-             EtcdCluster's spec.auth.secret beside etcdCluster",
+            "; name the Secret of a user with the role root in spec.authSecret (with spec.etcdEndpoints) or in \
+             spec.auth.secret of the EtcdCluster (with spec.etcdCluster)",
         ),
         _ => (Reason::EtcdUnreachable, ""),
     };
     Trouble::new(reason, format!("no snapshot from etcd: {error}{remedy}"))
 }
 
-/// What a failure of the store means for the backup.
+/// Converts an error of the store.
 pub fn in_store(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,

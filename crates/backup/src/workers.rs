@@ -1,8 +1,8 @@
-//! What takes long and runs beside the reconciles, transfers and removals: a few at a time, each for one EtcdBackup,
-//! tracked by UID.
+//! Runs transfers and removals concurrently with the reconciles. Their number is limited, and each belongs to one
+//! EtcdBackup, identified by UID.
 //!
-//! What is kept here is lost with the process, and may be: what was running is begun again, a backup that was
-//! complete is found in the store.
+//! The state is in memory only. After a restart of the operator, interrupted work starts again, and a complete backup is
+//! found in the store.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -18,55 +18,56 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Pace, Work};
+use crate::snapshot::{Work, WorkState};
 
-/// How often the EtcdBackup of what runs is looked for.
-const WANTED: Duration = Duration::from_secs(1);
+/// Interval of the checks whether the EtcdBackup of a worker still exists.
+const EXISTENCE_POLL: Duration = Duration::from_secs(1);
 
 enum State<T> {
     Queued,
-    Called,
+    Ready,
     Running,
     Ended(Result<T, Trouble>),
 }
 
-/// Something that takes long. Given up, it leaves nothing behind.
+/// A long task. A canceled task leaves no backup behind.
 pub(crate) trait Worker: Send + Sync + 'static {
-    /// What comes of it.
-    type Product: Clone + Send + 'static;
+    /// The result of the task.
+    type Output: Clone + Send + 'static;
 
-    /// The store it uses: one that is slow holds up no more than its part of what runs at the same time.
+    /// The store that the task uses. The limit per store keeps a slow store from delaying tasks of other stores.
     fn store(&self) -> String;
 
-    /// Whether its bytes move in another process, so that it takes nothing of what this one has.
-    fn is_elsewhere(&self) -> bool {
+    /// Whether a pod does the work. Such a task needs no memory of this process and does not count for its limit.
+    fn runs_in_pod(&self) -> bool {
         false
     }
 
-    /// Whether each attempt is counted before it runs: one that takes this process with it is known by that.
-    fn is_counted(&self) -> bool {
+    /// Whether each attempt is recorded in the status before it runs, so that attempts that crash this process are
+    /// counted.
+    fn records_attempts(&self) -> bool {
         false
     }
 
-    /// Does it.
+    /// Runs the task.
     fn run<'a>(
         &'a self,
         meter: &'a Meter,
         cancelled: &'a CancellationToken,
-    ) -> BoxFuture<'a, Result<Self::Product, Trouble>>;
+    ) -> BoxFuture<'a, Result<Self::Output, Trouble>>;
 }
 
-/// How much runs at the same time, and how long failures are waited out.
+/// Limits of concurrent tasks and of their retries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// In all.
-    pub(crate) at_a_time: usize,
-    /// To one store.
-    pub(crate) to_one_store: usize,
-    /// The longest pause between two attempts, in seconds.
-    pub(crate) longest_pause: u64,
-    /// How long a job whose turn it is waits for being counted: it holds up others meanwhile.
-    pub(crate) uncounted: Duration,
+    /// Limit of concurrent tasks.
+    pub(crate) concurrent: usize,
+    /// Limit of concurrent tasks per store.
+    pub(crate) per_store: usize,
+    /// The longest pause between two attempts.
+    pub(crate) max_backoff_seconds: u64,
+    /// Time limit for the record of an attempt. The task occupies its slots meanwhile.
+    pub(crate) record_timeout: Duration,
 }
 
 struct Entry<T> {
@@ -75,27 +76,27 @@ struct Entry<T> {
     cancelled: CancellationToken,
     attempts: u32,
     not_before: Option<Timestamp>,
-    /// Why the attempt before this one failed.
-    before: Option<Trouble>,
-    /// How long the attempts before this one waited for their turn, and this one too once it runs.
-    waited: Duration,
+    /// The failure of the previous attempt.
+    last_failure: Option<Trouble>,
+    /// Time in the queue of all earlier attempts, and of this one after it left the queue.
+    queue_time: Duration,
     queued: Instant,
-    /// What the status counted with the attempts of this process, if that was done.
-    counted: Option<i32>,
-    /// Told that this attempt is.
+    /// The count of attempts in the status, including this one; `None` before the record.
+    recorded_count: Option<i32>,
+    /// Notified when this attempt is recorded.
     start: Arc<Notify>,
 }
 
 impl<T> Entry<T> {
-    fn waited(&self) -> Duration {
+    fn total_queue_time(&self) -> Duration {
         match self.state {
-            State::Queued => self.waited + self.queued.elapsed(),
-            State::Called | State::Running | State::Ended(_) => self.waited,
+            State::Queued => self.queue_time + self.queued.elapsed(),
+            State::Ready | State::Running | State::Ended(_) => self.queue_time,
         }
     }
 }
 
-/// All that runs of one kind.
+/// The tasks of one kind.
 pub(crate) struct Workers<T> {
     limits: Limits,
     slots: Semaphore,
@@ -103,78 +104,79 @@ pub(crate) struct Workers<T> {
     entries: Mutex<HashMap<String, Entry<T>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
-    /// Told that something has ended.
-    news: mpsc::UnboundedSender<()>,
+    /// Notified when a task changes its state and its EtcdBackup needs a reconcile.
+    changes: mpsc::UnboundedSender<()>,
 }
 
 impl<T: Clone + Send + 'static> Workers<T> {
     pub(crate) fn new(
         limits: Limits,
         shutdown: CancellationToken,
-        news: mpsc::UnboundedSender<()>,
+        changes: mpsc::UnboundedSender<()>,
     ) -> Arc<Self> {
         Arc::new(Self {
             limits,
-            slots: Semaphore::new(limits.at_a_time),
+            slots: Semaphore::new(limits.concurrent),
             stores: Mutex::default(),
             entries: Mutex::default(),
             tasks: TaskTracker::new(),
             shutdown,
-            news,
+            changes,
         })
     }
 
-    fn with<A>(&self, look: impl FnOnce(&mut HashMap<String, Entry<T>>) -> A) -> A {
-        look(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<A>(&self, access: impl FnOnce(&mut HashMap<String, Entry<T>>) -> A) -> A {
+        access(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What is known of an EtcdBackup's work; the store is not asked here.
-    pub(crate) fn observe(&self, uid: &str) -> Pace<T> {
+    /// The state of an EtcdBackup's task. Sends no request.
+    pub(crate) fn observe(&self, uid: &str) -> WorkState<T> {
         self.with(|entries| match entries.get(uid) {
-            None => Pace::default(),
-            Some(entry) => Pace {
+            None => WorkState::default(),
+            Some(entry) => WorkState {
                 work: match &entry.state {
                     State::Queued => Work::Queued,
-                    State::Called => Work::Called,
+                    State::Ready => Work::Ready,
                     State::Running => Work::Running(entry.meter.read()),
                     State::Ended(outcome) => Work::Ended(outcome.clone()),
                 },
                 not_before: entry.not_before,
-                before: entry.before.clone(),
-                waited: entry.waited(),
-                counted: entry.counted,
+                last_failure: entry.last_failure.clone(),
+                queue_time: entry.total_queue_time(),
+                recorded_count: entry.recorded_count,
             },
         })
     }
 
-    /// How often the work of an EtcdBackup failed since it last succeeded.
+    /// Number of failed attempts of an EtcdBackup since its last success.
     pub(crate) fn failures(&self, uid: &str) -> u32 {
         self.with(|entries| entries.get(uid).map_or(0, |entry| entry.attempts))
     }
 
-    /// Starts a job unless one is under way. `wanted` says whether its EtcdBackup is still there.
-    pub(crate) fn begin(
+    /// Queues a task, unless the EtcdBackup has an active one. The task is canceled when `exists` returns false, which
+    /// means that its EtcdBackup was deleted.
+    pub(crate) fn enqueue(
         self: &Arc<Self>,
         uid: &str,
-        job: impl Worker<Product = T>,
-        wanted: impl Fn() -> bool + Send + Sync + 'static,
+        job: impl Worker<Output = T>,
+        exists: impl Fn() -> bool + Send + Sync + 'static,
     ) {
         let cancelled = self.shutdown.child_token();
         let meter = Arc::new(Meter::default());
-        let fresh = self.with(|entries| {
+        let is_new = self.with(|entries| {
             prune(entries);
             let old = entries.get(uid);
             if matches!(
                 old,
                 Some(Entry {
-                    state: State::Queued | State::Called | State::Running,
+                    state: State::Queued | State::Ready | State::Running,
                     ..
                 })
             ) {
                 return false;
             }
             let attempts = old.map_or(0, |entry| entry.attempts);
-            let before = old.and_then(|entry| match &entry.state {
+            let last_failure = old.and_then(|entry| match &entry.state {
                 State::Ended(Err(trouble)) => Some(trouble.clone()),
                 _ => None,
             });
@@ -184,23 +186,23 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 cancelled: cancelled.clone(),
                 attempts,
                 not_before: None,
-                before,
-                waited: old.map(Entry::waited).unwrap_or_default(),
+                last_failure,
+                queue_time: old.map(Entry::total_queue_time).unwrap_or_default(),
                 queued: Instant::now(),
-                counted: old.and_then(|entry| entry.counted),
+                recorded_count: old.and_then(|entry| entry.recorded_count),
                 start: Arc::default(),
             };
             entries.insert(uid.to_owned(), entry);
             true
         });
-        if !fresh {
+        if !is_new {
             return;
         }
         let (workers, uid) = (self.clone(), uid.to_owned());
         self.tasks.spawn(async move {
             let watch = async {
-                while wanted() {
-                    tokio::time::sleep(WANTED).await;
+                while exists() {
+                    tokio::time::sleep(EXISTENCE_POLL).await;
                 }
             };
             let work = workers.work(&uid, &job, &meter, &cancelled);
@@ -210,81 +212,85 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 () = &mut watch => None,
             };
             if let Some(outcome) = outcome {
-                workers.end(&uid, outcome);
+                workers.finish(&uid, outcome);
             } else {
-                // Deleted: what was uploaded is taken back, and nothing is remembered.
+                // The EtcdBackup was deleted. The canceled task discards its upload, and its state is forgotten.
                 cancelled.cancel();
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
             }
-            let _ = workers.news.send(());
+            let _ = workers.changes.send(());
         });
     }
 
     async fn work(
         &self,
         uid: &str,
-        job: &impl Worker<Product = T>,
+        job: &impl Worker<Output = T>,
         meter: &Meter,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
         let store = self.slots_of(job.store());
-        // In turn: first among those of the same store, then among all.
+        // The slot of the store comes first, so tasks of a busy store occupy no common slots.
         let slots = tokio::select! {
             slots = async {
                 let of_store = store.acquire().await.ok();
-                // A pod that does not start holds up those of its claim alone.
-                let of_all = if job.is_elsewhere() { None } else { self.slots.acquire().await.ok() };
+                // A pod that does not start delays only tasks of its own PersistentVolumeClaim.
+                let of_all = if job.runs_in_pod() { None } else { self.slots.acquire().await.ok() };
                 (of_store, of_all)
             } => Some(slots),
-            // The job sees it at once.
+            // The task itself handles the cancellation.
             () = cancelled.cancelled() => None,
         };
-        let waits = job.is_counted() && slots.is_some();
+        let waits = job.records_attempts() && slots.is_some();
         let start = self.with(|entries| {
             let entry = entries.get_mut(uid)?;
-            entry.waited = entry.waited();
-            entry.state = if waits { State::Called } else { State::Running };
+            entry.queue_time = entry.total_queue_time();
+            entry.state = if waits { State::Ready } else { State::Running };
             waits.then(|| entry.start.clone())
         });
         if let Some(start) = start {
-            self.counted(&start, cancelled).await?;
+            self.wait_for_record(&start, cancelled).await?;
         }
-        // A defect in here must not look like something that runs for ever.
+        // After a panic the task must not remain in the state Running.
         let run = AssertUnwindSafe(job.run(meter, cancelled)).catch_unwind();
         let outcome = run.await.unwrap_or_else(|_| {
             Err(Trouble::new(
                 Reason::StepFailed,
-                "it broke off by a defect of the operator: see its log",
+                "the operator panicked, which is a defect: see its log and report it",
             ))
         });
         drop(slots);
         outcome
     }
 
-    /// Waits until the status counts the attempt, which [`Workers::start`] tells.
-    async fn counted(&self, start: &Notify, cancelled: &CancellationToken) -> Result<(), Trouble> {
-        let _ = self.news.send(());
+    /// Waits until the attempt is recorded in the status and [`Workers::start`] is called.
+    async fn wait_for_record(
+        &self,
+        start: &Notify,
+        cancelled: &CancellationToken,
+    ) -> Result<(), Trouble> {
+        let _ = self.changes.send(());
         tokio::select! {
             () = start.notified() => Ok(()),
-            // The job sees it at once.
+            // The task itself handles the cancellation.
             () = cancelled.cancelled() => Ok(()),
-            () = tokio::time::sleep(self.limits.uncounted) => Err(Trouble::new(
+            () = tokio::time::sleep(self.limits.record_timeout) => Err(Trouble::new(
                 Reason::StepFailed,
-                "the attempt could not be recorded in the status in time: the API server does not take it, or the operator has \
-                 too much to look at; see the operator's log",
+                "the attempt was not recorded in the status in time: the API server rejects the write, or the operator \
+                 is overloaded; see the operator's log",
             )),
         }
     }
 
-    /// Lets a job run whose turn it is: its attempt is counted.
+    /// Starts the ready task of an EtcdBackup after its attempt was recorded.
     pub(crate) fn start(&self, uid: &str, count: i32) {
         self.with(|entries| {
             if let Some(entry) = entries.get_mut(uid)
-                && matches!(entry.state, State::Called)
+                && matches!(entry.state, State::Ready)
             {
                 entry.state = State::Running;
-                entry.counted = Some(count);
+                entry.recorded_count = Some(count);
                 entry.start.notify_one();
             }
         });
@@ -292,19 +298,19 @@ impl<T: Clone + Send + 'static> Workers<T> {
 
     fn slots_of(&self, store: String) -> Arc<Semaphore> {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody waits for or holds those that are known here alone.
+        // A semaphore without another reference has no task.
         stores.retain(|_, slots| Arc::strong_count(slots) > 1);
-        let slots = || Arc::new(Semaphore::new(self.limits.to_one_store));
+        let slots = || Arc::new(Semaphore::new(self.limits.per_store));
         stores.entry(store).or_insert_with(slots).clone()
     }
 
-    fn end(&self, uid: &str, outcome: Result<T, Trouble>) {
+    fn finish(&self, uid: &str, outcome: Result<T, Trouble>) {
         self.with(|entries| {
             if let Some(entry) = entries.get_mut(uid) {
                 if outcome.is_err() {
                     let pause = 1_u64
                         .wrapping_shl(entry.attempts.min(10))
-                        .min(self.limits.longest_pause);
+                        .min(self.limits.max_backoff_seconds);
                     entry.attempts = entry.attempts.saturating_add(1);
                     entry.not_before = Timestamp::now()
                         .checked_add(Duration::from_secs(pause))
@@ -315,7 +321,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Gives up what is under way; it ends soon after.
+    /// Cancels the task of an EtcdBackup, which ends soon after.
     pub(crate) fn abandon(&self, uid: &str) {
         self.with(|entries| {
             if let Some(entry) = entries.get(uid) {
@@ -324,7 +330,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Forgets an EtcdBackup that is done with.
+    /// Forgets the ended task of an EtcdBackup.
     pub(crate) fn forget(&self, uid: &str) {
         self.with(|entries| {
             if matches!(
@@ -339,14 +345,14 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Waits until everything has ended; it is given up by the shutdown.
-    pub(crate) async fn ended(&self) {
+    /// Waits until all tasks have ended. The shutdown cancels them.
+    pub(crate) async fn join(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
 }
 
-/// Forgets failures nobody asked about for an hour: their EtcdBackups were deleted.
+/// Forgets failures that were not retried for an hour, because their EtcdBackups were deleted.
 fn prune<T>(entries: &mut HashMap<String, Entry<T>>) {
     let hour = Duration::from_hours(1);
     let now = Timestamp::now();

@@ -1,12 +1,13 @@
-//! `cargo xtask bench backup`: one backup of a large database, beside what one would do by hand in the same run:
-//! `etcdctl snapshot save` to a file, and then the upload of that file as the stores' own commands do it: one object,
-//! in pieces of 8 MiB, several at a time.
+//! `cargo xtask bench backup`: compares one backup of a large database with the manual way in the same run.
 //!
-//! Measured are the wall time of both, the processor time of all that takes part in either (etcd, the store, the
-//! commands) and what they had to read from the disk, and the memory and the processor time of this process while it
-//! transfers.
-//! Sizes in MiB come from `BENCH_MIB`, rounds from `BENCH_ROUNDS`; the figures go to the file `BENCH_JSON`. Alone in its binary, so that nothing else in the
-//! process is measured; the upload by hand is a process of its own, as a command is.
+//! The manual way is `etcdctl snapshot save` to a file, and then an upload of the file like that of the store's own
+//! command: one object, in parts of 8 MiB, with several concurrent parts.
+//!
+//! The benchmark measures the wall time, the processor time of all participants (etcd, the store, the commands), the
+//! bytes that they read from the disk, and the memory and processor time of this process during the transfer.
+//! `BENCH_MIB` sets the sizes in MiB, `BENCH_ROUNDS` the number of rounds. The results are written to the file
+//! `BENCH_JSON`. The benchmark has its own binary, so nothing else in the process is measured. The manual upload runs in
+//! another process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
 mod procfs;
@@ -17,7 +18,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backup::transfer::{Meter, Name, Transfer};
+use backup::transfer::{Meter, ObjectName, Transfer};
 use bytes::BytesMut;
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
@@ -44,7 +45,7 @@ fn numbers(variable: &str, default: &[u64]) -> Vec<u64> {
     }
 }
 
-/// Values that do not compress, as those of an encrypted store, until the file has the size.
+/// Writes values that do not compress, like those of an encrypted store.
 async fn fill(url: &str, mebibytes: u64) {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = store::testing::content(1 << 20);
@@ -56,17 +57,17 @@ async fn fill(url: &str, mebibytes: u64) {
     }
 }
 
-/// What one did is on disk, and gone from the store, before the other begins; and of all files the machine keeps in its
-/// memory the database alone, as it does that of a member in use, and the programs. Else what is there decides what has
-/// to be read again: at 4 GiB the store's parts.
-async fn settle(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
+/// Resets the machine between two measurements: all writes are on disk, the store is empty, and the page cache contains
+/// only the database (as for a member in use) and the programs. Otherwise the content of the page cache would influence
+/// the number of bytes that are read.
+async fn reset(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
     for object in store.list("").await.unwrap() {
         store.delete(&object.key).await.unwrap();
     }
     let synced = Command::new("sync").status().unwrap();
     assert!(synced.success());
     if std::fs::write("/proc/sys/vm/drop_caches", "1").is_err() {
-        eprintln!("only root can have the machine forget files: the disk may have to read more");
+        eprintln!("dropping the page cache requires root: the measured reads may differ");
     }
     for file in [
         etcd.data_dir().join("member/snap/db"),
@@ -81,15 +82,15 @@ fn etcdctl(programs: &Programs) -> PathBuf {
     programs.etcdutl().with_file_name("etcdctl")
 }
 
-/// What the way by hand took: the snapshot to a file, and the file to the store.
-struct ByHand {
+/// The measurement of the manual way: the snapshot to a file, and the upload of the file.
+struct Manual {
     file: Duration,
     both: Duration,
     of_all: Duration,
     read: u64,
 }
 
-fn by_hand(programs: &Programs, url: &str, server: &S3Server) -> ByHand {
+fn manual(programs: &Programs, url: &str, server: &S3Server) -> Manual {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("snapshot.db");
     let (began, taken, read) = (Instant::now(), processor_of_all(), read_by_all());
@@ -105,13 +106,13 @@ fn by_hand(programs: &Programs, url: &str, server: &S3Server) -> ByHand {
     );
     let file_time = began.elapsed();
     let uploaded = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "the_upload_of_a_file"])
+        .args(["--ignored", "--exact", "uploads_file"])
         .env(FILE, &file)
         .env(ENDPOINT, &server.endpoint)
         .output()
         .unwrap();
     assert!(uploaded.status.success(), "{uploaded:?}");
-    ByHand {
+    Manual {
         file: file_time,
         both: began.elapsed(),
         of_all: processor_of_all().saturating_sub(taken),
@@ -119,14 +120,14 @@ fn by_hand(programs: &Programs, url: &str, server: &S3Server) -> ByHand {
     }
 }
 
-/// What [`by_hand`] runs: the file these variables name, to the bucket of that server.
+/// The variable with the file that [`manual`] uploads.
 const FILE: &str = "BENCH_FILE";
-/// See [`FILE`].
+/// The variable with the endpoint of the S3 server.
 const ENDPOINT: &str = "BENCH_ENDPOINT";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a part of what is measured"]
-async fn the_upload_of_a_file() {
+#[ignore = "a part of the benchmark"]
+async fn uploads_file() {
     let (Ok(file), Ok(endpoint)) = (std::env::var(FILE), std::env::var(ENDPOINT)) else {
         return;
     };
@@ -150,8 +151,8 @@ async fn the_upload_of_a_file() {
     upload.commit().await.unwrap();
 }
 
-/// What one backup took.
-struct Took {
+/// The measurement of a backup.
+struct Measured {
     time: Duration,
     processor: Duration,
     of_all: Duration,
@@ -161,18 +162,18 @@ struct Took {
     size: i64,
 }
 
-async fn ours(url: &str, store: Arc<dyn Store>) -> Took {
+async fn ours(url: &str, store: Arc<dyn Store>) -> Measured {
     let transfer = Transfer {
         etcd: Arc::new(EtcdClient::new(Access::default())),
         endpoints: vec![url.to_owned()],
         store,
-        name: Name::Exact("ours".to_owned()),
+        name: ObjectName::Exact("ours".to_owned()),
         compress: false,
         uid: "uid".to_owned(),
         cluster: None,
         since: jiff::Timestamp::now(),
     };
-    // The peak counts from here on.
+    // Resets the peak of the memory.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let (began, taken, before) = (Instant::now(), processor(), memory("VmRSS"));
     let (taken_by_all, read) = (processor_of_all(), read_by_all());
@@ -180,7 +181,7 @@ async fn ours(url: &str, store: Arc<dyn Store>) -> Took {
         .run(&Meter::default(), &CancellationToken::new())
         .await
         .unwrap();
-    Took {
+    Measured {
         time: began.elapsed(),
         processor: processor().saturating_sub(taken),
         of_all: processor_of_all().saturating_sub(taken_by_all),
@@ -199,7 +200,7 @@ fn median(times: impl Iterator<Item = Duration>) -> f64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures: run by cargo xtask bench backup"]
-async fn a_backup_beside_a_file_and_its_upload() {
+async fn compares_backup_with_manual_upload() {
     let programs = Programs::find("3.6");
     let rounds = numbers("BENCH_ROUNDS", &[3])[0];
     println!(
@@ -211,9 +212,8 @@ async fn a_backup_beside_a_file_and_its_upload() {
             flags: vec![
                 "--unsafe-no-fsync".to_owned(),
                 "--quota-backend-bytes=8589934592".to_owned(),
-                // etcd keeps its last 5,000 writes and more in memory. Of these, with a MiB each, that would be as much
-                // as the database, and as much again until Go collects it: 8.5 GB at 4 GiB, and the machine's memory
-                // would not be enough for the files.
+                // By default etcd keeps at least the last 5,000 writes in memory. With a MiB each, they would need more
+                // memory than the database, and too little would remain for the page cache.
                 "--snapshot-count=100".to_owned(),
                 "--snapshot-catchup-entries=10".to_owned(),
             ],
@@ -225,10 +225,10 @@ async fn a_backup_beside_a_file_and_its_upload() {
         let store: Arc<dyn Store> = Arc::new(S3Store::new(server.config("bucket")).await.unwrap());
         let (mut fast, mut slow) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            settle(store.as_ref(), &etcd, &programs).await;
+            reset(store.as_ref(), &etcd, &programs).await;
             fast.push(ours(&etcd.client_url, store.clone()).await);
-            settle(store.as_ref(), &etcd, &programs).await;
-            slow.push(by_hand(&programs, &etcd.client_url, &server));
+            reset(store.as_ref(), &etcd, &programs).await;
+            slow.push(manual(&programs, &etcd.client_url, &server));
         }
         let size = fast.iter().map(|took| took.size).max().unwrap();
         let seconds = |times: Vec<Duration>| -> Vec<f64> {

@@ -1,12 +1,12 @@
-//! The memory a transfer takes does not depend on the size of the database. Alone in its binary, so that nothing
-//! else in the process is measured.
+//! The memory of a transfer does not depend on the size of the database. The test has its own binary, so nothing else in
+//! the process is measured.
 #![allow(clippy::unwrap_used)]
 
 mod procfs;
 
 use std::sync::Arc;
 
-use backup::transfer::{Meter, Name, Transfer};
+use backup::transfer::{Meter, ObjectName, Transfer};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
 use store::S3Store;
@@ -17,11 +17,11 @@ use procfs::memory;
 
 const MIB: u64 = 1 << 20;
 
-/// Four parts of 6 MiB, what the HTTP client holds of them, and the heap's slack. It is the same for every size.
+/// Memory limit for every size: four parts of 6 MiB, the buffers of the HTTP client, and unused heap.
 const BUDGET: u64 = 80 * MIB;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_database_takes_no_more_memory_than_a_small_one() {
+async fn memory_does_not_depend_on_database_size() {
     let start = Start {
         flags: vec!["--unsafe-no-fsync".to_owned()],
         ..Start::default()
@@ -44,13 +44,13 @@ async fn a_large_database_takes_no_more_memory_than_a_small_one() {
         etcd: Arc::new(EtcdClient::new(Access::default())),
         endpoints: vec![etcd.client_url.clone()],
         store: Arc::new(S3Store::new(server.config("bucket")).await.unwrap()),
-        name: Name::Exact("large".to_owned()),
+        name: ObjectName::Exact("large".to_owned()),
         compress: false,
         uid: "uid".to_owned(),
         cluster: None,
         since: jiff::Timestamp::now(),
     };
-    // The peak counts from here on.
+    // Resets the peak of the memory.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let began = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! What is removed from a real S3 server and what is not, and what a removal leaves that is cut off.
+//! Retention on a real S3 server, and the state after an interrupted removal.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use api::backup::BackupPolicy;
 use api::backup::name::{self, Numbered};
 use api::manifest::manifest_key;
 use backup::reason::{Reason, Trouble};
-use backup::removal::{Removal, What};
+use backup::removal::{Removal, RemovalScope};
 use backup::retention::Rules;
-use backup::snapshot::Kept;
+use backup::snapshot::RemovalResult;
 use bytes::Bytes;
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
@@ -24,7 +24,7 @@ fn now() -> Timestamp {
     "2026-06-15T12:00:00Z".parse().unwrap()
 }
 
-/// The backup of so many hours ago; revisions grow over a change of their number of digits.
+/// The key of a backup by its age in hours. The number of digits of the revisions changes.
 fn key_at(path: &str, hours_ago: i64) -> String {
     let parts = Numbered {
         time: now() - SignedDuration::from_hours(hours_ago),
@@ -74,33 +74,37 @@ fn with_manifests(keys: impl IntoIterator<Item = String>) -> Vec<String> {
     all
 }
 
-fn removal(store: &Arc<dyn Store>, what: What) -> Removal {
+fn removal(store: &Arc<dyn Store>, scope: RemovalScope) -> Removal {
     Removal {
         store: store.clone(),
         path: PATH.to_owned(),
         uid: UID.to_owned(),
-        what,
+        scope,
         now: now(),
     }
 }
 
-/// Keeps so many; the newest is that of now.
-async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<Kept, Trouble> {
-    keep_beside(store, count, &[]).await
+/// Keeps this number of backups. The newest one has the age 0.
+async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<RemovalResult, Trouble> {
+    keep_with_others(store, count, &[]).await
 }
 
-/// The same, beside other EtcdBackups of the same path.
-async fn keep_beside(store: &Arc<dyn Store>, count: i64, others: &[&str]) -> Result<Kept, Trouble> {
+/// Like [`keep`], with other EtcdBackups at the same path.
+async fn keep_with_others(
+    store: &Arc<dyn Store>,
+    count: i64,
+    others: &[&str],
+) -> Result<RemovalResult, Trouble> {
     let policy = BackupPolicy {
         max_backups: Some(count),
         ..BackupPolicy::default()
     };
-    let what = What::Surplus {
+    let scope = RemovalScope::Surplus {
         rules: Rules::of(&policy),
         newest: format!("{}/{}", store.location(), key(0)),
         others: others.iter().map(|uid| (*uid).to_owned()).collect(),
     };
-    removal(store, what).run().await
+    removal(store, scope).run().await
 }
 
 async fn s3(server: &S3Server) -> Arc<dyn Store> {
@@ -108,7 +112,7 @@ async fn s3(server: &S3Server) -> Arc<dyn Store> {
 }
 
 #[tokio::test]
-async fn retention_keeps_the_newest_and_removes_manifests_with_their_backups() {
+async fn retention_removes_old_backups_with_manifests() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     for hours in 0..8 {
@@ -122,14 +126,13 @@ async fn retention_keeps_the_newest_and_removes_manifests_with_their_backups() {
         .map(|backup| backup.location)
         .collect();
     assert_eq!(newest[0], format!("s3://bucket/{}", key(0)));
-    // 1005, 1004, 1003: by text 999 would be the newest.
+    // The revisions are 1005, 1004 and 1003. In text order 999 would be the newest.
     assert_eq!(keys(store.as_ref()).await, with_manifests((0..3).map(key)));
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 0);
 }
 
-/// Invariant 13.
 #[tokio::test]
-async fn retention_siblings_and_other_objects_are_never_touched() {
+async fn retention_never_touches_other_objects() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     let mut others = Vec::new();
@@ -163,7 +166,7 @@ async fn retention_siblings_and_other_objects_are_never_touched() {
 }
 
 #[tokio::test]
-async fn retention_pages_through_more_than_a_thousand_objects() {
+async fn retention_lists_more_than_thousand_objects() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     futures::stream::iter(0..1001)
@@ -176,16 +179,15 @@ async fn retention_pages_through_more_than_a_thousand_objects() {
     assert_eq!(keys(store.as_ref()).await, with_manifests((0..2).map(key)));
 }
 
-/// Invariant 9.
 #[tokio::test]
-async fn invariant_9_nothing_is_removed_while_the_newest_is_not_whole() {
+async fn invariant_9_removes_nothing_while_newest_is_incomplete() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in 0..4 {
         put(store.as_ref(), &key(hours), UID).await;
     }
     let all = keys(store.as_ref()).await;
-    // Somebody removed it, or its manifest, or wrote something else there.
+    // The newest backup is missing, its manifest is missing, or its content was replaced.
     for damage in 0..3 {
         match damage {
             0 => store.delete(&key(0)).await.unwrap(),
@@ -206,7 +208,7 @@ async fn invariant_9_nothing_is_removed_while_the_newest_is_not_whole() {
 }
 
 #[tokio::test]
-async fn what_is_newer_than_the_newest_known_is_left_alone() {
+async fn keeps_backups_newer_than_verified() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in -2..3 {
@@ -216,10 +218,10 @@ async fn what_is_newer_than_the_newest_known_is_left_alone() {
     assert_eq!(keys(store.as_ref()).await, with_manifests((-2..1).map(key)));
 }
 
-/// Cut off at any call, a removal leaves the newest whole, and the next one finishes it.
+/// A removal that fails at any request leaves the newest backups complete, and the next removal completes it.
 #[tokio::test]
-async fn a_removal_that_is_cut_off_is_finished_by_the_next() {
-    let failure = || store::Error::Timeout("cut off".to_owned());
+async fn next_removal_completes_interrupted_one() {
+    let failure = || store::Error::Timeout("injected".to_owned());
     for call in [Call::Get, Call::Head, Call::List, Call::Delete] {
         for succeeding in 0..6 {
             let dir = tempfile::tempdir().unwrap();
@@ -229,7 +231,7 @@ async fn a_removal_that_is_cut_off_is_finished_by_the_next() {
             for hours in 0..4 {
                 put(store.as_ref(), &key(hours), UID).await;
             }
-            // A manifest whose backup went, as a crash leaves it.
+            // A crash between the two deletions leaves a manifest without its backup.
             put(store.as_ref(), &key(9), UID).await;
             store.delete(&key(9)).await.unwrap();
             faulty.fail_after(call, succeeding, failure());
@@ -242,7 +244,7 @@ async fn a_removal_that_is_cut_off_is_finished_by_the_next() {
                     "{call:?} {between:?}"
                 );
             }
-            // A backup that is still there has its manifest.
+            // Every remaining backup has its manifest.
             for hours in 2..4 {
                 let half =
                     between.contains(&key(hours)) && !between.contains(&manifest_key(&key(hours)));
@@ -260,26 +262,29 @@ async fn a_removal_that_is_cut_off_is_finished_by_the_next() {
 }
 
 #[tokio::test]
-async fn only_what_this_etcd_backup_has_stored_goes_with_it() {
+async fn removes_only_backups_of_deleted_etcd_backup() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     put(store.as_ref(), PATH, UID).await;
     put(store.as_ref(), &key(1), UID).await;
     put(store.as_ref(), &key(2), "uid-2").await;
-    // Of v1beta2's operator: nobody knows whose.
+    // A backup of the original operator has no manifest and no known owner.
     store
         .put(&key(3), Bytes::from_static(b"old"))
         .await
         .unwrap();
     put(store.as_ref(), &key_at("daily/etcd_v2", 1), UID).await;
-    let removed = removal(&store, What::Everything).run().await.unwrap();
+    let removed = removal(&store, RemovalScope::Everything)
+        .run()
+        .await
+        .unwrap();
     assert_eq!(removed.deleted, 2);
     let mut left = with_manifests([key(2), key_at("daily/etcd_v2", 1)]);
     left.push(key(3));
     left.sort();
     assert_eq!(keys(store.as_ref()).await, left);
     assert_eq!(
-        removal(&store, What::Everything)
+        removal(&store, RemovalScope::Everything)
             .run()
             .await
             .unwrap()
@@ -288,10 +293,10 @@ async fn only_what_this_etcd_backup_has_stored_goes_with_it() {
     );
 }
 
-/// An hourly one that keeps two, and a daily one of the same path, of another cluster or of the same: neither takes
-/// what the other keeps, nor its places.
+/// Two EtcdBackups with one path, hourly and daily: the backups of one do not count for the rules of the other, and are
+/// not deleted by them.
 #[tokio::test]
-async fn invariant_13_what_a_neighbour_at_the_same_path_has_stored_is_the_neighbours() {
+async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     for hours in [0, 1, 3, 5] {
@@ -300,13 +305,15 @@ async fn invariant_13_what_a_neighbour_at_the_same_path_has_stored_is_the_neighb
     for hours in [2, 24, 48] {
         put(store.as_ref(), &key(hours), "uid-2").await;
     }
-    // Of one that is gone, and of v1beta2's operator: whoever is there looks after them.
+    // Backups of a deleted EtcdBackup and of the original operator are subject to the rules of this EtcdBackup.
     put(store.as_ref(), &key(6), "uid-0").await;
     store
         .put(&key(7), Bytes::from_static(b"old"))
         .await
         .unwrap();
-    let kept = keep_beside(&store, 3, &["uid-2", "uid-3"]).await.unwrap();
+    let kept = keep_with_others(&store, 3, &["uid-2", "uid-3"])
+        .await
+        .unwrap();
     assert_eq!(kept.deleted, 3);
     let locations: Vec<String> = kept
         .backups
@@ -317,7 +324,7 @@ async fn invariant_13_what_a_neighbour_at_the_same_path_has_stored_is_the_neighb
     assert_eq!(locations, expected);
     let left = with_manifests([0, 1, 2, 3, 24, 48].map(key));
     assert_eq!(keys(store.as_ref()).await, left);
-    // When the other is gone, all of them are looked after.
+    // After the deletion of the other EtcdBackup, the rules apply to its backups too.
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 3);
     assert_eq!(
         keys(store.as_ref()).await,

@@ -1,5 +1,5 @@
-//! A proxy that does harm between operator and store: each fault ends in a backup after retries or in a reason, and
-//! never in something that only looks like a backup.
+//! A faulty proxy between the operator and the store. Every fault ends with a complete backup or a reason, never with an
+//! incomplete backup that is reported as complete.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::manifest::{BackupManifest, manifest_key};
 use backup::reason::Reason;
-use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
+use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
 use jiff::Timestamp;
@@ -18,44 +18,44 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-const ALONE: Whose<'_> = Whose {
+const OWNER: Owner<'_> = Owner {
     uid: "uid",
     cluster: None,
-    reads: true,
+    verify_content: true,
 };
 
-/// What happens to a connection.
+/// The fault of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// The store answers this instead.
+    /// The proxy answers with this status code.
     Answer(u16),
-    /// The connection ends after so many bytes from the client.
+    /// The connection ends after this number of bytes from the client.
     Cut(usize),
-    /// The connection ends after so many bytes from the store: its answer is lost.
+    /// The connection ends after this number of bytes from the store, so its answer is lost.
     Mute(usize),
-    /// Each piece comes late.
+    /// Every chunk is delayed.
     Slow(Duration),
 }
 
 struct Proxy {
     endpoint: String,
-    left: Arc<AtomicUsize>,
+    remaining: Arc<AtomicUsize>,
 }
 
 impl Proxy {
-    /// So many connections meet the fault; the others pass.
+    /// Injects the fault in this number of connections.
     async fn start(server: &S3Server, fault: Fault, times: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Self {
             endpoint: format!("http://{}", listener.local_addr().unwrap()),
-            left: Arc::new(AtomicUsize::new(times)),
+            remaining: Arc::new(AtomicUsize::new(times)),
         };
         let target = server.endpoint.trim_start_matches("http://").to_owned();
-        let left = proxy.left.clone();
+        let remaining = proxy.remaining.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let taken = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
-                    left.checked_sub(1)
+                let taken = remaining.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| {
+                    count.checked_sub(1)
                 });
                 let server = TcpStream::connect(&target).await.unwrap();
                 tokio::spawn(pass(client, server, taken.is_ok().then_some(fault)));
@@ -81,7 +81,7 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>
                         body.len()
                     );
                     let _ = client.write_all(answer.as_bytes()).await;
-                    // What the client still sends is read, so that it gets to the answer.
+                    // The rest of the request is read, so the client reads the answer.
                     let drain = async { while matches!(client.read(&mut up).await, Ok(1..)) {} };
                     let _ = tokio::time::timeout(Duration::from_millis(300), drain).await;
                     return;
@@ -104,16 +104,16 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>
     }
 }
 
-fn numbered(time: Timestamp) -> Name {
-    Name::Numbered {
+fn numbered(time: Timestamp) -> ObjectName {
+    ObjectName::Numbered {
         path: "etcd".to_owned(),
         time,
-        left: None,
+        leftover: None,
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_faults_end_in_a_backup_or_in_a_reason_and_never_in_a_false_success() {
+async fn store_faults_cause_no_false_success() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let mut client = etcd_client::Client::connect([&etcd.client_url], None)
         .await
@@ -145,13 +145,14 @@ async fn store_faults_end_in_a_backup_or_in_a_reason_and_never_in_a_false_succes
         let store: Arc<dyn Store> = Arc::new(S3Store::new(config).await.unwrap());
         let begun = Timestamp::from_second(1_800_000_000 + i64::try_from(case).unwrap()).unwrap();
         let mut troubles = Vec::new();
-        // As the operator does it: look, and make what is not there, again and again.
+        // Like the operator: find a complete backup or start an attempt, and retry.
         let stored = loop {
             assert!(troubles.len() < 60, "{fault:?}: {troubles:?}");
             let attempt = async {
-                let name = match written(store.as_ref(), numbered(begun), ALONE, begun).await? {
-                    Written::Whole(stored) => return Ok(stored),
-                    Written::Not(name) => name,
+                let name = numbered(begun);
+                let name = match earlier_attempt(store.as_ref(), name, OWNER, begun).await? {
+                    EarlierAttempt::Complete(stored) => return Ok(stored),
+                    EarlierAttempt::Incomplete(name) => name,
                 };
                 let transfer = Transfer {
                     etcd: Arc::new(EtcdClient::new(Access::default())),
@@ -170,7 +171,6 @@ async fn store_faults_end_in_a_backup_or_in_a_reason_and_never_in_a_false_succes
             match attempt.await {
                 Ok(stored) => break stored,
                 Err(trouble) => {
-                    // What stands under the name now is no backup, or all of one.
                     let known = [
                         Reason::AccessDenied,
                         Reason::BucketMissing,

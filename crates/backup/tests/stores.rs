@@ -1,4 +1,4 @@
-//! A periodic backup, found again and thinned out, on every kind of store, against real servers.
+//! Periodic backups with adoption and retention on every kind of store, with real servers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use api::backup::BackupPolicy;
 use api::backup::name;
 use api::manifest::{BackupManifest, manifest_key};
-use backup::removal::{Removal, What};
+use backup::removal::{Removal, RemovalScope};
 use backup::retention::Rules;
-use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
+use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient, Inspector};
 use jiff::{SignedDuration, Timestamp};
@@ -18,13 +18,13 @@ use tokio_util::sync::CancellationToken;
 
 const PATH: &str = "deep/etcd";
 
-const ALONE: Whose<'_> = Whose {
+const OWNER: Owner<'_> = Owner {
     uid: "uid",
     cluster: None,
-    reads: true,
+    verify_content: true,
 };
 
-async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
+async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let mut client = etcd_client::Client::connect([&etcd.client_url], None)
         .await
@@ -37,10 +37,10 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
             client.put(key, vec![b'v'; 1 << 18], None).await.unwrap();
         }
         let time = first + SignedDuration::from_hours(run);
-        let name = Name::Numbered {
+        let name = ObjectName::Numbered {
             path: PATH.to_owned(),
             time,
-            left: None,
+            leftover: None,
         };
         let transfer = Transfer {
             etcd: Arc::new(EtcdClient::new(Access::default())),
@@ -57,8 +57,8 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
             .await
             .unwrap();
         assert!(stored.location.starts_with(scheme), "{}", stored.location);
-        let found = written(store.as_ref(), name, ALONE, time).await.unwrap();
-        assert_eq!(found, Written::Whole(stored.clone()));
+        let found = earlier_attempt(store.as_ref(), name, OWNER, time).await;
+        assert_eq!(found.unwrap(), EarlierAttempt::Complete(stored.clone()));
         locations.push((stored, time));
     }
     let (newest, _) = locations.last().unwrap();
@@ -75,12 +75,12 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
     let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
     let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
     assert_eq!(manifest.sha256, newest.sha256);
-    // Directories do not tell one writing from another.
+    // Directories have no tags.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
-    // A sibling, and then all but the newest goes.
+    // Retention removes all but the newest backup, and no object of a similar path.
     let sibling = "deep/etcd_v2_v9_2019-01-01-00:00:00";
-    store.put(sibling, "somebody's".into()).await.unwrap();
+    store.put(sibling, "other".into()).await.unwrap();
     let policy = BackupPolicy {
         max_backups: Some(1),
         ..BackupPolicy::default()
@@ -89,7 +89,7 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
         store: store.clone(),
         path: PATH.to_owned(),
         uid: "uid".to_owned(),
-        what: What::Surplus {
+        scope: RemovalScope::Surplus {
             rules: Rules::of(&policy),
             newest: newest.location.clone(),
             others: std::collections::BTreeSet::new(),
@@ -110,45 +110,48 @@ async fn goes_the_whole_way(store: Arc<dyn Store>, scheme: &str) {
     assert_eq!(left, expected);
     let parts = name::parse(PATH, key).unwrap();
 
-    // Something else of the same size, after whoever wrote the manifest has died.
+    // An object of the same size has replaced the backup since the manifest was written.
     if manifest.store_tag.is_some() {
         let other = vec![7; content.len()];
         store.put(key, other.into()).await.unwrap();
-        let name = |left| Name::Numbered {
+        let name = |leftover| ObjectName::Numbered {
             path: PATH.to_owned(),
             time: parts.time,
-            left,
+            leftover,
         };
-        let found = written(store.as_ref(), name(None), ALONE, parts.time).await;
-        assert_eq!(found.unwrap(), Written::Not(name(Some(key.to_owned()))));
+        let found = earlier_attempt(store.as_ref(), name(None), OWNER, parts.time).await;
+        assert_eq!(
+            found.unwrap(),
+            EarlierAttempt::Incomplete(name(Some(key.to_owned())))
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_s3_goes_the_whole_way() {
+async fn backup_s3_takes_adopts_and_removes() {
     let server = S3Server::start(&["bucket"]);
     let store = S3Store::new(server.config("bucket")).await.unwrap();
-    Box::pin(goes_the_whole_way(Arc::new(store), "s3://bucket/")).await;
+    Box::pin(backs_up_adopts_and_removes(Arc::new(store), "s3://bucket/")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_gcs_goes_the_whole_way() {
+async fn backup_gcs_takes_adopts_and_removes() {
     let server = GoogleServer::start(&["bucket"]);
     let store = GcsStore::new(server.config("bucket")).await.unwrap();
-    Box::pin(goes_the_whole_way(Arc::new(store), "gs://bucket/")).await;
+    Box::pin(backs_up_adopts_and_removes(Arc::new(store), "gs://bucket/")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_abs_goes_the_whole_way() {
+async fn backup_abs_takes_adopts_and_removes() {
     let server = AzureServer::start(&["bucket"]);
     let store = AbsStore::new(&server.config("bucket")).unwrap();
-    Box::pin(goes_the_whole_way(Arc::new(store), "")).await;
+    Box::pin(backs_up_adopts_and_removes(Arc::new(store), "")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_local_goes_the_whole_way() {
+async fn backup_local_takes_adopts_and_removes() {
     let dir = tempfile::tempdir().unwrap();
-    Box::pin(goes_the_whole_way(
+    Box::pin(backs_up_adopts_and_removes(
         Arc::new(LocalStore::new(dir.path())),
         "file://",
     ))

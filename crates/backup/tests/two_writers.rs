@@ -1,5 +1,5 @@
-//! Somebody else writes to the same path at the same time, or answers for the store: what is called a success is a
-//! backup with its own manifest.
+//! Another writer uses the same path concurrently, or a proxy answers for the store. A transfer succeeds only with its
+//! own object and its own manifest.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,9 +9,9 @@ use api::backup::name;
 use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
 use async_trait::async_trait;
 use backup::reason::{Reason, Trouble};
-use backup::removal::{Removal, What};
+use backup::removal::{Removal, RemovalScope};
 use backup::snapshot::Stored;
-use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
+use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start};
@@ -24,44 +24,44 @@ use tokio_util::sync::CancellationToken;
 
 const KEY: &str = "daily/etcd";
 
-/// What the other one does, and when.
+/// The interference with a transfer, and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meddling {
+enum Interference {
     None,
-    /// Data of the same size comes in the place of ours before our manifest is written.
+    /// Another object of the same size replaces the own one before the manifest is written.
     DataBeforeManifest,
-    /// The same after it was written.
+    /// Another object of the same size replaces the own one after the manifest was written.
     DataAfterManifest,
-    /// The other's manifest comes after ours.
+    /// Another manifest replaces the own one.
     Manifest,
-    /// Something answers that a manifest was taken, and nothing is there.
+    /// The write of the manifest is acknowledged but not carried out.
     Swallowed,
-    /// Our transfer is given up when its data is there.
-    GivenUp,
-    /// A whole backup of the other comes while ours is being written.
-    WholeBeforeCommit,
-    /// It comes when we have looked for what is there, just before our data.
-    WholeAtCommit,
-    /// It comes when our data is there.
-    WholeBeforeManifest,
-    /// It comes when our manifest has been seen.
-    WholeAfterManifest,
-    /// It comes when the manifest was read by which ours is to be removed.
-    WholeBeforeRemoval,
-    /// It comes when the data is being read.
-    WholeWhileRead,
-    /// One comes just before our data, and another one when that is being read.
-    WholeAtCommitAndWhileRead,
+    /// The transfer is canceled after its object was committed.
+    Canceled,
+    /// A complete backup of the other writer is stored during the own upload.
+    BackupBeforeCommit,
+    /// A complete backup of the other writer is stored after the last read and just before the own commit.
+    BackupAtCommit,
+    /// A complete backup of the other writer is stored between the own commit and the manifest.
+    BackupBeforeManifest,
+    /// A complete backup of the other writer is stored after the own manifest was confirmed.
+    BackupAfterManifest,
+    /// A complete backup of the other writer is stored after a removal has read the own manifest.
+    BackupBeforeRemoval,
+    /// A complete backup of the other writer is stored while the object is read.
+    BackupWhileRead,
+    /// A complete backup of the other writer is stored just before the own commit, and another while the object is read.
+    BackupAtCommitAndWhileRead,
 }
 
-/// A directory that tells its writings apart, as stores do, or does not, and does not let everybody list.
+/// A directory with or without tags, and with or without permission to list.
 #[derive(Clone)]
 struct Shared {
     inner: LocalStore,
-    tells: bool,
+    has_tags: bool,
     lists: bool,
-    writings: Arc<AtomicUsize>,
-    meddling: Arc<Mutex<Meddling>>,
+    writes: Arc<AtomicUsize>,
+    interference: Arc<Mutex<Interference>>,
     cancelled: CancellationToken,
 }
 
@@ -71,48 +71,48 @@ struct SharedUpload {
 }
 
 impl Shared {
-    fn new(dir: &tempfile::TempDir, meddling: Meddling) -> Self {
+    fn new(dir: &tempfile::TempDir, interference: Interference) -> Self {
         Self {
             inner: LocalStore::new(dir.path()),
-            tells: true,
+            has_tags: true,
             lists: true,
-            writings: Arc::default(),
-            meddling: Arc::new(Mutex::new(meddling)),
+            writes: Arc::default(),
+            interference: Arc::new(Mutex::new(interference)),
             cancelled: CancellationToken::new(),
         }
     }
 
     fn tag(&self) -> Option<String> {
-        let writings = self.writings.load(Ordering::SeqCst);
-        self.tells.then(|| writings.to_string())
+        let writes = self.writes.load(Ordering::SeqCst);
+        self.has_tags.then(|| writes.to_string())
     }
 
-    /// Once.
-    fn meddles(&self, how: Meddling) -> bool {
-        let mut meddling = self.meddling.lock().unwrap();
-        let meddles = *meddling == how;
-        if meddles {
-            *meddling = Meddling::None;
+    /// Whether this interference is due. Each one happens once.
+    fn interferes(&self, kind: Interference) -> bool {
+        let mut interference = self.interference.lock().unwrap();
+        let interferes = *interference == kind;
+        if interferes {
+            *interference = Interference::None;
         }
-        meddles
+        interferes
     }
 
     async fn other_data(&self, key: &str) {
         let size = self.inner.head(key).await.unwrap().unwrap().size;
         let other = vec![7; usize::try_from(size).unwrap()];
         self.inner.put(key, other.into()).await.unwrap();
-        self.writings.fetch_add(1, Ordering::SeqCst);
+        self.writes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Of the size that ours has, if ours is there.
-    async fn other_whole(&self) {
+    /// Stores a complete backup of the other writer, with the size of the own object if that exists.
+    async fn other_backup(&self) {
         if self.inner.head(KEY).await.unwrap().is_none() {
             self.inner.put(KEY, "other".into()).await.unwrap();
         }
         self.other_data(KEY).await;
         let manifest = serde_json::json!({
             "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "aa", "size": 8, "sha256": "",
-            "revision": self.writings.load(Ordering::SeqCst),
+            "revision": self.writes.load(Ordering::SeqCst),
             "compression": "none", "createdAt": "2026-06-15T12:00:00Z", "backupUID": "other",
         });
         let manifest = serde_json::to_vec(&manifest).unwrap();
@@ -129,31 +129,31 @@ impl Shared {
 #[async_trait]
 impl Upload for SharedUpload {
     async fn write(&mut self, chunk: Bytes) -> Result<(), Error> {
-        if self.store.meddles(Meddling::WholeBeforeCommit) {
-            self.store.other_whole().await;
+        if self.store.interferes(Interference::BackupBeforeCommit) {
+            self.store.other_backup().await;
         }
         self.inner.write(chunk).await
     }
     async fn commit(self: Box<Self>) -> Result<Committed, Error> {
         let Self { inner, store } = *self;
-        if store.meddles(Meddling::WholeAtCommit) {
-            store.other_whole().await;
+        if store.interferes(Interference::BackupAtCommit) {
+            store.other_backup().await;
         }
-        if store.meddles(Meddling::WholeAtCommitAndWhileRead) {
-            store.other_whole().await;
-            *store.meddling.lock().unwrap() = Meddling::WholeWhileRead;
+        if store.interferes(Interference::BackupAtCommitAndWhileRead) {
+            store.other_backup().await;
+            *store.interference.lock().unwrap() = Interference::BackupWhileRead;
         }
         let committed = inner.commit().await?;
-        store.writings.fetch_add(1, Ordering::SeqCst);
+        store.writes.fetch_add(1, Ordering::SeqCst);
         let tag = store.tag();
-        if store.meddles(Meddling::WholeBeforeManifest) {
-            store.other_whole().await;
+        if store.interferes(Interference::BackupBeforeManifest) {
+            store.other_backup().await;
         }
-        if store.meddles(Meddling::DataBeforeManifest) {
+        if store.interferes(Interference::DataBeforeManifest) {
             let key = store.inner.list("").await?.remove(0).key;
             store.other_data(&key).await;
         }
-        if store.meddles(Meddling::GivenUp) {
+        if store.interferes(Interference::Canceled) {
             store.cancelled.cancel();
         }
         Ok(Committed { tag, ..committed })
@@ -175,17 +175,17 @@ impl Store for Shared {
         }))
     }
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        if self.meddles(Meddling::Swallowed) {
+        if self.interferes(Interference::Swallowed) {
             return Ok(());
         }
         self.inner.put(key, content.clone()).await?;
         let Some(data) = key.strip_suffix(MANIFEST_SUFFIX) else {
             return Ok(());
         };
-        if self.meddles(Meddling::DataAfterManifest) {
+        if self.interferes(Interference::DataAfterManifest) {
             self.other_data(data).await;
         }
-        if self.meddles(Meddling::Manifest) {
+        if self.interferes(Interference::Manifest) {
             let mut other: BackupManifest = serde_json::from_slice(&content).unwrap();
             other.backup_uid = Some("other".to_owned());
             let other = serde_json::to_vec(&other).unwrap();
@@ -201,18 +201,18 @@ impl Store for Shared {
             }
             found => found,
         };
-        if self.meddles(Meddling::WholeBeforeRemoval) {
-            self.other_whole().await;
+        if self.interferes(Interference::BackupBeforeRemoval) {
+            self.other_backup().await;
         }
-        if !key.ends_with(MANIFEST_SUFFIX) && self.meddles(Meddling::WholeWhileRead) {
-            self.other_whole().await;
+        if !key.ends_with(MANIFEST_SUFFIX) && self.interferes(Interference::BackupWhileRead) {
+            self.other_backup().await;
         }
         found
     }
     async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
-        let vouched = self.inner.head(&manifest_key(KEY)).await?.is_some();
-        if vouched && self.meddles(Meddling::WholeAfterManifest) {
-            self.other_whole().await;
+        let has_manifest = self.inner.head(&manifest_key(KEY)).await?.is_some();
+        if has_manifest && self.interferes(Interference::BackupAfterManifest) {
+            self.other_backup().await;
         }
         let found = self.inner.head(key).await?;
         if found.is_none() {
@@ -237,7 +237,7 @@ impl Store for Shared {
     }
 }
 
-/// A snapshot as a member would send it, in chunks.
+/// The chunks of a snapshot from a member.
 async fn recorded() -> Vec<Bytes> {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let client = EtcdClient::new(Access::default());
@@ -245,7 +245,7 @@ async fn recorded() -> Vec<Bytes> {
     snapshot.chunks.try_collect().await.unwrap()
 }
 
-fn transfer(snapshot: &[Bytes], store: &Shared, uid: &str, name: Name) -> Transfer {
+fn transfer(snapshot: &[Bytes], store: &Shared, uid: &str, name: ObjectName) -> Transfer {
     let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
     etcd.with(|state| state.snapshot = snapshot.to_vec());
     Transfer {
@@ -264,45 +264,46 @@ async fn run(transfer: &Transfer, store: &Shared) -> Result<Stored, Trouble> {
     transfer.run(&Meter::default(), &store.cancelled).await
 }
 
-/// The data under a key and what its manifest says of it.
+/// The object and the manifest of a key.
 async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
     let data = download(&store.inner, key).await.unwrap();
     let manifest = download(&store.inner, &manifest_key(key)).await.unwrap();
     (data, serde_json::from_slice(&manifest).unwrap())
 }
 
-/// Invariant 12.
 #[tokio::test]
-async fn invariant_12_data_and_manifest_of_two_writers_are_no_success() {
+async fn invariant_12_mixed_data_and_manifest_is_no_success() {
     let snapshot = recorded().await;
-    // In a directory, which does not tell one writing from another, all of it is read.
-    for (tells, compress) in [(true, false), (false, false), (false, true)] {
-        for meddling in [
-            Meddling::DataBeforeManifest,
-            Meddling::DataAfterManifest,
-            Meddling::Manifest,
-            Meddling::Swallowed,
+    // Without tags the whole object is read.
+    for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
+        for interference in [
+            Interference::DataBeforeManifest,
+            Interference::DataAfterManifest,
+            Interference::Manifest,
+            Interference::Swallowed,
         ] {
             let dir = tempfile::tempdir().unwrap();
             let store = Shared {
-                tells,
-                ..Shared::new(&dir, meddling)
+                has_tags,
+                ..Shared::new(&dir, interference)
             };
             let ours = Transfer {
                 compress,
-                ..transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()))
+                ..transfer(&snapshot, &store, "ours", ObjectName::Exact(KEY.to_owned()))
             };
             let trouble = run(&ours, &store).await.unwrap_err();
-            assert_eq!(trouble.reason, Reason::BackupMissing, "{meddling:?}");
-            assert!(trouble.message.contains("a path of its own"), "{trouble:?}");
-            // No manifest vouches for data it does not describe.
-            if meddling == Meddling::DataBeforeManifest || meddling == Meddling::DataAfterManifest {
+            assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
+            assert!(trouble.message.contains("its own path"), "{trouble:?}");
+            // No manifest remains next to data of another backup.
+            if interference == Interference::DataBeforeManifest
+                || interference == Interference::DataAfterManifest
+            {
                 assert_eq!(store.list(&manifest_key(KEY)).await.unwrap(), []);
             }
-            // The next attempt is whole.
+            // The next attempt succeeds.
             let stored = run(&ours, &store).await.unwrap();
             let (data, manifest) = pair(&store, KEY).await;
-            assert!(compress || data == snapshot.concat(), "{meddling:?}");
+            assert!(compress || data == snapshot.concat(), "{interference:?}");
             assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
             assert_eq!(manifest.sha256, stored.sha256);
         }
@@ -310,34 +311,34 @@ async fn invariant_12_data_and_manifest_of_two_writers_are_no_success() {
 }
 
 #[tokio::test]
-async fn what_is_committed_gets_its_manifest_also_when_it_is_given_up() {
+async fn canceled_transfer_still_writes_manifest_after_commit() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Shared::new(&dir, Meddling::GivenUp);
+    let store = Shared::new(&dir, Interference::Canceled);
     let ours = transfer(
         &recorded().await,
         &store,
         "ours",
-        Name::Exact(KEY.to_owned()),
+        ObjectName::Exact(KEY.to_owned()),
     );
     run(&ours, &store).await.unwrap();
     assert!(store.cancelled.is_cancelled());
-    // So `deletionPolicy: Delete` finds it.
+    // `deletionPolicy: Delete` finds the backup by its manifest.
     let (_, manifest) = pair(&store, KEY).await;
     assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
 }
 
 #[tokio::test]
-async fn two_of_one_path_that_begin_in_the_same_second_have_names_of_their_own() {
+async fn backups_of_same_second_have_distinct_names() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
-    let store = Shared::new(&dir, Meddling::None);
+    let store = Shared::new(&dir, Interference::None);
     let time: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
     let mut keys = Vec::new();
     for uid in ["one", "two"] {
-        let name = Name::Numbered {
+        let name = ObjectName::Numbered {
             path: KEY.to_owned(),
             time,
-            left: None,
+            leftover: None,
         };
         let transfer = transfer(&snapshot, &store, uid, name);
         let stored = run(&transfer, &store).await.unwrap();
@@ -351,185 +352,198 @@ async fn two_of_one_path_that_begin_in_the_same_second_have_names_of_their_own()
     assert_ne!(keys[0], keys[1]);
 }
 
-/// Invariant 12. Where writings are not told apart, as in directories, equal sizes say nothing.
+/// Without tags, equal sizes prove nothing.
 #[tokio::test]
-async fn invariant_12_in_a_directory_what_lies_there_is_read_where_another_manifest_has_come() {
+async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {
-        tells: false,
-        ..Shared::new(&dir, Meddling::WholeBeforeManifest)
+        has_tags: false,
+        ..Shared::new(&dir, Interference::BackupBeforeManifest)
     };
-    let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+    let ours = transfer(&snapshot, &store, "ours", ObjectName::Exact(KEY.to_owned()));
     let trouble = run(&ours, &store).await.unwrap_err();
     assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
-    // What the other has written is as it was written.
+    // The backup of the other writer is unchanged.
     let (data, manifest) = pair(&store, KEY).await;
     assert!(data.iter().all(|byte| *byte == 7));
     assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
-    // The next attempt replaces it, as one does that was whole before ours was.
-    for meddling in [
-        Meddling::None,
-        Meddling::WholeBeforeCommit,
-        Meddling::WholeAtCommit,
+    // The next attempt replaces that backup, even if the other writer interferes before the commit.
+    for interference in [
+        Interference::None,
+        Interference::BackupBeforeCommit,
+        Interference::BackupAtCommit,
     ] {
-        *store.meddling.lock().unwrap() = meddling;
+        *store.interference.lock().unwrap() = interference;
         run(&ours, &store).await.unwrap();
         let (data, manifest) = pair(&store, KEY).await;
-        assert!(data == snapshot.concat(), "{meddling:?}");
+        assert!(data == snapshot.concat(), "{interference:?}");
         assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
     }
 }
 
-/// Invariant 12. In a directory what is being read is read to its end, whoever has taken its place since.
+/// A read from a directory continues with the old file after a replacement.
 #[tokio::test]
-async fn invariant_12_what_was_replaced_while_it_was_read_is_no_success() {
+async fn invariant_12_replacement_during_read_is_no_success() {
     let snapshot = recorded().await;
-    for meddling in [
-        Meddling::WholeWhileRead,
-        Meddling::WholeAtCommitAndWhileRead,
+    for interference in [
+        Interference::BackupWhileRead,
+        Interference::BackupAtCommitAndWhileRead,
     ] {
         let dir = tempfile::tempdir().unwrap();
         let store = Shared {
-            tells: false,
-            ..Shared::new(&dir, meddling)
+            has_tags: false,
+            ..Shared::new(&dir, interference)
         };
         let theirs = async || {
             let (data, manifest) = pair(&store, KEY).await;
-            assert!(data.iter().all(|byte| *byte == 7), "{meddling:?}");
+            assert!(data.iter().all(|byte| *byte == 7), "{interference:?}");
             assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
         };
-        let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+        let ours = transfer(&snapshot, &store, "ours", ObjectName::Exact(KEY.to_owned()));
         let trouble = run(&ours, &store).await.unwrap_err();
         assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
-        assert_eq!(*store.meddling.lock().unwrap(), Meddling::None);
+        assert_eq!(*store.interference.lock().unwrap(), Interference::None);
         theirs().await;
-        // Nor is it adopted.
+        // A replaced object is not adopted either.
         run(&ours, &store).await.unwrap();
-        *store.meddling.lock().unwrap() = Meddling::WholeWhileRead;
-        let found = written(
+        *store.interference.lock().unwrap() = Interference::BackupWhileRead;
+        let found = earlier_attempt(
             &store,
-            Name::Exact(KEY.to_owned()),
-            Whose {
+            ObjectName::Exact(KEY.to_owned()),
+            Owner {
                 uid: "ours",
                 cluster: None,
-                reads: true,
+                verify_content: true,
             },
             Timestamp::UNIX_EPOCH,
         );
-        assert!(matches!(found.await, Ok(Written::Not(_))), "{meddling:?}");
+        assert!(
+            matches!(found.await, Ok(EarlierAttempt::Incomplete(_))),
+            "{interference:?}"
+        );
         theirs().await;
     }
 }
 
-/// Whoever died after the manifest had not looked at both: what has come in the place of the data by then, of the same
-/// size, is no backup of ours.
+/// A process may have ended between the manifest and the confirmation. An object of the same size that has replaced the
+/// own one since then is not adopted.
 #[tokio::test]
-async fn what_somebody_else_has_written_over_is_not_adopted() {
+async fn overwritten_object_is_not_adopted() {
     let snapshot = recorded().await;
     let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
-    for (numbered, tells, reads) in [
+    for (numbered, has_tags, verify_content) in [
         (false, true, false),
         (true, true, true),
         (false, false, true),
         (true, false, true),
         (false, false, false),
     ] {
-        let whose = Whose {
+        let owner = Owner {
             uid: "ours",
             cluster: None,
-            reads,
+            verify_content,
         };
         let dir = tempfile::tempdir().unwrap();
         let store = Shared {
-            tells,
-            ..Shared::new(&dir, Meddling::None)
+            has_tags,
+            ..Shared::new(&dir, Interference::None)
         };
-        let called = |left: Option<&str>| {
+        let name_with = |leftover: Option<&str>| {
             if numbered {
-                Name::Numbered {
+                ObjectName::Numbered {
                     path: KEY.to_owned(),
                     time: begun,
-                    left: left.map(str::to_owned),
+                    leftover: leftover.map(str::to_owned),
                 }
             } else {
-                Name::Exact(KEY.to_owned())
+                ObjectName::Exact(KEY.to_owned())
             }
         };
-        let ours = transfer(&snapshot, &store, "ours", called(None));
+        let ours = transfer(&snapshot, &store, "ours", name_with(None));
         let stored = run(&ours, &store).await.unwrap();
-        let find = async || written(&store, called(None), whose, begun).await.unwrap();
-        assert_eq!(find().await, Written::Whole(stored.clone()));
+        let find = async || {
+            earlier_attempt(&store, name_with(None), owner, begun)
+                .await
+                .unwrap()
+        };
+        assert_eq!(find().await, EarlierAttempt::Complete(stored.clone()));
         let key = stored.location.split_once(KEY).unwrap().1;
         let key = format!("{KEY}{key}");
         store.other_data(&key).await;
-        if !tells && !reads {
-            // A directory does not show it.
-            assert_eq!(find().await, Written::Whole(stored));
+        if !has_tags && !verify_content {
+            // A directory without a read of the content does not show the replacement.
+            assert_eq!(find().await, EarlierAttempt::Complete(stored));
             continue;
         }
-        let Written::Not(name) = find().await else {
-            panic!("somebody else's data was adopted")
+        let EarlierAttempt::Incomplete(name) = find().await else {
+            panic!("the data of another writer was adopted")
         };
-        assert_eq!(name, called(Some(&key)));
-        // The next attempt replaces it.
+        assert_eq!(name, name_with(Some(&key)));
+        // The next attempt replaces that object.
         let ours = transfer(&snapshot, &store, "ours", name);
         let stored = run(&ours, &store).await.unwrap();
-        assert_eq!(find().await, Written::Whole(stored));
+        assert_eq!(find().await, EarlierAttempt::Complete(stored));
         assert_eq!(store.list("").await.unwrap().len(), 2);
     }
 }
 
 #[tokio::test]
-async fn the_others_manifest_is_not_removed_for_ours() {
+async fn manifest_of_other_writer_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let store = Shared::new(&dir, Meddling::WholeAfterManifest);
+    let store = Shared::new(&dir, Interference::BackupAfterManifest);
     let snapshot = recorded().await;
-    let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+    let ours = transfer(&snapshot, &store, "ours", ObjectName::Exact(KEY.to_owned()));
     let trouble = run(&ours, &store).await.unwrap_err();
     assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
     let (_, manifest) = pair(&store, KEY).await;
     assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
 }
 
-/// Invariant 13.
 #[tokio::test]
-async fn invariant_13_what_another_has_put_in_the_place_of_ours_is_not_removed() {
+async fn invariant_13_replaced_backup_is_not_removed() {
     let snapshot = recorded().await;
-    for (meddling, left) in [(Meddling::None, 0), (Meddling::WholeBeforeRemoval, 2)] {
+    for (interference, left) in [
+        (Interference::None, 0),
+        (Interference::BackupBeforeRemoval, 2),
+    ] {
         let dir = tempfile::tempdir().unwrap();
-        let store = Shared::new(&dir, Meddling::None);
-        let ours = transfer(&snapshot, &store, "ours", Name::Exact(KEY.to_owned()));
+        let store = Shared::new(&dir, Interference::None);
+        let ours = transfer(&snapshot, &store, "ours", ObjectName::Exact(KEY.to_owned()));
         run(&ours, &store).await.unwrap();
-        *store.meddling.lock().unwrap() = meddling;
+        *store.interference.lock().unwrap() = interference;
         let removal = Removal {
             store: Arc::new(store.clone()),
             path: KEY.to_owned(),
             uid: "ours".to_owned(),
-            what: What::Everything,
+            scope: RemovalScope::Everything,
             now: Timestamp::now(),
         };
         removal.run().await.unwrap();
-        assert_eq!(store.list("").await.unwrap().len(), left, "{meddling:?}");
+        assert_eq!(
+            store.list("").await.unwrap().len(),
+            left,
+            "{interference:?}"
+        );
     }
 }
 
-/// S3 answers 403 for what is not there where `s3:ListBucket` is not allowed.
+/// Without the permission `s3:ListBucket`, S3 answers 403 for a missing object.
 #[tokio::test]
-async fn one_of_many_is_stored_also_by_those_who_may_not_list() {
+async fn stores_periodic_backup_without_list_permission() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {
         lists: false,
-        ..Shared::new(&dir, Meddling::None)
+        ..Shared::new(&dir, Interference::None)
     };
     let time: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
     let mut keys = Vec::new();
     for uid in ["one", "two"] {
-        let name = Name::Numbered {
+        let name = ObjectName::Numbered {
             path: KEY.to_owned(),
             time,
-            left: None,
+            leftover: None,
         };
         let transfer = transfer(&snapshot, &store, uid, name);
         keys.push(run(&transfer, &store).await.unwrap().location);

@@ -353,7 +353,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// More objects than one page of a listing. A test with a real S3 server covers paging in every run:
-/// `retention_pages_through_more_than_a_thousand_objects`.
+/// `retention_lists_more_than_thousand_objects`.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};

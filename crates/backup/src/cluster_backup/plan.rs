@@ -1,4 +1,4 @@
-//! What becomes of the EtcdBackup of an EtcdCluster, and of `status.lastBackup`. Pure.
+//! Plans the EtcdBackup of an EtcdCluster, and computes `status.lastBackup`. Pure.
 
 use api::backup::{ClusterReference, EtcdBackupSpec};
 use api::cluster::{ClusterBackup, LastBackup};
@@ -23,7 +23,7 @@ pub(super) enum Action {
     Taken,
 }
 
-/// Compares the EtcdBackup of the cluster's name with what `spec.backup` asks for.
+/// Compares the EtcdBackup of the cluster's name with `spec.backup`.
 pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Action {
     if cluster.meta().deletion_timestamp.is_some() {
         return Action::Nothing;
@@ -36,8 +36,8 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
         }
         (None, _) => Action::Nothing,
         (Some(_), Some(backup)) if !owned(backup) => Action::Taken,
-        (Some(wanted), existing) => {
-            let desired = desired(cluster, wanted);
+        (Some(settings), existing) => {
+            let desired = desired(cluster, settings);
             let same = existing.is_some_and(|backup| {
                 backup.spec == desired.spec
                     && backup.annotations().get(ANNOTATION_SCOPE)
@@ -52,25 +52,25 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
     }
 }
 
-fn desired(cluster: &EtcdCluster, wanted: &ClusterBackup) -> EtcdBackup {
+fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
     let name = cluster.name_any();
-    let mut policy = wanted.backup_policy.clone();
-    // A cluster that sleeps has nobody to ask.
-    policy.suspend |= wanted.suspend || cluster.spec.hibernate;
+    let mut policy = settings.backup_policy.clone();
+    // A cluster in hibernation has no running members.
+    policy.suspend |= settings.suspend || cluster.spec.hibernate;
     let spec = EtcdBackupSpec {
         etcd_endpoints: Vec::new(),
         etcd_cluster: Some(ClusterReference { name: name.clone() }),
         client_tls_secret: None,
         auth_secret: None,
         backup_policy: Some(policy),
-        storage_type: wanted.storage_type.clone(),
-        s3: wanted.s3.clone(),
-        abs: wanted.abs.clone(),
-        gcs: wanted.gcs.clone(),
-        oss: wanted.oss.clone(),
-        pvc: wanted.pvc.clone(),
-        local: wanted.local.clone(),
-        compression: wanted.compression.clone(),
+        storage_type: settings.storage_type.clone(),
+        s3: settings.s3.clone(),
+        abs: settings.abs.clone(),
+        gcs: settings.gcs.clone(),
+        oss: settings.oss.clone(),
+        pvc: settings.pvc.clone(),
+        local: settings.local.clone(),
+        compression: settings.compression.clone(),
         ttl_seconds_after_finished: None,
         deletion_policy: None,
     };
@@ -89,14 +89,14 @@ fn desired(cluster: &EtcdCluster, wanted: &ClusterBackup) -> EtcdBackup {
     backup
 }
 
-/// The newest backup of the cluster that any EtcdBackup tells of.
+/// The newest backup of the cluster, from the status of all EtcdBackups and from the current status of the cluster.
 pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
     let name = cluster.name_any();
-    let of_it = backups.iter().filter(|backup| {
+    let of_cluster = backups.iter().filter(|backup| {
         let reference = backup.spec.etcd_cluster.as_ref();
         reference.is_some_and(|reference| reference.name == name)
     });
-    let told = of_it.filter_map(|backup| {
+    let reported = of_cluster.filter_map(|backup| {
         let status = backup.status.as_ref()?;
         Some(LastBackup {
             name: backup.name_any(),
@@ -105,12 +105,13 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
             location: status.location.clone(),
         })
     });
-    let before = cluster
+    let recorded = cluster
         .status
         .as_ref()
         .and_then(|status| status.last_backup.clone());
-    told.chain(before)
-        .max_by_key(|told| told.time.as_ref().map(|time| time.0))
+    reported
+        .chain(recorded)
+        .max_by_key(|last| last.time.as_ref().map(|time| time.0))
 }
 
 /// The Event of [`Action::Taken`].
@@ -149,7 +150,7 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    fn made(cluster: &EtcdCluster) -> EtcdBackup {
+    fn created(cluster: &EtcdCluster) -> EtcdBackup {
         match plan(cluster, None) {
             Action::Apply(backup) => *backup,
             other => panic!("{other:?}"),
@@ -157,26 +158,26 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_wants_backups_gets_an_etcd_backup_of_its_own() {
+    fn creates_owned_backup_for_cluster() {
         let cluster = cluster(|object| {
             object["metadata"]["annotations"] = json!({ ANNOTATION_SCOPE: "clusterwide" });
         });
-        let backup = made(&cluster);
+        let backup = created(&cluster);
         assert_eq!(backup.name_any(), "main");
         assert_eq!(backup.owner_references()[0].uid, "1");
         assert_eq!(backup.annotations()[ANNOTATION_SCOPE], "clusterwide");
         assert_eq!(backup.spec.etcd_cluster.as_ref().unwrap().name, "main");
         assert_eq!(
             backup.spec.deletion_policy, None,
-            "what is stored outlives the cluster"
+            "stored backups outlive the cluster"
         );
         assert_eq!(api::backup::validate(&backup), []);
         assert_eq!(plan(&cluster, Some(&backup)), Action::Nothing);
     }
 
     #[test]
-    fn it_follows_the_cluster_and_rests_with_it() {
-        let backup = made(&cluster(|_| ()));
+    fn follows_cluster_spec_and_suspends_in_hibernation() {
+        let backup = created(&cluster(|_| ()));
         for (field, value) in [
             ("/spec/backup/backupPolicy/maxBackups", json!(9)),
             ("/spec/backup/s3/path", json!("bucket/other")),
@@ -187,36 +188,37 @@ mod tests {
                 "{field}"
             );
         }
-        for rest in ["suspend", "hibernate"] {
-            let resting = cluster(|object| match rest {
+        for field in ["suspend", "hibernate"] {
+            let suspended = cluster(|object| match field {
                 "suspend" => object["spec"]["backup"]["suspend"] = json!(true),
                 _ => object["spec"]["hibernate"] = json!(true),
             });
-            assert!(made(&resting).spec.backup_policy.unwrap().suspend, "{rest}");
+            let policy = created(&suspended).spec.backup_policy.unwrap();
+            assert!(policy.suspend, "{field}");
         }
     }
 
     #[test]
-    fn it_goes_when_it_is_not_wanted_and_only_if_it_is_the_clusters_own() {
-        let backup = made(&cluster(|_| ()));
+    fn deletes_only_backup_owned_by_cluster() {
+        let backup = created(&cluster(|_| ()));
         let without = cluster(|object| object["spec"] = json!({}));
         assert!(matches!(plan(&without, Some(&backup)), Action::Delete(_)));
-        let mut somebodys = backup.clone();
-        somebodys.metadata.owner_references = None;
-        assert_eq!(plan(&without, Some(&somebodys)), Action::Nothing);
-        assert_eq!(plan(&cluster(|_| ()), Some(&somebodys)), Action::Taken);
-        // Of a cluster of the same name that was there before.
+        let mut unowned = backup.clone();
+        unowned.metadata.owner_references = None;
+        assert_eq!(plan(&without, Some(&unowned)), Action::Nothing);
+        assert_eq!(plan(&cluster(|_| ()), Some(&unowned)), Action::Taken);
+        // Owned by an earlier cluster of the same name.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
         assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);
-        let ending = cluster(|object| {
+        let deleted = cluster(|object| {
             object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         });
-        assert_eq!(plan(&ending, None), Action::Nothing);
+        assert_eq!(plan(&deleted, None), Action::Nothing);
     }
 
     #[test]
-    fn the_newest_backup_is_told_whoever_made_it() {
+    fn reports_newest_backup_of_any_etcd_backup() {
         let backup = |name: &str, of: &str, date: Option<&str>| -> EtcdBackup {
             serde_json::from_value(json!({
                 "apiVersion": "etcd.database.coreos.com/v1beta2",
@@ -236,7 +238,7 @@ mod tests {
         let mut cluster = cluster(|_| ());
         let last = last_backup(&cluster, &all.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!((last.name.as_str(), last.revision), ("new", Some(7)));
-        // It is not forgotten when its EtcdBackup is gone.
+        // The record outlives its EtcdBackup.
         cluster.status = Some(EtcdClusterStatus {
             last_backup: Some(last.clone()),
             ..EtcdClusterStatus::default()

@@ -1,5 +1,5 @@
-//! The etcd cluster that is backed up: its endpoints, and how the operator reaches them. No content of a Secret leaves
-//! this module but inside the client that it makes (invariant 14).
+//! The etcd cluster that is backed up: its endpoints, and the client for them. The content of Secrets leaves this module
+//! only inside the client (invariant 14).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 
-/// The endpoints of the spec or of its EtcdCluster.
+/// The endpoints from `spec.etcdEndpoints` or from the EtcdCluster.
 pub(super) async fn source(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -34,16 +34,20 @@ pub(super) async fn source(
     Ok(members_of(&cluster, &namespace, &tls))
 }
 
-/// The client URLs of an EtcdCluster, and what the manifest records of it.
+/// The client URLs of an EtcdCluster, and its record for the manifest.
 fn members_of(cluster: &EtcdCluster, namespace: &str, tls: &ClusterTls) -> Source {
     let name = cluster.name_any();
-    // By the form of address that the certificates are made for.
-    let mut settled = cluster.clone();
-    tls.complete_spec(&mut settled.spec, (namespace, &name), None);
-    let addresses = Members::of(&settled, namespace, "", None).addresses();
+    // The form of the addresses depends on the certificates.
+    let mut effective = cluster.clone();
+    tls.complete_spec(&mut effective.spec, (namespace, &name), None);
+    let addresses = Members::of(&effective, namespace, "", None).addresses();
     let mut urls = urls_of(cluster, &addresses);
-    if settled.spec.tls.is_some_and(|tls| tls.accepts_plaintext()) {
-        // Members on the way there may not take both yet: whoever answers is asked.
+    if effective
+        .spec
+        .tls
+        .is_some_and(|tls| tls.accepts_plaintext())
+    {
+        // During the TLS switch a member may accept only one of both schemes, so both URLs are tried.
         let with_tls = Addresses {
             client_tls: true,
             ..addresses
@@ -62,7 +66,7 @@ fn members_of(cluster: &EtcdCluster, namespace: &str, tls: &ClusterTls) -> Sourc
     }
 }
 
-/// The client for it, with the Secrets that the EtcdCluster or the EtcdBackup names.
+/// The client for the etcd cluster, with the Secrets that the EtcdCluster or the EtcdBackup names.
 pub(super) async fn client(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -75,7 +79,7 @@ pub(super) async fn client(
             runtime::reach::of_cluster(&context.client, &cluster).await
         }
         (None, secret) => {
-            let tls = certified(&context.client, &namespace, spec).await?;
+            let tls = tls_access(&context.client, &namespace, spec).await?;
             match secret {
                 None => Ok(tls),
                 Some(secret) => {
@@ -97,8 +101,8 @@ pub(super) async fn client(
     Ok(Arc::new(EtcdClient::new(access)))
 }
 
-/// How endpoints are reached that a Secret of client certificates is for.
-async fn certified(
+/// The access by the client certificate of `spec.clientTLSSecret`.
+async fn tls_access(
     client: &Client,
     namespace: &str,
     spec: &EtcdBackupSpec,
@@ -107,8 +111,8 @@ async fn certified(
         return Ok(Access::default());
     };
     let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
-    let held = runtime::reach::tls_secret(&secrets, Purpose::Client, name).await;
-    held.map(|material| tls::access(&material))
+    let read = runtime::reach::tls_secret(&secrets, Purpose::Client, name).await;
+    read.map(|material| tls::access(&material))
         .map_err(|fault| Trouble::new(Reason::SecretMissing, fault.message))
 }
 
@@ -129,18 +133,18 @@ async fn cluster(client: &Client, namespace: &str, name: &str) -> Result<EtcdClu
     }
 }
 
-/// Those of the members that were seen last, and that of the client Service.
+/// The URLs of the members in `status.memberDetails`, and of the client Service.
 fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
-    let known = cluster
+    let details = cluster
         .status
         .iter()
         .flat_map(|status| &status.member_details);
-    let members = known.map(|member| addresses.client_url(&member.name));
+    let members = details.map(|member| addresses.client_url(&member.name));
     members.chain([addresses.service_url()]).collect()
 }
 
-/// The endpoints of a spec as this operator can resolve them: a bare Service name, which old manifests have, is
-/// meant in the namespace of the object, and the operator may be in another one.
+/// The endpoints of a spec with resolvable host names. Old manifests name a Service without its namespace, which is the
+/// namespace of the EtcdBackup; the operator may run in another one.
 fn endpoints(given: &[String], namespace: &str) -> Vec<String> {
     given.iter().map(|url| endpoint(url, namespace)).collect()
 }
@@ -169,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_service_name_is_meant_in_the_objects_namespace() {
+    fn resolves_bare_service_name_in_own_namespace() {
         let cases = [
             (
                 "http://example-client:2379",

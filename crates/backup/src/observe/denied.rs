@@ -1,50 +1,51 @@
-//! Names the field and the Secret in a store's denial of access: the store itself names neither. Pure.
+//! Adds the field and the Secret to a store's denial of access, which names neither. Pure.
 
 use api::EtcdBackup;
 use store::secrets_of;
 
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Pace, Place, Snapshot, Work};
+use crate::snapshot::{Destination, Snapshot, Work, WorkState};
 
-/// What a store's refusal begins with; etcd's begins otherwise.
-const REFUSED: &str = "access denied: ";
+/// Prefix of a store's denial. A denial of etcd has another prefix.
+const STORE_DENIAL: &str = "access denied: ";
 
-/// The snapshot, with the field and the Secret in every denial of a store.
-pub(super) fn with_its_secret(backup: &EtcdBackup, snapshot: Snapshot) -> Snapshot {
-    let who = who(backup);
-    let say = |trouble: Trouble| match &who {
-        Some(who)
-            if trouble.reason == Reason::AccessDenied && trouble.message.starts_with(REFUSED) =>
+/// Adds the field and the Secret to every denial of a store in the snapshot.
+pub(super) fn name_secret(backup: &EtcdBackup, snapshot: Snapshot) -> Snapshot {
+    let identity = identity(backup);
+    let complete = |trouble: Trouble| match &identity {
+        Some(identity)
+            if trouble.reason == Reason::AccessDenied
+                && trouble.message.starts_with(STORE_DENIAL) =>
         {
-            Trouble::new(trouble.reason, format!("{who}: {}", trouble.message))
+            Trouble::new(trouble.reason, format!("{identity}: {}", trouble.message))
         }
         _ => trouble,
     };
     Snapshot {
-        transfer: in_pace(snapshot.transfer, &say),
-        removal: in_pace(snapshot.removal, &say),
-        place: match snapshot.place {
-            Place::Unknown(trouble) => Place::Unknown(say(trouble)),
-            place => place,
+        transfer: in_work(snapshot.transfer, &complete),
+        removal: in_work(snapshot.removal, &complete),
+        destination: match snapshot.destination {
+            Destination::Unknown(trouble) => Destination::Unknown(complete(trouble)),
+            destination => destination,
         },
-        obstacle: snapshot.obstacle.map(&say),
+        obstacle: snapshot.obstacle.map(&complete),
         ..snapshot
     }
 }
 
-fn in_pace<T>(pace: Pace<T>, say: &impl Fn(Trouble) -> Trouble) -> Pace<T> {
-    Pace {
-        work: match pace.work {
-            Work::Ended(Err(trouble)) => Work::Ended(Err(say(trouble))),
+fn in_work<T>(state: WorkState<T>, complete: &impl Fn(Trouble) -> Trouble) -> WorkState<T> {
+    WorkState {
+        work: match state.work {
+            Work::Ended(Err(trouble)) => Work::Ended(Err(complete(trouble))),
             work => work,
         },
-        before: pace.before.map(say),
-        ..pace
+        last_failure: state.last_failure.map(complete),
+        ..state
     }
 }
 
-/// The field and the Secret the store was asked with; without a Secret the pod's own identity.
-fn who(backup: &EtcdBackup) -> Option<String> {
+/// The identity that the store denied: a Secret and its field, or the identity of the operator's pod.
+fn identity(backup: &EtcdBackup) -> Option<String> {
     let spec = &backup.spec;
     let blocks = spec.blocks();
     let source = blocks
@@ -73,47 +74,47 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_of_a_store_names_the_secret_and_its_field() {
+    fn store_denial_names_secret_and_field() {
         let denied = || Trouble::new(Reason::AccessDenied, "access denied: 403 Forbidden");
         let snapshot = Snapshot {
-            transfer: Pace::<Stored> {
+            transfer: WorkState::<Stored> {
                 work: Work::Ended(Err(denied())),
-                before: Some(denied()),
-                ..Pace::default()
+                last_failure: Some(denied()),
+                ..WorkState::default()
             },
-            place: Place::Unknown(denied()),
+            destination: Destination::Unknown(denied()),
             obstacle: Some(denied()),
             ..Snapshot::default()
         };
         let s3 = json!({ "storageType": "S3", "s3": { "path": "b/k", "awsSecret": "aws" } });
-        let said = with_its_secret(&backup(&s3), snapshot.clone());
+        let named = name_secret(&backup(&s3), snapshot.clone());
         let expected = "spec.s3.awsSecret: Secret aws: access denied: 403 Forbidden";
-        let Work::Ended(Err(trouble)) = &said.transfer.work else {
-            panic!("{said:?}")
+        let Work::Ended(Err(trouble)) = &named.transfer.work else {
+            panic!("{named:?}")
         };
         assert_eq!(trouble.message, expected);
-        assert_eq!(said.transfer.before.unwrap().message, expected);
-        assert_eq!(said.obstacle.unwrap().message, expected);
+        assert_eq!(named.transfer.last_failure.unwrap().message, expected);
+        assert_eq!(named.obstacle.unwrap().message, expected);
         let ambient = json!({ "storageType": "GCS", "gcs": { "path": "b/k" } });
-        let Place::Unknown(trouble) = with_its_secret(&backup(&ambient), snapshot.clone()).place
-        else {
+        let named = name_secret(&backup(&ambient), snapshot.clone());
+        let Destination::Unknown(trouble) = named.destination else {
             panic!("not unknown")
         };
         assert!(
             trouble.message.starts_with("spec.gcs names no Secret"),
             "{trouble:?}"
         );
-        // A directory has no Secret, and etcd's refusal names its own.
+        // A directory has no Secret, and a denial of etcd already names its Secret.
         let local = json!({ "storageType": "Local", "local": { "path": "k" } });
-        assert_eq!(with_its_secret(&backup(&local), snapshot.clone()), snapshot);
+        assert_eq!(name_secret(&backup(&local), snapshot.clone()), snapshot);
         let etcd = Trouble::new(
             Reason::AccessDenied,
             "no snapshot from etcd: permission denied",
         );
         let of_etcd = Snapshot {
-            place: Place::Unknown(etcd),
+            destination: Destination::Unknown(etcd),
             ..Snapshot::default()
         };
-        assert_eq!(with_its_secret(&backup(&s3), of_etcd.clone()), of_etcd);
+        assert_eq!(name_secret(&backup(&s3), of_etcd.clone()), of_etcd);
     }
 }

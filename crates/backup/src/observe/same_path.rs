@@ -1,7 +1,8 @@
-//! The other EtcdBackups that write numbered backups to the same path. Pure.
+//! The other periodic EtcdBackups with the same path. Pure.
 //!
-//! Each applies its own rules: what a neighbour has stored, as its manifest says, neither counts nor goes. What an
-//! EtcdBackup has stored that is gone or has moved to another path, and what has no manifest, belongs to whoever is there.
+//! Each of them applies its own retention rules to the backups that name it in their manifest, and ignores the others.
+//! Backups without a manifest, and backups whose EtcdBackup was deleted or moved to another path, are subject to the
+//! rules of every EtcdBackup with that path.
 
 use std::collections::BTreeSet;
 
@@ -10,14 +11,15 @@ use api::storage::StorageSource;
 use kube::ResourceExt;
 use runtime::controller::Guarded;
 
-/// A path as the names of backups begin, and what it lies in. Two endpoints may be one store.
-fn place(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
+/// The kind of the store, the PersistentVolumeClaim if any, and the path. Endpoints are not compared, because one store
+/// may have several.
+fn path_of(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
     let spec = &backup.spec;
     let blocks = spec.blocks();
     let source = blocks
         .select(&spec.storage_type, "spec", "storageType")
         .ok()?;
-    let within = match &source {
+    let volume = match &source {
         StorageSource::Pvc(pvc) => {
             format!(
                 "{}/{}",
@@ -27,21 +29,22 @@ fn place(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
         }
         _ => String::new(),
     };
-    Some((source.block(), within, source.path().to_owned()))
+    Some((source.block(), volume, source.path().to_owned()))
 }
 
-/// The UIDs of those that make backups again and again at the same place. One that this release cannot read may.
+/// The UIDs of the other periodic EtcdBackups with the same path. An EtcdBackup that this release cannot parse is
+/// included, because it may have that path.
 pub(super) fn others<'a>(
     backup: &EtcdBackup,
     all: impl Iterator<Item = &'a Guarded<EtcdBackup>>,
 ) -> BTreeSet<String> {
-    let Some(here) = place(backup) else {
+    let Some(own_path) = path_of(backup) else {
         return BTreeSet::new();
     };
     all.filter(|other| other.uid() != backup.uid())
         .filter(|other| {
             other.0.as_ref().map_or(true, |other| {
-                other.spec.is_periodic() && place(other).as_ref() == Some(&here)
+                other.spec.is_periodic() && path_of(other).as_ref() == Some(&own_path)
             })
         })
         .filter_map(ResourceExt::uid)
@@ -66,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_those_that_number_their_backups_at_the_same_path() {
+    fn finds_other_periodic_backups_of_path() {
         let claim = |name: &str, namespace: &str| {
             let name = name.to_owned();
             let namespace = namespace.to_owned();
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_moved_is_no_neighbour_and_one_that_is_suspended_is() {
+    fn includes_suspended_but_not_moved_backups() {
         let all = [
             backup("moved", |object| {
                 object["spec"]["s3"]["path"] = json!("bucket/elsewhere");
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_read_exists_and_may_be_a_neighbour() {
+    fn includes_backup_that_cannot_be_parsed() {
         let later = json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
             "metadata": { "name": "later", "namespace": "n", "uid": "later" },

@@ -1,5 +1,5 @@
-//! The store that the spec names: opened with its Secrets, or the PersistentVolumeClaim. No content of a Secret leaves
-//! this module but inside the store that it opens (invariant 14).
+//! Opens the store of the spec with its Secrets, or finds the PersistentVolumeClaim. The content of Secrets leaves this
+//! module only inside the opened store (invariant 14).
 
 use api::EtcdBackup;
 use api::storage::{PvcSource, StorageSource};
@@ -13,7 +13,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Site;
 use crate::transfer::in_store;
 
-/// The block of the spec that names the store.
+/// The storage block of the spec, as selected by `spec.storageType`.
 pub(super) fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {
     let spec = &backup.spec;
     spec.blocks()
@@ -47,7 +47,7 @@ pub(super) async fn volume(
     pvc: &PvcSource,
 ) -> Result<Site, Trouble> {
     let namespace = backup.namespace().unwrap_or_default();
-    claimed(&context.client, &namespace, pvc).await?;
+    check_pvc(&context.client, &namespace, pvc).await?;
     let image = context.image.get().await;
     Ok(Site::Volume {
         claim: pvc.claim_name.clone(),
@@ -58,9 +58,10 @@ pub(super) async fn volume(
     })
 }
 
-/// A pod would wait in vain for a claim that is not there. Only that is said: an operator that may not read claims makes
-/// the pod, and the pod tells what it lacks.
-async fn claimed(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
+/// Fails if the PersistentVolumeClaim is missing, because a pod that mounts it would stay pending. All other errors are
+/// ignored: an operator without permission to read PersistentVolumeClaims still creates the pod, whose status shows the
+/// problem.
+async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
     match claims.get(name).await {
@@ -74,20 +75,20 @@ async fn claimed(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<()
     }
 }
 
-/// Whether the API server says that there is no object of this name. What a claim holds is given up for that
-/// (`deletionPolicy: Delete`), so not for the 404 of a proxy that knows no way to the API server.
+/// Whether the API server reports that no object of this name exists. A 404 without the name may come from a proxy. The
+/// distinction matters because `deletionPolicy: Delete` treats the backups on a missing PersistentVolumeClaim as deleted.
 fn is_missing(status: &Status, name: &str) -> bool {
     let named = status.details.as_ref().map(|details| details.name.as_str());
     status.reason == "NotFound" && named == Some(name)
 }
 
-type Held = Option<SecretData>;
+type Content = Option<SecretData>;
 
 async fn secrets(
     client: &Client,
     namespace: &str,
     source: &StorageSource<'_>,
-) -> Result<(Held, Held), Trouble> {
+) -> Result<(Content, Content), Trouble> {
     let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
     let names = secrets_of(source);
     Ok((
@@ -96,7 +97,7 @@ async fn secrets(
     ))
 }
 
-async fn secret(secrets: &Api<Secret>, named: Option<SecretName<'_>>) -> Result<Held, Trouble> {
+async fn secret(secrets: &Api<Secret>, named: Option<SecretName<'_>>) -> Result<Content, Trouble> {
     let Some(SecretName { field, name }) = named else {
         return Ok(None);
     };
@@ -129,8 +130,8 @@ mod tests {
 
     use super::*;
 
-    /// Of an API server that gives this answer.
-    async fn looked(code: u16, answer: impl ToString) -> Result<(), Trouble> {
+    /// Checks the PersistentVolumeClaim against an API server with this answer.
+    async fn checked(code: u16, answer: impl ToString) -> Result<(), Trouble> {
         let answer = answer.to_string();
         let service = service_fn(move |request: Request<Body>| {
             let answer = answer.clone();
@@ -146,18 +147,18 @@ mod tests {
         });
         let pvc = json!({ "claimName": "backups", "path": "etcd/main" });
         let pvc = serde_json::from_value(pvc).unwrap();
-        claimed(&Client::new(service, "prod"), "prod", &pvc).await
+        check_pvc(&Client::new(service, "prod"), "prod", &pvc).await
     }
 
     #[tokio::test]
-    async fn a_claim_that_is_missing_is_named_with_the_remedy_before_a_pod_waits_for_it() {
+    async fn reports_missing_pvc_with_remedy() {
         let refusal = |code: u16, reason: &str, named: Value| {
             json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
                     "message": "no", "details": named })
         };
         let named = json!({ "name": "backups", "kind": "persistentvolumeclaims" });
         let missing = refusal(404, "NotFound", named.clone());
-        let trouble = looked(404, missing).await.unwrap_err();
+        let trouble = checked(404, missing).await.unwrap_err();
         assert_eq!(trouble.reason, Reason::BucketMissing);
         for part in [
             "spec.pvc.claimName",
@@ -167,15 +168,15 @@ mod tests {
             assert!(trouble.message.contains(part), "{trouble:?}");
         }
         let claim = json!({ "metadata": { "name": "backups" } });
-        looked(200, claim).await.unwrap();
-        // Invariant 1: nobody has said that there is none.
+        checked(200, claim).await.unwrap();
+        // Invariant 1: none of these answers proves that the PersistentVolumeClaim is missing.
         for (code, reason) in [(403, "Forbidden"), (500, "InternalError")] {
             let refused = refusal(code, reason, named.clone());
-            looked(code, refused).await.unwrap();
+            checked(code, refused).await.unwrap();
         }
-        looked(404, refusal(404, "NotFound", json!({})))
+        checked(404, refusal(404, "NotFound", json!({})))
             .await
             .unwrap();
-        looked(404, "404 page not found").await.unwrap();
+        checked(404, "404 page not found").await.unwrap();
     }
 }

@@ -1,19 +1,20 @@
-//! How often a backup is tried whose attempts end with their operator. Pure.
+//! Limits the attempts that end together with the operator process. Pure.
 //!
-//! An attempt that fails says so, and has its time (`deadline.rs`). One that takes its operator with it, for example
-//! because there is too little memory, says nothing, and its time begins anew with the next process: without a count
-//! it would be made for ever, and whatever else runs would end with it each time. So the status counts an attempt before
-//! it moves its first byte, and no longer when it was seen to end. An operator that is replaced or loses its lease cuts
-//! attempts off, too, so there may be many of them.
+//! An attempt that fails reports its error, and its time is limited (`deadline.rs`). An attempt that crashes the
+//! operator, for example by running out of memory, reports nothing, and its deadline is measured again in the next
+//! process. Without a limit it would be repeated indefinitely and would interrupt all other transfers each time.
+//!
+//! The status therefore counts an attempt before its first byte, and no longer counts it after its end was observed. A
+//! restart of the operator and a lost lease also interrupt attempts, so the limit is high.
 
 use api::EtcdBackup;
 
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Pace, Stored, Work};
+use crate::snapshot::{Stored, Work, WorkState};
 
-/// So many. A container that crashes is started again after ten seconds at first and five minutes in the end, so these
-/// take about half an hour.
-pub(super) const MOST: i32 = 10;
+/// Limit of unfinished attempts. The kubelet restarts a crashing container after ten seconds at first and after five
+/// minutes later, so ten attempts take about half an hour.
+pub(super) const MAX_UNFINISHED: i32 = 10;
 
 fn unfinished(backup: &EtcdBackup) -> i32 {
     let status = backup.status.as_ref();
@@ -21,27 +22,27 @@ fn unfinished(backup: &EtcdBackup) -> i32 {
     count.unwrap_or_default().max(0)
 }
 
-/// The count with the attempt of this process, which has one at a time.
-pub(super) fn with_ours(backup: &EtcdBackup, transfer: &Pace<Stored>) -> i32 {
+/// The count including the attempt of this process, which has at most one.
+pub(super) fn count_with_current(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> i32 {
     let next = unfinished(backup).saturating_add(1);
-    transfer.counted.unwrap_or(next)
+    transfer.recorded_count.unwrap_or(next)
 }
 
-/// The count when the attempt of this process has ended, if it was counted.
-pub(super) fn without_ours(transfer: &Pace<Stored>) -> Option<i32> {
-    transfer.counted.map(|count| count.saturating_sub(1))
+/// The count after the end of this process's attempt; `None` if the attempt was not counted.
+pub(super) fn count_without_current(transfer: &WorkState<Stored>) -> Option<i32> {
+    transfer.recorded_count.map(|count| count.saturating_sub(1))
 }
 
-/// Why this process makes no attempt, if it has made none and enough of them have ended with others.
-pub(super) fn cut_off(backup: &EtcdBackup, work: &Work) -> Option<Trouble> {
+/// The problem if the limit is reached and this process has made no attempt of its own.
+pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Trouble> {
     let unfinished = unfinished(backup);
-    (*work == Work::Idle && unfinished >= MOST).then(|| {
+    (*work == Work::Idle && unfinished >= MAX_UNFINISHED).then(|| {
         Trouble::new(
             Reason::AttemptsCutOff,
             format!(
-                "{unfinished} attempts ended with the backup operator that made them: see why its container ended \
-                 (kubectl describe pod), and raise backupOperator.resources of the chart if it was OOMKilled; a backup \
-                 that is made once then needs another EtcdBackup or a changed spec"
+                "{unfinished} attempts ended together with the backup operator: check why its container ended \
+                 (kubectl describe pod), and raise backupOperator.resources of the chart if it was OOMKilled; then \
+                 create another EtcdBackup or change the spec, unless the EtcdBackup is periodic"
             ),
         )
     })

@@ -1,21 +1,20 @@
-//! By when a backup has to be complete, and what is said when it is not. Pure.
+//! The deadline of a backup, and the problem that is reported when it passes. Pure.
 //!
-//! What counts is the time somebody could work on it: not the time it waited for its turn behind others, which may be
-//! many, and not the time in which no operator ran. Otherwise a queue, or a restart that takes long, would end backups
-//! that nothing is wrong with, and one that lies whole in the store would be called a failure unseen.
+//! Only the time in which the operator could work on the backup counts. The time in the queue behind other transfers and
+//! the time without a running operator do not count. Otherwise a long queue or restart would fail intact backups.
 
 use api::conditions::{ConditionType, find};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{AHEAD, intent};
+use super::{MAX_CLOCK_SKEW, intent};
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Moved, Pace, Snapshot, Stored, Work};
+use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 
-/// How long a backup may take when nobody says: this, and a second for each MiB of the database.
-const LEAST_LIMIT: SignedDuration = SignedDuration::from_mins(10);
+/// Default time limit of a backup, without the second that is added for each MiB of the database.
+const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// How long this backup may take; `None` is as long as it needs.
+/// The time limit of this backup; `None` is no limit.
 fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
     let policy = backup.spec.backup_policy.as_ref();
     match policy.and_then(|policy| policy.timeout_in_second) {
@@ -29,12 +28,12 @@ fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
                 .and_then(|progress| progress.total_bytes);
             let running = moved.and_then(|moved| i64::try_from(moved.total?).ok());
             let mebibytes = running.or(recorded).unwrap_or_default().max(0) >> 20;
-            Some(LEAST_LIMIT.saturating_add(SignedDuration::from_secs(mebibytes)))
+            Some(BASE_LIMIT.saturating_add(SignedDuration::from_secs(mebibytes)))
         }
     }
 }
 
-/// By when the backup that is under way has to be complete, if it has a limit.
+/// The deadline of the backup in progress; `None` if there is no limit or no backup in progress.
 pub(super) fn deadline(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -44,32 +43,34 @@ pub(super) fn deadline(
         Work::Running(moved) => Some(moved),
         _ => None,
     };
-    let is_told_rightly = |time: &Timestamp| time.duration_since(now) <= AHEAD;
-    let since = snapshot.since.filter(is_told_rightly);
-    let begun = Some(intent(backup)?).filter(is_told_rightly);
-    // What a clock that was ahead has begun was begun at some time since this process, or the object, is there.
+    let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
+    let since = snapshot.since.filter(is_plausible);
+    let begun = Some(intent(backup)?).filter(is_plausible);
+    // A start in the future was recorded by a wrong clock. The start of this process or the creation of the object
+    // replaces it.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
-        let created = created.map(|time| time.0).filter(is_told_rightly);
+        let created = created.map(|time| time.0).filter(is_plausible);
         since.map_or(now, |since| created.map_or(since, |time| time.max(since)))
     });
     let worked_on = since.map_or(begun, |since| since.max(begun));
-    let waited = SignedDuration::try_from(snapshot.transfer.waited).unwrap_or(SignedDuration::MAX);
-    let limit = limit(backup, moved)?.saturating_add(waited);
+    let queue_time = snapshot.transfer.queue_time;
+    let queue_time = SignedDuration::try_from(queue_time).unwrap_or(SignedDuration::MAX);
+    let limit = limit(backup, moved)?.saturating_add(queue_time);
     worked_on.checked_add(limit).ok()
 }
 
-/// Whether it is not complete by then. Whoever waits for its turn is not late by that.
+/// Whether the deadline has passed. A queued transfer is never overdue.
 pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     snapshot.transfer.work != Work::Queued
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
 }
 
-pub(super) fn too_late(backup: &EtcdBackup, transfer: &Pace<Stored>) -> Trouble {
-    let last = match (&transfer.work, &transfer.before) {
-        // The attempt that is cut off now has said nothing yet; the one before it has.
+/// The problem to report. It includes the last known failure, because the canceled attempt has none yet.
+pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
+    let last = match (&transfer.work, &transfer.last_failure) {
         (Work::Ended(Err(trouble)), _) | (_, Some(trouble)) => Some(trouble.message.clone()),
-        _ => last_said(backup.status.as_ref()),
+        _ => reported_failure(backup.status.as_ref()),
     };
     let last = last.map_or_else(String::new, |message| format!("; last: {message}"));
     Trouble::new(
@@ -81,12 +82,12 @@ pub(super) fn too_late(backup: &EtcdBackup, transfer: &Pace<Stored>) -> Trouble 
     )
 }
 
-fn last_said(status: Option<&EtcdBackupStatus>) -> Option<String> {
+fn reported_failure(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let complete = find(&status?.conditions, &ConditionType::Complete)?;
     let is_progress = matches!(
         Reason::parse(&complete.reason),
         Some(Reason::InProgress | Reason::Pending)
     );
-    let said = !complete.message.is_empty() && !is_progress;
-    said.then(|| complete.message.clone())
+    let is_failure = !complete.message.is_empty() && !is_progress;
+    is_failure.then(|| complete.message.clone())
 }

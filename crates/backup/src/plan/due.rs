@@ -1,37 +1,39 @@
-//! When the next backup is due, and when the removal after the last one is. Pure.
+//! The time of the next backup, and of the retention after the last one. Pure.
 
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};
 
 use super::schedule::{Next, Schedule};
-use super::{AHEAD, failed_of, is_open};
+use super::{MAX_CLOCK_SKEW, failed_generation, is_open};
 use crate::retention::Rules;
-use crate::snapshot::{Kept, Snapshot, Work};
+use crate::snapshot::{RemovalResult, Snapshot, Work};
 
-/// How long a backup that is due waits for the removal after the last one.
-const TIDY_FIRST: SignedDuration = SignedDuration::from_mins(1);
+/// How long a due backup waits for the retention after the last one.
+const RETENTION_WAIT: SignedDuration = SignedDuration::from_mins(1);
 
-/// When the next backup is due, of one that is not under way.
-pub(super) fn agenda(backup: &EtcdBackup, now: Timestamp) -> Next {
+/// The next run of an EtcdBackup without a backup in progress.
+pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
     let policy = backup.spec.backup_policy.as_ref();
     let Some(Ok(Some(schedule))) = policy.map(Schedule::of) else {
         return Next::Due;
     };
     let status = backup.status.as_ref();
-    // A backup that was under way when its spec was changed, and one that failed with another spec, have waited.
-    let waited = status.is_some_and(is_open)
-        || failed_of(backup).is_some_and(|failed| *failed != backup.metadata.generation);
-    if waited {
+    // After a change of the spec, a backup that was interrupted or had failed is repeated at once.
+    let is_repeated = status.is_some_and(is_open)
+        || failed_generation(backup).is_some_and(|failed| *failed != backup.metadata.generation);
+    if is_repeated {
         return Next::Due;
     }
-    // v1beta2's operator recorded successes alone.
+    // The original operator recorded successes only.
     let last = status.and_then(|status| {
         let times = [
             status.start_time.as_ref(),
             status.last_success_date.as_ref(),
         ];
         let times = times.into_iter().flatten().map(|time| time.0);
-        times.filter(|time| time.duration_since(now) <= AHEAD).max()
+        times
+            .filter(|time| time.duration_since(now) <= MAX_CLOCK_SKEW)
+            .max()
     });
     let created = backup.metadata.creation_timestamp.as_ref();
     let created = created.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
@@ -40,7 +42,7 @@ pub(super) fn agenda(backup: &EtcdBackup, now: Timestamp) -> Next {
 }
 
 pub(super) fn is_due(backup: &EtcdBackup, now: Timestamp) -> bool {
-    !is_suspended(backup) && agenda(backup, now) == Next::Due
+    !is_suspended(backup) && next_run(backup, now) == Next::Due
 }
 
 pub(super) fn is_suspended(backup: &EtcdBackup) -> bool {
@@ -48,7 +50,7 @@ pub(super) fn is_suspended(backup: &EtcdBackup) -> bool {
     policy.is_some_and(|policy| policy.suspend)
 }
 
-/// What is kept of a periodic backup, if anything is ever removed.
+/// The retention rules of a periodic backup; `None` if they never remove a backup.
 pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
     let policy = backup
         .spec
@@ -58,8 +60,9 @@ pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
     Some(Rules::of(policy)).filter(Rules::delete)
 }
 
-/// Whether old backups are still to be removed after the newest: the list of the kept ones begins with another.
-pub(super) fn to_tidy(backup: &EtcdBackup) -> bool {
+/// Whether the retention rules were not yet applied after the newest backup. `status.backups` then begins with an older
+/// one.
+pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
         return false;
     };
@@ -70,36 +73,42 @@ pub(super) fn to_tidy(backup: &EtcdBackup) -> bool {
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
 }
 
-/// What the removal after the newest backup came to. One that ran while that backup was made says nothing of it.
-pub(super) fn tidied<'a>(backup: &EtcdBackup, snapshot: &'a Snapshot) -> Option<&'a Kept> {
-    let Work::Ended(Ok(kept)) = &snapshot.removal.work else {
+/// The result of the removal after the newest backup. A removal that ran concurrently with that backup does not count.
+pub(super) fn retention_result<'a>(
+    backup: &EtcdBackup,
+    snapshot: &'a Snapshot,
+) -> Option<&'a RemovalResult> {
+    let Work::Ended(Ok(result)) = &snapshot.removal.work else {
         return None;
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
-    let knows = kept.backups.iter().any(|one| &one.location == newest);
-    // Where the newest lies elsewhere since the spec was changed, nothing was looked at.
-    (kept.backups.is_empty() || knows).then_some(kept)
+    let includes_newest = result.backups.iter().any(|one| &one.location == newest);
+    // The list is empty if the newest backup is at a path from before a change of the spec.
+    (result.backups.is_empty() || includes_newest).then_some(result)
 }
 
-/// Until when a backup that is due waits for the removal after the last one, if it does. Where a backup takes longer
-/// than the pause between two, the next is always due, and nothing would ever be removed: so the removal begins first.
-/// A store that removes slowly or not at all holds up no backup for longer than [`TIDY_FIRST`]; what it has begun to
-/// remove it goes on removing.
-pub(super) fn tidies_first(
+/// The time until which a due backup waits for the retention after the last one; `None` if it does not wait.
+///
+/// If backups take longer than their interval, the next one is always due. Without the wait, retention would never run.
+/// A slow store delays a backup by at most [`RETENTION_WAIT`]; the removal then continues concurrently.
+pub(super) fn retention_wait(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
     now: Timestamp,
 ) -> Option<Timestamp> {
-    let status = backup.status.as_ref().filter(|_| to_tidy(backup))?;
+    let status = backup
+        .status
+        .as_ref()
+        .filter(|_| is_retention_pending(backup))?;
     let ended = status.completion_time.as_ref()?.0;
-    // A clock that was set back makes no long wait.
-    let soon = now.duration_since(ended).abs() < TIDY_FIRST;
-    let begins = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
+    // The absolute value limits the wait after the clock was set back.
+    let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
+    let may_begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
     let waits = match &snapshot.removal.work {
-        Work::Queued | Work::Called | Work::Running(_) => soon,
-        Work::Ended(Err(_)) => begins && soon,
-        Work::Idle | Work::Ended(Ok(_)) => begins,
+        Work::Queued | Work::Ready | Work::Running(_) => is_recent,
+        Work::Ended(Err(_)) => may_begin && is_recent,
+        Work::Idle | Work::Ended(Ok(_)) => may_begin,
     };
-    let by = ended.checked_add(TIDY_FIRST).unwrap_or(now).max(now);
-    waits.then_some(by)
+    let until = ended.checked_add(RETENTION_WAIT).unwrap_or(now).max(now);
+    waits.then_some(until)
 }

@@ -1,4 +1,4 @@
-//! The transfer or the removal that an action starts, in every detail: endpoints, names in the store, pods. Pure.
+//! Builds the transfer or removal that an action starts, with endpoints, object names and pods. Pure.
 
 use std::collections::BTreeSet;
 
@@ -13,49 +13,54 @@ use member::OperatorImage;
 use super::{pod, rules};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};
 use crate::reason::{Reason, Trouble};
-use crate::removal::What;
+use crate::removal::RemovalScope;
 use crate::snapshot::{Inputs, Site, Snapshot, Source};
-use crate::transfer::Name;
+use crate::transfer::ObjectName;
 
 /// A transfer or a removal.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Job {
-    /// A transfer in this process, between the etcd cluster and the store that observe has opened.
+    /// A transfer in this process, from the etcd cluster to the store that observe has opened.
     Transfer {
         /// Client URLs to start with.
         endpoints: Vec<String>,
         /// The object to write.
-        name: Name,
-        /// Whether it is compressed.
+        name: ObjectName,
+        /// Whether the object is compressed.
         compress: bool,
-        /// What the manifest records of the EtcdCluster.
+        /// The record of the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
     },
     /// A removal in this process, from the store that observe has opened.
     Removal {
         /// The key that the spec names.
         path: String,
-        /// Which backups are removed.
-        what: What,
-        /// The time by which the age of a backup is known.
+        /// The backups to remove.
+        scope: RemovalScope,
+        /// The time from which the age of a backup is computed.
         now: Timestamp,
     },
-    /// Either of them in a pod that mounts the PersistentVolumeClaim.
+    /// A transfer or removal in a pod that mounts the PersistentVolumeClaim.
     InPod {
-        /// The pod.
+        /// The pod to create.
         pod: Box<Pod>,
-        /// The order that it carries.
+        /// The order in the arguments of the pod.
         order: Order,
     },
 }
 
-/// The transfer of a backup that began at this time; `None` without inputs.
+/// The transfer of a backup with this start time; `None` without inputs.
 pub(super) fn transfer(
     backup: &EtcdBackup,
     inputs: &Inputs,
     begun: Timestamp,
 ) -> Result<Option<Job>, Trouble> {
-    let Inputs::Transfer { site, left, source } = inputs else {
+    let Inputs::Transfer {
+        site,
+        leftover,
+        source,
+    } = inputs
+    else {
         return Ok(None);
     };
     let (endpoints, cluster) = match source {
@@ -74,7 +79,8 @@ pub(super) fn transfer(
     Ok(Some(match site {
         Site::Store { key } => Job::Transfer {
             endpoints,
-            name: Name::of(key.clone(), numbered.then_some(begun)).replacing(left.clone()),
+            name: ObjectName::of(key.clone(), numbered.then_some(begun))
+                .replacing(leftover.clone()),
             compress,
             cluster,
         },
@@ -92,21 +98,23 @@ pub(super) fn transfer(
     }))
 }
 
-/// Whether an EtcdCluster may be backed up now.
+/// Fails if the EtcdCluster must not be backed up now.
 fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     let name = &cluster.name;
     if restoring {
-        // What is in it now is nobody's data yet, and would push older backups out.
+        // The restore is not complete, and a backup of its data would count for the retention of good ones.
         return Err(Trouble::new(
             Reason::Restoring,
-            format!("EtcdCluster {name} is being restored: it is backed up when that is done"),
+            format!(
+                "EtcdCluster {name} is being restored: the backup starts when the restore has ended"
+            ),
         ));
     }
     if cluster.spec.hibernate {
         return Err(Trouble::new(
             Reason::Hibernated,
             format!(
-                "EtcdCluster {name} hibernates (spec.hibernate): it is backed up when it has come back"
+                "EtcdCluster {name} hibernates: set its spec.hibernate to false, or suspend the backups"
             ),
         ));
     }
@@ -137,42 +145,42 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
-    let what = |others: &BTreeSet<String>| What::Surplus {
+    let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         rules: rules(backup).unwrap_or_default(),
         newest: newest.clone().unwrap_or_default(),
         others: others.clone(),
     };
-    removal(backup, &snapshot.inputs, what, now)
+    removal(backup, &snapshot.inputs, scope, now)
 }
 
-/// The removal of everything that the EtcdBackup has stored.
+/// The removal of all stored backups of the EtcdBackup.
 pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
-    removal(backup, &snapshot.inputs, |_| What::Everything, now)
+    removal(backup, &snapshot.inputs, |_| RemovalScope::Everything, now)
 }
 
 fn removal(
     backup: &EtcdBackup,
     inputs: &Inputs,
-    what: impl FnOnce(&BTreeSet<String>) -> What,
+    scope: impl FnOnce(&BTreeSet<String>) -> RemovalScope,
     now: Timestamp,
 ) -> Option<Job> {
     let Inputs::Removal { site, others } = inputs else {
         return None;
     };
-    let what = what(others);
+    let scope = scope(others);
     Some(match site {
         Site::Store { key } => Job::Removal {
             path: key.clone(),
-            what,
+            scope,
             now,
         },
-        Site::Volume { claim, path, image } => in_pod(backup, (claim, path), task(what), image),
+        Site::Volume { claim, path, image } => in_pod(backup, (claim, path), task(scope), image),
     })
 }
 
-fn task(what: What) -> Task {
-    match what {
-        What::Surplus {
+fn task(scope: RemovalScope) -> Task {
+    match scope {
+        RemovalScope::Surplus {
             rules,
             newest,
             others,
@@ -181,7 +189,7 @@ fn task(what: What) -> Task {
             newest,
             others,
         },
-        What::Everything => Task::Everything,
+        RemovalScope::Everything => Task::Everything,
     }
 }
 
@@ -222,7 +230,7 @@ mod tests {
         } });
         Inputs::Transfer {
             site,
-            left: Some("etcd_v3_2026-01-01-00:00:00".to_owned()),
+            leftover: Some("etcd_v3_2026-01-01-00:00:00".to_owned()),
             source: Source::Cluster {
                 endpoints: vec!["https://main-client.prod.svc:2379".to_owned()],
                 recorded: Box::new(serde_json::from_value(recorded).unwrap()),
@@ -267,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_in_this_process_replaces_what_an_attempt_left() {
+    fn transfer_replaces_leftover_of_earlier_attempt() {
         let inputs = of_cluster(store(), false, false);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::Transfer {
@@ -281,10 +289,10 @@ mod tests {
         };
         assert_eq!(
             name,
-            Name::Numbered {
+            ObjectName::Numbered {
                 path: "etcd".to_owned(),
                 time: Timestamp::UNIX_EPOCH,
-                left: Some("etcd_v3_2026-01-01-00:00:00".to_owned()),
+                leftover: Some("etcd_v3_2026-01-01-00:00:00".to_owned()),
             }
         );
         assert!(compress && cluster.is_some());
@@ -326,7 +334,7 @@ mod tests {
         };
         let planned = surplus(&backup, &of(store()), Timestamp::UNIX_EPOCH);
         let Some(Job::Removal {
-            what: What::Surplus { newest, others, .. },
+            scope: RemovalScope::Surplus { newest, others, .. },
             ..
         }) = planned
         else {

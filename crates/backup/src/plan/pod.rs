@@ -1,4 +1,4 @@
-//! The pod that mounts the PersistentVolumeClaim of an EtcdBackup and transfers or removes backups there. Pure.
+//! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup and transfers or removes backups there. Pure.
 
 use api::EtcdBackup;
 use k8s_openapi::api::core::v1::{
@@ -16,22 +16,23 @@ use crate::pvc::{AUTH, Order, ROOT, TLS, Task};
 
 const VOLUME: &str = "backups";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
-/// Of the digest that tells one piece of work from another.
-const DIGITS: usize = 20;
-/// A transfer is never held whole in memory.
+/// Digits of the digest in the name of a pod.
+const NAME_DIGITS: usize = 20;
+/// Request and limit. A transfer streams the snapshot and needs little memory.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 
-/// The name of the pod of this work. It is fixed, so that a second operator finds the pod of the first (invariant 11).
+/// The name of the pod for this order. The name is derived from the order, so a second operator process finds the pod of
+/// the first (invariant 11).
 fn name(order: &Order) -> String {
-    let digest = Sha256::digest(format!("{}\n{}", order.uid, order.occasion()));
+    let digest = Sha256::digest(format!("{}\n{}", order.uid, order.work_id()));
     let digest = hex::encode(digest);
-    format!("etcd-backup-{}", &digest[..DIGITS])
+    format!("etcd-backup-{}", &digest[..NAME_DIGITS])
 }
 
-/// Read-only for the pod's group.
+/// File mode of mounted Secrets: readable for the user and the group of the pod.
 const SECRET_MODE: i32 = 0o440;
 
-/// The Secrets the work needs: none for a removal (invariant 14).
+/// The Secrets that the order needs. A removal needs none (invariant 14).
 fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
     let Task::Store(snapshot) = &order.task else {
         return Vec::new();
@@ -46,7 +47,7 @@ fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
         .collect()
 }
 
-/// The pod that does the work of an EtcdBackup.
+/// The pod that carries out the order.
 pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -> Pod {
     let secrets = secrets(order).into_iter().map(|(name, _, secret)| Volume {
         name: name.to_owned(),
@@ -71,7 +72,7 @@ pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
             name: Some(name(order)),
             namespace: backup.namespace(),
             labels: Some(labels.into()),
-            // It goes with its EtcdBackup.
+            // Garbage collection deletes the pod together with its EtcdBackup.
             owner_references: Some(vec![OwnerReference {
                 api_version: EtcdBackup::api_version(&()).into_owned(),
                 kind: EtcdBackup::kind(&()).into_owned(),
@@ -154,9 +155,8 @@ mod tests {
         build(&backup, &Order::example(), &image)
     }
 
-    /// What the restricted profile asks for, and less than it allows.
     #[test]
-    fn the_pod_beside_a_claim_is_restricted_and_has_no_token() {
+    fn pod_is_restricted_and_has_no_token() {
         let pod = built();
         let spec = pod.spec.as_ref().unwrap();
         assert_eq!(spec.automount_service_account_token, Some(false));
@@ -190,7 +190,7 @@ mod tests {
 
     /// Invariant 14.
     #[test]
-    fn secrets_are_mounted_only_where_etcd_is_asked() {
+    fn mounts_secrets_only_for_snapshots() {
         let order = Order {
             task: Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),

@@ -1,4 +1,4 @@
-//! Why a spec is not worked on. Pure.
+//! The problems for which a spec is rejected. Pure.
 
 use api::EtcdBackup;
 use api::problem::{Problem, summary};
@@ -6,7 +6,7 @@ use api::problem::{Problem, summary};
 use super::schedule::{self, Schedule};
 use crate::reason::{Reason, Trouble};
 
-/// Why the spec is not worked on, if it is not.
+/// The problem of a rejected spec; `None` if the spec is accepted.
 pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     let mut problems = api::backup::validate(backup);
     if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
@@ -14,11 +14,11 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     }
     let endpoints = &backup.spec.etcd_endpoints;
     let mut urls = endpoints.iter();
-    // Invariant 20: without an authority nobody could say whether it is the cluster that answers.
+    // Invariant 20: without a CA certificate the operator cannot verify the members.
     if urls.any(|url| url.starts_with("https://")) && backup.spec.client_tls_secret().is_none() {
         problems.push(Problem::new(
             "spec.etcdEndpoints",
-            "names an https URL, and nothing says which authority its certificate must be of",
+            "names an https URL, but no CA certificate to verify it",
             "name a Secret in spec.clientTLSSecret",
         ));
     }

@@ -1,5 +1,5 @@
-//! When the next backup of a periodic EtcdBackup is due. Pure: everything follows from the policy, from when the
-//! last one began, and from the time.
+//! Computes the time of the next backup of a periodic EtcdBackup from the policy, the start of the last backup and the
+//! current time. Pure.
 
 use api::backup::BackupPolicy;
 use croner::Cron;
@@ -7,67 +7,71 @@ use croner::parser::{CronParser, Seconds, Year};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// Runs are spread by this part of the pause between them, and not more than [`MOST_SPREAD`].
-const SPREAD: i64 = 20;
-/// See [`SPREAD`].
-const MOST_SPREAD: SignedDuration = SignedDuration::from_secs(30);
+/// Divisor of the interval between two runs for their jitter.
+const JITTER_DIVISOR: i32 = 20;
+/// Upper bound of the jitter.
+const MAX_JITTER: SignedDuration = SignedDuration::from_secs(30);
 
-/// Nobody looks in the very second a run is due: a shorter deadline would be missed by every run.
-const LEAST_DEADLINE: i64 = 10;
+/// Smallest starting deadline in seconds. A reconcile is always a little later than the planned time, so a shorter
+/// deadline would skip every run.
+const MIN_STARTING_DEADLINE: i64 = 10;
 
-/// What is wrong with a schedule.
+/// A problem of a schedule.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The text is no schedule.
+    /// The text is not a cron expression.
     #[error(
         "schedule {text:?} cannot be read: {why}; write five cron fields such as 0 3 * * *, or @daily"
     )]
     Schedule {
-        /// The text.
+        /// The text of `spec.backupPolicy.schedule`.
         text: String,
-        /// What the parser says.
+        /// The error of the parser.
         why: String,
     },
-    /// The name is no time zone.
+    /// The name is not in the time zone database.
     #[error("timeZone {name:?} is not known: use a name such as Europe/Berlin")]
     TimeZone {
-        /// The name.
+        /// The text of `spec.backupPolicy.timeZone`.
         name: String,
     },
 }
 
-/// When backups are made.
 #[derive(Debug)]
 enum Rule {
     Every(SignedDuration),
     At(Box<Cron>, TimeZone),
 }
 
-/// When backups are made, read from a policy.
+/// The schedule of a policy.
 #[derive(Debug)]
 pub struct Schedule {
     rule: Rule,
-    /// A run that is later than this is left out.
+    /// A run that would start later than this after its planned time is skipped.
     deadline: Option<SignedDuration>,
 }
 
 /// The next run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Now.
+    /// The run is due now.
     Due,
-    /// Then.
+    /// The run is due at a later time.
     At(Timestamp),
-    /// Not in any time to come.
+    /// The schedule has no further run.
     Never,
 }
 
 impl Schedule {
-    /// Reads a policy; `None` is one backup only.
+    /// The schedule of a policy; `None` for a single backup.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `schedule` is not a cron expression or `timeZone` is unknown.
     pub fn of(policy: &BackupPolicy) -> Result<Option<Self>, Problem> {
         let deadline = policy
             .starting_deadline_seconds
-            .map(|seconds| SignedDuration::from_secs(seconds.max(LEAST_DEADLINE)));
+            .map(|seconds| SignedDuration::from_secs(seconds.max(MIN_STARTING_DEADLINE)));
         let rule = match (&policy.schedule, policy.backup_interval_in_second) {
             (Some(text), _) => Rule::At(
                 Box::new(cron(text)?),
@@ -79,8 +83,8 @@ impl Schedule {
         Ok(Some(Self { rule, deadline }))
     }
 
-    /// The next run after the one that began at `last`, of an object made at `created`. However many were missed,
-    /// one is made up. `seed` spreads the runs of different objects.
+    /// The next run after the one that started at `last`, for an object created at `created`. At most one missed run is
+    /// made up. The `seed` gives different objects a different jitter.
     pub fn next(
         &self,
         last: Option<Timestamp>,
@@ -89,29 +93,29 @@ impl Schedule {
         now: Timestamp,
     ) -> Next {
         match &self.rule {
-            // The first backup is worth most, and is made at once.
+            // The first backup is the most important one, so it starts at once.
             Rule::Every(_) if last.is_none() => Next::Due,
-            Rule::Every(pause) => self.every(*pause, last.unwrap_or(created), seed, now),
+            Rule::Every(interval) => self.every(*interval, last.unwrap_or(created), seed, now),
             Rule::At(cron, zone) => self.at(cron, zone, last.unwrap_or(created), seed, now),
         }
     }
 
-    fn every(&self, pause: SignedDuration, last: Timestamp, seed: &str, now: Timestamp) -> Next {
-        let spread = self.spread(pause, seed, last);
-        let mut planned = later(last, pause);
+    fn every(&self, interval: SignedDuration, last: Timestamp, seed: &str, now: Timestamp) -> Next {
+        let jitter = self.jitter(interval, seed, last);
+        let mut planned = later(last, interval);
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // The latest that was missed, or the next where that is too long ago too.
-            let missed = now.duration_since(planned).as_secs() / pause.as_secs().max(1);
-            let whole =
-                |times: i64| SignedDuration::from_secs(pause.as_secs().saturating_mul(times));
-            planned = later(planned, whole(missed));
+            // The latest missed run, or the next run if the deadline of the missed one has passed too.
+            let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
+            let intervals =
+                |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
+            planned = later(planned, intervals(missed));
             if now.duration_since(planned) > deadline {
-                planned = later(planned, pause);
+                planned = later(planned, interval);
             }
         }
-        due(later(planned, spread), now)
+        due(later(planned, jitter), now)
     }
 
     fn at(
@@ -122,7 +126,7 @@ impl Schedule {
         seed: &str,
         now: Timestamp,
     ) -> Next {
-        // What is older than the deadline allows is not looked at, however long the operator was away.
+        // Runs before the deadline are skipped without a search, even after a long downtime of the operator.
         let from = match self.deadline {
             Some(deadline) => last.max(
                 later(now, -deadline)
@@ -134,21 +138,20 @@ impl Schedule {
         let Some(planned) = after(cron, zone, from) else {
             return Next::Never;
         };
-        let pause = after(cron, zone, planned)
-            .map_or(MOST_SPREAD * 20, |next| next.duration_since(planned));
-        due(later(planned, self.spread(pause, seed, planned)), now)
+        let interval = after(cron, zone, planned).map_or(MAX_JITTER * JITTER_DIVISOR, |next| {
+            next.duration_since(planned)
+        });
+        due(later(planned, self.jitter(interval, seed, planned)), now)
     }
 
-    /// Between nothing and a twentieth of the pause: operators that come back do not begin everything at once.
-    fn spread(&self, pause: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
-        let most = (pause / i32::try_from(SPREAD).unwrap_or(20)).min(MOST_SPREAD);
-        // A run that is spread is not too late by that.
-        let most = self
-            .deadline
-            .map_or(most, |deadline| most.min(deadline / 2));
-        let most = most.as_secs().max(0).unsigned_abs();
-        let drawn = mixed(seed, run) % (most + 1);
-        SignedDuration::from_secs(i64::try_from(drawn).unwrap_or_default())
+    /// A delay of at most a twentieth of the interval, so that many EtcdBackups with one schedule do not start together.
+    fn jitter(&self, interval: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
+        let max = (interval / JITTER_DIVISOR).min(MAX_JITTER);
+        // The jitter alone must not exceed the starting deadline.
+        let max = self.deadline.map_or(max, |deadline| max.min(deadline / 2));
+        let max = max.as_secs().max(0).unsigned_abs();
+        let seconds = hash(seed, run) % (max + 1);
+        SignedDuration::from_secs(i64::try_from(seconds).unwrap_or_default())
     }
 }
 
@@ -183,7 +186,7 @@ fn cron(text: &str) -> Result<Cron, Problem> {
         .map_err(|error| problem(error.to_string()))
 }
 
-/// The operator's image has no time zones of its own.
+/// Reads the time zone from the compiled-in database, because the operator's image contains none.
 fn zone(name: &str) -> Result<TimeZone, Problem> {
     let unknown = || Problem::TimeZone {
         name: name.to_owned(),
@@ -192,8 +195,8 @@ fn zone(name: &str) -> Result<TimeZone, Problem> {
     TimeZone::tzif(name, data).map_err(|_| unknown())
 }
 
-/// FNV-1a: the same in every process and release.
-fn mixed(seed: &str, run: Timestamp) -> u64 {
+/// FNV-1a, which is the same in every process and release.
+fn hash(seed: &str, run: Timestamp) -> u64 {
     let bytes = seed.bytes().chain(run.as_second().to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -218,7 +221,7 @@ mod tests {
         Schedule::of(&policy(json)).unwrap().unwrap()
     }
 
-    /// The time planned, without the spread.
+    /// The planned time, without the jitter.
     fn next(json: &str, last: Option<&str>, now: &str) -> Next {
         let found = schedule(json).next(last.map(at), at("2026-01-01T00:00:00Z"), "seed", at(now));
         match found {
@@ -230,20 +233,20 @@ mod tests {
     const HOURLY: &str = r#"{"backupIntervalInSecond":3600}"#;
 
     #[test]
-    fn one_backup_only_has_no_schedule() {
+    fn single_backup_has_no_schedule() {
         for json in ["{}", r#"{"backupIntervalInSecond":0}"#] {
             assert!(Schedule::of(&policy(json)).unwrap().is_none(), "{json}");
         }
     }
 
     #[test]
-    fn the_first_backup_of_an_interval_is_made_at_once() {
+    fn first_backup_of_interval_is_due_at_once() {
         assert_eq!(next(HOURLY, None, "2026-01-01T00:00:00Z"), Next::Due);
         assert_eq!(next(HOURLY, None, "2030-01-01T00:00:00Z"), Next::Due);
     }
 
     #[test]
-    fn the_next_comes_an_interval_after_the_last_began() {
+    fn next_backup_is_due_after_interval() {
         let last = Some("2026-01-01T10:00:00Z");
         let planned = Next::At(at("2026-01-01T11:00:00Z"));
         assert_eq!(next(HOURLY, last, "2026-01-01T10:00:01Z"), planned);
@@ -251,30 +254,30 @@ mod tests {
         assert_eq!(next(HOURLY, last, "2026-01-01T11:00:30Z"), Next::Due);
     }
 
-    /// Behaviour, backups 4: many clusters do not begin in the same second, and a restart moves nobody.
+    /// Behavior, backups 4.
     #[test]
-    fn runs_are_spread_and_the_spread_is_the_same_in_every_process() {
+    fn jitter_is_deterministic_and_bounded() {
         let last = at("2026-01-15T12:00:00Z");
-        for (seconds, most) in [(3600, 30), (100, 5), (10, 0)] {
+        for (seconds, max) in [(3600, 30), (100, 5), (10, 0)] {
             let text = format!(r#"{{"backupIntervalInSecond":{seconds}}}"#);
-            let pause = |seed: &str| match schedule(&text).next(Some(last), last, seed, last) {
+            let jitter = |seed: &str| match schedule(&text).next(Some(last), last, seed, last) {
                 Next::At(time) => time.duration_since(last).as_secs() - seconds,
                 other => panic!("{other:?}"),
             };
-            let drawn: Vec<i64> = (0..200).map(|seed| pause(&seed.to_string())).collect();
-            let again: Vec<i64> = (0..200).map(|seed| pause(&seed.to_string())).collect();
-            assert_eq!(drawn, again);
-            // All of them are drawn, and none beyond.
-            let distinct: std::collections::BTreeSet<i64> = drawn.into_iter().collect();
+            let first: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
+            let second: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
+            assert_eq!(first, second);
+            // Every second up to the maximum occurs, and none beyond.
+            let distinct: std::collections::BTreeSet<i64> = first.into_iter().collect();
             assert!(
-                distinct.iter().eq((0..=most).collect::<Vec<_>>().iter()),
+                distinct.iter().eq((0..=max).collect::<Vec<_>>().iter()),
                 "{distinct:?}"
             );
         }
     }
 
     #[test]
-    fn what_was_missed_is_made_up_once() {
+    fn missed_runs_are_made_up_once() {
         let now = "2026-01-03T10:30:00Z";
         assert_eq!(next(HOURLY, Some("2026-01-01T10:00:00Z"), now), Next::Due);
         assert_eq!(
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missed_by_more_than_the_deadline_is_left_out() {
+    fn skips_run_missed_beyond_starting_deadline() {
         let daily = r#"{"schedule":"0 3 * * *","startingDeadlineSeconds":600}"#;
         let last = Some("2026-01-01T03:00:00Z");
         assert_eq!(next(daily, last, "2026-01-03T03:09:00Z"), Next::Due);
@@ -310,9 +313,8 @@ mod tests {
         );
     }
 
-    /// An operator looks a little after the time, and not in no time.
     #[test]
-    fn a_deadline_of_no_time_lets_runs_begin_all_the_same() {
+    fn zero_starting_deadline_still_allows_runs() {
         let last = Some("2026-01-01T03:00:00Z");
         for json in [
             r#"{"backupIntervalInSecond":3600,"startingDeadlineSeconds":0}"#,
@@ -329,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_waits_for_its_first_time() {
+    fn schedule_waits_for_first_run() {
         let daily = r#"{"schedule":"@daily"}"#;
         let tomorrow = Next::At(at("2026-01-02T00:00:00Z"));
         assert_eq!(next(daily, None, "2026-01-01T08:00:00Z"), tomorrow);
@@ -337,19 +339,19 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_read_in_its_time_zone() {
+    fn schedule_uses_its_time_zone() {
         let berlin = r#"{"schedule":"30 3 * * *","timeZone":"Europe/Berlin"}"#;
         let last = Some("2026-01-10T12:00:00Z");
         assert_eq!(
             next(berlin, last, "2026-01-10T12:00:00Z"),
             Next::At(at("2026-01-11T02:30:00Z"))
         );
-        // In summer it is two hours before UTC.
+        // In summer the zone is two hours ahead of UTC.
         assert_eq!(
             next(berlin, Some("2026-07-10T12:00:00Z"), "2026-07-10T12:00:00Z"),
             Next::At(at("2026-07-11T01:30:00Z"))
         );
-        // A time that does not exist on the day the clocks change is not lost.
+        // A local time that the change of the clocks skips is not lost.
         let gap = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
         let found = next(gap, Some("2026-03-28T12:00:00Z"), "2026-03-28T12:00:00Z");
         assert!(
@@ -358,9 +360,9 @@ mod tests {
         );
     }
 
-    /// On the night the clocks go back an hour comes twice: a daily run once, an hourly one in each.
+    /// When the clocks are set back, one hour occurs twice. A daily schedule runs once in it, an hourly one twice.
     #[test]
-    fn an_hour_that_comes_twice_makes_no_second_daily_run() {
+    fn repeated_hour_causes_no_second_daily_run() {
         let daily = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
         let first = Next::At(at("2026-10-25T00:30:00Z"));
         let evening = "2026-10-24T12:00:00Z";
@@ -381,7 +383,7 @@ mod tests {
             );
             last = expected.replace("00Z", "20Z");
         }
-        // In spring an hour is left out: hourly runs go on, the daily one of that hour is made once.
+        // In spring one hour is skipped. Hourly runs continue, and the daily run of that hour happens once.
         let spring = "2026-03-29T00:00:20Z";
         assert_eq!(
             next(hourly, Some(spring), spring),
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_mean_what_they_mean_in_cron() {
+    fn cron_fields_have_standard_meaning() {
         let now = "2026-01-01T00:00:30Z"; // A Thursday.
         for (text, expected) in [
             ("*/15 * * * *", "2026-01-01T00:15:00Z"),
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schedule_is_told() {
+    fn reports_invalid_schedule() {
         for text in [
             "",
             "* * * *",
@@ -434,7 +436,7 @@ mod tests {
             r#"{"schedule":"@daily","timeZone":"Mars/Olympus"}"#,
         ));
         assert!(matches!(problem.unwrap_err(), Problem::TimeZone { .. }));
-        // A day that never comes.
+        // February 30 never occurs.
         assert_eq!(
             next(r#"{"schedule":"0 0 30 2 *"}"#, None, "2026-01-01T00:00:00Z"),
             Next::Never
@@ -442,10 +444,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the policy and the time: after a run nothing is due at once, the next run is not further away
-        /// than a pause and its spread, and waiting for it makes it due.
+        /// For every policy and time: no run is due directly after a run, the next run comes within the interval plus
+        /// jitter, and is due when its time has come.
         #[test]
-        fn a_run_makes_the_next_one_wait_and_the_wait_ends(
+        fn next_run_waits_and_becomes_due(
             interval in 1_i64..1_000_000,
             deadline in prop::option::of(0_i64..100_000),
             away in 0_i64..10_000_000,

@@ -1,4 +1,4 @@
-//! The plan, told as cases: a backup, what is known, what happens next.
+//! Scenarios of the plan: an EtcdBackup, a snapshot, and the next step.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Action, Need, Plan, Verdict, need, plan};
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Moved, Pace, Place, Snapshot, Stored, Work};
+use crate::snapshot::{Destination, Moved, Snapshot, Stored, Work, WorkState};
 use crate::status::{notices, status};
 
 mod anything;
@@ -41,13 +41,13 @@ fn fresh() -> EtcdBackup {
     with(|_| ())
 }
 
-/// After one round: the status the plan leads to, written.
+/// The EtcdBackup with the status that the plan leads to.
 fn after(mut backup: EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackup {
     backup.status = Some(status(&backup, plan, now));
     backup
 }
 
-/// The intent was recorded at second 0.
+/// An EtcdBackup whose start was recorded at second 0.
 fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = with(change);
     let plan = plan(&backup, &Snapshot::default(), at(0));
@@ -56,16 +56,16 @@ fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
 }
 
 #[test]
-fn that_no_certificate_is_checked_is_said_aloud() {
-    for unchecked in [false, true] {
-        let backup = with(|backup| backup["spec"]["s3"]["insecureSkipVerify"] = json!(unchecked));
+fn warns_if_store_certificate_is_not_verified() {
+    for unverified in [false, true] {
+        let backup = with(|backup| backup["spec"]["s3"]["insecureSkipVerify"] = json!(unverified));
         let plan = plan(&backup, &Snapshot::default(), at(0));
         assert_eq!(plan.action, Action::RecordIntent);
-        let told = notices(&backup, &plan);
-        let warned = told
+        let notices = notices(&backup, &plan);
+        let warned = notices
             .iter()
             .any(|notice| notice.warning && notice.reason == "CertificateNotChecked");
-        assert_eq!(warned, unchecked, "{told:?}");
+        assert_eq!(warned, unverified, "{notices:?}");
     }
 }
 
@@ -81,31 +81,30 @@ fn stored() -> Stored {
     }
 }
 
-fn known(work: Work, place: Place) -> Snapshot {
+fn known(work: Work, destination: Destination) -> Snapshot {
     Snapshot {
-        transfer: Pace {
+        transfer: WorkState {
             work,
-            ..Pace::default()
+            ..WorkState::default()
         },
-        place,
+        destination,
         ..Snapshot::default()
     }
 }
 
-fn needs_place(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
-    need(backup, snapshot, now) == Need::Place
+fn needs_destination(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
+    need(backup, snapshot, now) == Need::Destination
 }
 
 fn refused() -> Trouble {
     Trouble::new(Reason::AccessDenied, "access denied: 403")
 }
 
-/// Invariant 10.
 #[test]
-fn invariant_10_the_intent_is_recorded_before_anything_else() {
+fn invariant_10_records_start_before_other_steps() {
     let backup = fresh();
-    let snapshot = known(Work::Idle, Place::Free);
-    assert!(!needs_place(&backup, &snapshot, at(0)));
+    let snapshot = known(Work::Idle, Destination::Free);
+    assert!(!needs_destination(&backup, &snapshot, at(0)));
     let plan = plan(&backup, &snapshot, at(0));
     assert_eq!(plan.action, Action::RecordIntent);
     let status = status(&backup, &plan, at(0));
@@ -115,21 +114,20 @@ fn invariant_10_the_intent_is_recorded_before_anything_else() {
 }
 
 #[test]
-fn begins_when_the_place_is_free() {
+fn starts_transfer_if_destination_is_free() {
     let backup = begun(|_| ());
-    assert!(needs_place(&backup, &Snapshot::default(), at(1)));
-    let plan = plan(&backup, &known(Work::Idle, Place::Free), at(1));
+    assert!(needs_destination(&backup, &Snapshot::default(), at(1)));
+    let plan = plan(&backup, &known(Work::Idle, Destination::Free), at(1));
     assert_eq!(
         (plan.action, plan.verdict),
-        (Action::StartTransfer, Verdict::Begun)
+        (Action::StartTransfer, Verdict::Starting)
     );
 }
 
-/// Invariant 1.
 #[test]
-fn invariant_1_does_not_begin_while_the_store_is_unknown() {
+fn invariant_1_does_not_start_while_store_is_unknown() {
     let backup = begun(|_| ());
-    let unknown = known(Work::Idle, Place::Unknown(refused()));
+    let unknown = known(Work::Idle, Destination::Unknown(refused()));
     let plan = plan(&backup, &unknown, at(1));
     assert_eq!(plan.action, Action::Nothing);
     assert_eq!(plan.verdict, Verdict::Waiting(refused()));
@@ -146,21 +144,25 @@ fn invariant_1_does_not_begin_while_the_store_is_unknown() {
 }
 
 #[test]
-fn what_is_missing_is_looked_for_less_often_the_longer_it_is_missing() {
+fn checks_for_missing_input_back_off() {
     let backup = begun(|object| {
         object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 0 });
     });
-    let unknown = known(Work::Idle, Place::Unknown(refused()));
-    for (waited, soon) in [(1, 3), (30, 3), (120, 12), (300, 30), (86_400, 30)] {
+    let unknown = known(Work::Idle, Destination::Unknown(refused()));
+    for (waited, requeue) in [(1, 3), (30, 3), (120, 12), (300, 30), (86_400, 30)] {
         let plan = plan(&backup, &unknown, at(waited));
-        assert_eq!(plan.requeue, Some(Duration::from_secs(soon)), "{waited}");
+        assert_eq!(plan.requeue, Some(Duration::from_secs(requeue)), "{waited}");
     }
 }
 
 #[test]
-fn adopts_what_an_operator_wrote_that_stopped_before_it_said_so() {
+fn adopts_complete_backup_of_interrupted_operator() {
     let backup = begun(|_| ());
-    let plan = plan(&backup, &known(Work::Idle, Place::Written(stored())), at(9));
+    let plan = plan(
+        &backup,
+        &known(Work::Idle, Destination::Complete(stored())),
+        at(9),
+    );
     assert_eq!(plan.action, Action::Nothing);
     let status = status(&backup, &plan, at(9));
     assert!(status.succeeded);
@@ -170,23 +172,23 @@ fn adopts_what_an_operator_wrote_that_stopped_before_it_said_so() {
 }
 
 #[test]
-fn what_is_complete_is_never_begun_again() {
+fn complete_backup_is_never_repeated() {
     let backup = begun(|_| ());
     let done = plan(
         &backup,
-        &known(Work::Ended(Ok(stored())), Place::NotAsked),
+        &known(Work::Ended(Ok(stored())), Destination::NotRead),
         at(9),
     );
     let mut backup = after(backup, &done, at(9));
-    // Not after a restart, not years later, not after a change of the spec.
+    // The backup is not repeated after a restart, after a long time or after a change of the spec.
     for generation in [1, 2] {
         backup.metadata.generation = Some(generation);
         let snapshot = Snapshot::default();
-        assert!(!needs_place(&backup, &snapshot, at(1_000_000)));
+        assert!(!needs_destination(&backup, &snapshot, at(1_000_000)));
         let plan = plan(&backup, &snapshot, at(1_000_000));
         assert_eq!(
             (plan.action, plan.verdict.clone()),
-            (Action::Nothing, Verdict::Settled)
+            (Action::Nothing, Verdict::Unchanged)
         );
         assert_eq!(Some(status(&backup, &plan, at(1_000_000))), backup.status);
         assert!(notices(&backup, &plan).is_empty());
@@ -194,14 +196,14 @@ fn what_is_complete_is_never_begun_again() {
 }
 
 #[test]
-fn shows_progress_while_bytes_move() {
+fn reports_progress_of_running_transfer() {
     let backup = begun(|_| ());
     let moved = Moved {
         bytes: 10,
         total: Some(100),
     };
-    let snapshot = known(Work::Running(moved), Place::NotAsked);
-    assert!(!needs_place(&backup, &snapshot, at(1)));
+    let snapshot = known(Work::Running(moved), Destination::NotRead);
+    assert!(!needs_destination(&backup, &snapshot, at(1)));
     let plan = plan(&backup, &snapshot, at(1));
     assert_eq!(plan.action, Action::Nothing);
     let progress = status(&backup, &plan, at(1)).progress.unwrap();
@@ -209,23 +211,23 @@ fn shows_progress_while_bytes_move() {
 }
 
 #[test]
-fn a_failed_attempt_is_repeated_after_a_pause() {
+fn failed_attempt_is_retried_after_pause() {
     let backup = begun(|_| ());
     let snapshot = Snapshot {
-        transfer: Pace {
+        transfer: WorkState {
             work: Work::Ended(Err(refused())),
             not_before: Some(at(20)),
-            ..Pace::default()
+            ..WorkState::default()
         },
         ..Snapshot::default()
     };
-    assert!(!needs_place(&backup, &snapshot, at(10)));
+    assert!(!needs_destination(&backup, &snapshot, at(10)));
     let early = plan(&backup, &snapshot, at(10));
     assert_eq!(early.action, Action::Nothing);
     assert_eq!(early.requeue, Some(std::time::Duration::from_secs(10)));
-    assert!(needs_place(&backup, &snapshot, at(20)));
+    assert!(needs_destination(&backup, &snapshot, at(20)));
     let due = Snapshot {
-        place: Place::Free,
+        destination: Destination::Free,
         ..snapshot
     };
     let due = plan(&backup, &due, at(20));
@@ -236,38 +238,38 @@ fn a_failed_attempt_is_repeated_after_a_pause() {
 }
 
 #[test]
-fn nothing_is_waited_for_beyond_the_deadline() {
+fn no_wait_exceeds_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 310 }));
-    let unknown = known(Work::Idle, Place::Unknown(refused()));
+    let unknown = known(Work::Idle, Destination::Unknown(refused()));
     let failed = Snapshot {
-        transfer: Pace {
+        transfer: WorkState {
             work: Work::Ended(Err(refused())),
             not_before: Some(at(900)),
-            ..Pace::default()
+            ..WorkState::default()
         },
         ..Snapshot::default()
     };
     for waiting in [unknown, failed] {
         let early = plan(&backup, &waiting, at(300));
         assert_eq!(early.verdict, Verdict::Waiting(refused()));
-        let again = at(300) + SignedDuration::try_from(early.requeue.unwrap()).unwrap();
-        assert_eq!(again, at(310));
-        let late = plan(&backup, &waiting, again);
-        assert!(matches!(late.verdict, Verdict::Failed(_)), "{late:?}");
+        let next = at(300) + SignedDuration::try_from(early.requeue.unwrap()).unwrap();
+        assert_eq!(next, at(310));
+        let overdue = plan(&backup, &waiting, next);
+        assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
     }
 }
 
 #[test]
-fn fails_at_the_deadline_and_says_what_was_wrong() {
+fn fails_at_deadline_with_last_failure() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
-    let snapshot = known(Work::Ended(Err(refused())), Place::Free);
+    let snapshot = known(Work::Ended(Err(refused())), Destination::Free);
     assert_eq!(
         plan(&backup, &snapshot, at(59)).action,
         Action::StartTransfer
     );
-    let late = plan(&backup, &snapshot, at(60));
-    assert_eq!(late.action, Action::Nothing);
-    let failed = after(backup.clone(), &late, at(61));
+    let overdue = plan(&backup, &snapshot, at(60));
+    assert_eq!(overdue.action, Action::Nothing);
+    let failed = after(backup.clone(), &overdue, at(61));
     let condition = find(failed.conditions(), &ConditionType::Failed)
         .unwrap()
         .clone();
@@ -276,16 +278,19 @@ fn fails_at_the_deadline_and_says_what_was_wrong() {
         ("True", "DeadlineExceeded")
     );
     assert!(condition.message.contains("timeoutInSecond") && condition.message.contains("403"));
-    // What is under way has said nothing yet; the attempt before it has.
-    let mut again = known(Work::Running(Moved::default()), Place::NotAsked);
-    again.transfer.before = Some(refused());
-    let cut_off = after(backup.clone(), &plan(&backup, &again, at(61)), at(61));
-    let said = find(cut_off.conditions(), &ConditionType::Failed).map(|found| &found.message);
-    assert!(said.is_some_and(|said| said.contains("403")), "{said:?}");
-    // And stays failed, until the spec is changed.
+    // A running attempt has no failure of its own, so the previous failure is reported.
+    let mut retrying = known(Work::Running(Moved::default()), Destination::NotRead);
+    retrying.transfer.last_failure = Some(refused());
+    let canceled = after(backup.clone(), &plan(&backup, &retrying, at(61)), at(61));
+    let reported = find(canceled.conditions(), &ConditionType::Failed).map(|found| &found.message);
+    assert!(
+        reported.is_some_and(|message| message.contains("403")),
+        "{reported:?}"
+    );
+    // The backup remains failed until the spec is changed.
     assert_eq!(
         plan(&failed, &Snapshot::default(), at(99)).verdict,
-        Verdict::Settled
+        Verdict::Unchanged
     );
     let mut changed = failed;
     changed.metadata.generation = Some(2);
@@ -296,21 +301,21 @@ fn fails_at_the_deadline_and_says_what_was_wrong() {
 }
 
 #[test]
-fn a_transfer_that_takes_too_long_is_given_up() {
+fn cancels_transfer_after_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
-    let snapshot = known(Work::Running(Moved::default()), Place::NotAsked);
-    let late = plan(&backup, &snapshot, at(61));
-    assert_eq!(late.action, Action::AbandonTransfer);
-    assert!(matches!(late.verdict, Verdict::Failed(_)));
+    let snapshot = known(Work::Running(Moved::default()), Destination::NotRead);
+    let overdue = plan(&backup, &snapshot, at(61));
+    assert_eq!(overdue.action, Action::AbandonTransfer);
+    assert!(matches!(overdue.verdict, Verdict::Failed(_)));
 }
 
 #[test]
-fn the_time_allowed_grows_with_the_database_and_can_be_unlimited() {
+fn time_limit_grows_with_database_or_is_disabled() {
     let moved = Moved {
         bytes: 1,
         total: Some(4 << 30),
     };
-    let snapshot = known(Work::Running(moved), Place::NotAsked);
+    let snapshot = known(Work::Running(moved), Destination::NotRead);
     let minutes = |minutes| at(SignedDuration::from_mins(minutes).as_secs());
     let default = begun(|_| ());
     assert_eq!(
@@ -321,15 +326,15 @@ fn the_time_allowed_grows_with_the_database_and_can_be_unlimited() {
         plan(&default, &snapshot, minutes(90)).action,
         Action::AbandonTransfer
     );
-    // The size is remembered in the status: a restart does not shorten the time.
-    let shown = after(
+    // The status records the size, so a restart does not shorten the time limit.
+    let recorded = after(
         default.clone(),
         &plan(&default, &snapshot, minutes(1)),
         minutes(1),
     );
-    let again = known(Work::Idle, Place::Free);
+    let restarted = known(Work::Idle, Destination::Free);
     assert_eq!(
-        plan(&shown, &again, minutes(60)).action,
+        plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
     let unlimited =
@@ -341,45 +346,45 @@ fn the_time_allowed_grows_with_the_database_and_can_be_unlimited() {
 }
 
 #[test]
-fn what_is_complete_counts_also_when_it_is_found_late() {
+fn complete_backup_counts_after_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let plan = plan(
         &backup,
-        &known(Work::Ended(Ok(stored())), Place::NotAsked),
+        &known(Work::Ended(Ok(stored())), Destination::NotRead),
         at(999),
     );
     assert_eq!(plan.verdict, Verdict::Succeeded(stored()));
 }
 
 #[test]
-fn a_deleted_backup_gives_its_transfer_up() {
+fn deletion_cancels_transfer() {
     let mut backup = begun(|_| ());
     backup.metadata.deletion_timestamp = Some(at(1).into());
-    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(
         plan(&backup, &running, at(1)).action,
         Action::AbandonTransfer
     );
     assert_eq!(
-        plan(&backup, &known(Work::Idle, Place::Free), at(1)).action,
+        plan(&backup, &known(Work::Idle, Destination::Free), at(1)).action,
         Action::Nothing
     );
 }
 
 #[test]
-fn a_changed_spec_begins_anew_and_adopts_nothing_older() {
+fn changed_spec_restarts_without_adopting_old_backup() {
     let mut backup = begun(|_| ());
     backup.metadata.generation = Some(2);
-    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let first = plan(&backup, &running, at(10));
     assert_eq!(first.action, Action::AbandonTransfer);
-    // Giving up is not yet the record: that comes when nothing runs any more.
+    // The new start is recorded only after the canceled transfer has ended.
     let unchanged = after(backup, &first, at(10));
     assert_eq!(
         unchanged.status.as_ref().unwrap().observed_generation,
         Some(1)
     );
-    let idle = known(Work::Ended(Ok(stored())), Place::NotAsked);
+    let idle = known(Work::Ended(Ok(stored())), Destination::NotRead);
     let second = plan(&unchanged, &idle, at(11));
     assert_eq!(second.action, Action::RecordIntent);
     let recorded = after(unchanged, &second, at(11));
@@ -387,7 +392,7 @@ fn a_changed_spec_begins_anew_and_adopts_nothing_older() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_field_and_remedy() {
+fn rejects_invalid_specs_with_field_and_remedy() {
     type Change = fn(&mut Value);
     let cases: [(Change, &str, &[&str]); 7] = [
         (
@@ -428,11 +433,14 @@ fn what_cannot_work_is_refused_with_field_and_remedy() {
     ];
     for (change, reason, fragments) in cases {
         let backup = with(change);
-        let snapshot = known(Work::Idle, Place::Free);
-        assert!(!needs_place(&backup, &snapshot, at(0)), "{fragments:?}");
+        let snapshot = known(Work::Idle, Destination::Free);
+        assert!(
+            !needs_destination(&backup, &snapshot, at(0)),
+            "{fragments:?}"
+        );
         let plan = plan(&backup, &snapshot, at(0));
         assert_eq!(plan.action, Action::Nothing, "{fragments:?}");
-        let told = notices(&backup, &plan);
+        let notices = notices(&backup, &plan);
         let after = after(backup, &plan, at(0));
         let failed = find(after.conditions(), &ConditionType::Failed).unwrap();
         assert_eq!(
@@ -442,9 +450,10 @@ fn what_cannot_work_is_refused_with_field_and_remedy() {
             failed.message
         );
         assert!(
-            told.iter()
+            notices
+                .iter()
                 .any(|notice| notice.warning && notice.reason == reason),
-            "{told:?}"
+            "{notices:?}"
         );
         for fragment in fragments {
             assert!(
@@ -453,20 +462,20 @@ fn what_cannot_work_is_refused_with_field_and_remedy() {
                 failed.message
             );
         }
-        // A spec that is put right goes on, as the same object.
-        let mut mended = fresh();
-        mended.metadata.generation = Some(2);
-        mended.status = after.status;
-        let plan = super::plan(&mended, &Snapshot::default(), at(5));
+        // After the spec is corrected, the same object is backed up.
+        let mut corrected = fresh();
+        corrected.metadata.generation = Some(2);
+        corrected.status = after.status;
+        let plan = super::plan(&corrected, &Snapshot::default(), at(5));
         assert_eq!(plan.action, Action::RecordIntent);
-        let status = status(&mended, &plan, at(5));
+        let status = status(&corrected, &plan, at(5));
         assert!(!is_true(&status.conditions, &ConditionType::Failed));
         assert_eq!(status.reason, None);
     }
 }
 
 #[test]
-fn a_refusal_is_judged_anew_by_a_later_release() {
+fn rejected_spec_is_checked_again() {
     let backup = with(|object| {
         object["spec"]["etcdEndpoints"] = json!(["https://secure:2379"]);
     });
@@ -475,7 +484,7 @@ fn a_refusal_is_judged_anew_by_a_later_release() {
         &plan(&backup, &Snapshot::default(), at(0)),
         at(0),
     );
-    // The same spec as a release sees it that has no objection.
+    // A later release accepts the spec.
     let mut accepted = fresh();
     accepted.status = refused.status;
     assert_eq!(

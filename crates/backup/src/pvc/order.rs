@@ -1,4 +1,4 @@
-//! The order that a pod on a PersistentVolumeClaim receives, and its report: plain data.
+//! The order for a pod that mounts a PersistentVolumeClaim, and the report of the pod. Plain data.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::reason::{Reason, Trouble};
 use crate::retention::Rules;
-use crate::snapshot::{Kept, Listed, Stored};
+use crate::snapshot::{Listed, RemovalResult, Stored};
 
 /// Where the pod mounts the volume.
 pub(crate) const ROOT: &str = "/backups";
@@ -18,41 +18,41 @@ pub(crate) const TLS: &str = "/run/backup/tls";
 /// Where the pod mounts the Secret with user and password.
 pub(crate) const AUTH: &str = "/run/backup/auth";
 
-/// How many of the kept backups are reported: as many as a status lists.
+/// Number of kept backups in a report, the same as in `status.backups`.
 const LISTED: usize = 10;
-/// What a termination message has room for beside the JSON around it.
-const LONGEST: usize = 2048;
+/// Limit of a message in bytes. With its JSON it fits into the 4096 bytes of a termination message.
+const MAX_MESSAGE: usize = 2048;
 
-/// A piece of work. It holds no credentials: it stands in the pod's arguments (invariant 14).
+/// A transfer or removal. It contains no credentials, because it is an argument of the pod (invariant 14).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Order {
-    /// The claim's name.
+    /// The name of the PersistentVolumeClaim.
     pub claim: String,
     /// The path of the spec, below the root of the volume.
     pub path: String,
-    /// The EtcdBackup's UID.
+    /// The UID of the EtcdBackup.
     pub uid: String,
-    /// What is to be done.
+    /// The task of the pod.
     pub task: Task,
 }
 
-/// What is to be done.
+/// The task of the pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "camelCase")]
 pub enum Task {
-    /// A snapshot is stored, unless that was done.
+    /// Store a snapshot, unless an earlier pod has stored it.
     Store(Box<SnapshotTask>),
-    /// What the rules do not keep goes.
+    /// Remove the backups that the retention rules do not keep.
     Surplus {
-        /// The rules.
+        /// The retention rules.
         rules: Rules,
-        /// Where the newest lies.
+        /// The location of the newest backup.
         newest: String,
-        /// The UIDs of the other EtcdBackups that number theirs at the same path.
+        /// The UIDs of the other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
     },
-    /// All that this EtcdBackup has stored goes.
+    /// Remove all stored backups of this EtcdBackup.
     Everything,
 }
 
@@ -60,35 +60,35 @@ pub enum Task {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotTask {
-    /// Client URLs to begin with.
+    /// Client URLs to start with.
     pub endpoints: Vec<String>,
-    /// When the backup began.
+    /// The start time of the backup.
     pub begun: Timestamp,
-    /// Whether it is one of many.
+    /// Whether the name of the object contains a revision and a time, as for a periodic backup.
     pub numbered: bool,
-    /// Whether it is compressed.
+    /// Whether the object is compressed.
     pub compress: bool,
-    /// For the manifest.
+    /// The record of the EtcdCluster for the manifest.
     pub cluster: Option<ManifestCluster>,
-    /// The Secrets etcd is reached with.
+    /// The Secrets for the access to etcd.
     pub reach: Reach,
 }
 
-/// The names of the Secrets etcd is reached with; they are mounted into the pod.
+/// The names of the Secrets for the access to etcd. They are mounted in the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reach {
-    /// With the client certificate.
+    /// The Secret with the client certificate.
     pub tls: Option<String>,
-    /// Whether its keys are those of an EtcdCluster's operator Secret, and not of an EtcdBackup's own.
+    /// Whether the Secret has the keys of an EtcdCluster's operator Secret, not those of `spec.clientTLSSecret`.
     pub operators: bool,
-    /// With user and password.
+    /// The Secret with user and password.
     pub auth: Option<String>,
 }
 
 impl Order {
-    /// What the same work has in common, and no other work of this EtcdBackup has.
-    pub fn occasion(&self) -> String {
+    /// Identifies the order among all orders of this EtcdBackup. Repetitions of an order have the same text.
+    pub fn work_id(&self) -> String {
         match &self.task {
             Task::Store(snapshot) => format!("store {}", snapshot.begun),
             Task::Surplus { newest, .. } => format!("surplus {newest}"),
@@ -96,7 +96,7 @@ impl Order {
         }
     }
 
-    /// The backup a removal is done after.
+    /// The newest backup, after which the retention rules are applied.
     fn newest(&self) -> Option<Numbered> {
         let Task::Surplus { newest, .. } = &self.task else {
             return None;
@@ -105,7 +105,7 @@ impl Order {
         name::parse(&self.path, key)
     }
 
-    /// The place, as locations begin.
+    /// The prefix of the locations of backups on this PersistentVolumeClaim.
     pub fn store(&self) -> String {
         format!("pvc://{}", self.claim)
     }
@@ -115,46 +115,50 @@ impl Order {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
-    /// The backup is there.
+    /// The backup is stored.
     Stored(Stored),
-    /// What was removed, and the newest of what is kept.
+    /// The removal is complete.
     #[serde(rename_all = "camelCase")]
     Removed {
-        /// How many were deleted.
+        /// Number of deleted backups.
         deleted: usize,
-        /// The newest, as their names tell.
+        /// The newest of the kept backups, from their names.
         kept: Vec<Numbered>,
     },
-    /// It did not work.
+    /// The task failed.
     Failed {
-        /// The condition's reason.
+        /// The reason of the condition.
         reason: String,
-        /// What and how to put it right.
+        /// The cause and the remedy.
         message: String,
     },
 }
 
 impl Report {
-    /// Of a removal.
-    pub fn removed(kept: &Kept) -> Self {
-        let newest = kept.backups.iter().take(LISTED);
+    /// The report of a completed removal.
+    pub fn removed(result: &RemovalResult) -> Self {
+        let newest = result.backups.iter().take(LISTED);
         Self::Removed {
-            deleted: kept.deleted,
+            deleted: result.deleted,
             kept: newest.map(|listed| listed.parts).collect(),
         }
     }
 
-    /// Of a failure.
+    /// The report of a failure. A long message is truncated.
     pub fn failed(trouble: Trouble) -> Self {
         let mut message = trouble.message;
-        message.truncate(message.floor_char_boundary(LONGEST));
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         Self::Failed {
             reason: trouble.reason.as_str().to_owned(),
             message,
         }
     }
 
-    /// What it says of a backup, in the terms of the order.
+    /// The outcome of a transfer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the task failed, or if the report is not one of a transfer.
     pub fn into_stored(self, _: &Order) -> Result<Stored, Trouble> {
         match self {
             Self::Stored(stored) => Ok(stored),
@@ -162,11 +166,15 @@ impl Report {
         }
     }
 
-    /// What it says of a removal.
-    pub fn into_kept(self, order: &Order) -> Result<Kept, Trouble> {
+    /// The outcome of a removal.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the task failed, or if the report is not one of a removal.
+    pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The one it was done after is always kept.
+                // The newest backup of the order is always kept, but may be missing in the truncated list.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {
@@ -176,7 +184,7 @@ impl Report {
                     location: format!("{}/{}", order.store(), name::name(&order.path, parts)),
                     parts,
                 });
-                Ok(Kept {
+                Ok(RemovalResult {
                     backups: listed.collect(),
                     deleted,
                     everything: order.task == Task::Everything,
@@ -194,7 +202,7 @@ impl Report {
             ),
             _ => Trouble::new(
                 Reason::StepFailed,
-                "the pod beside the claim reported other work than it was given",
+                "the backup pod reported another task than that of its order",
             ),
         }
     }
@@ -234,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_is_reported_in_a_termination_message_however_much_is_kept() {
+    fn removal_report_fits_into_termination_message() {
         let order = order(Task::Everything);
-        let kept = Kept {
+        let result = RemovalResult {
             backups: (0..1000)
                 .rev()
                 .map(|second| Listed {
@@ -250,16 +258,16 @@ mod tests {
             deleted: 3,
             everything: true,
         };
-        let text = serde_json::to_string(&Report::removed(&kept)).unwrap();
+        let text = serde_json::to_string(&Report::removed(&result)).unwrap();
         assert!(text.len() < 4096, "{}", text.len());
-        let read: Report = serde_json::from_str(&text).unwrap();
-        let told = read.into_kept(&order).unwrap();
-        assert_eq!((told.deleted, told.everything), (3, true));
-        assert_eq!(told.backups, kept.backups[..LISTED]);
+        let report: Report = serde_json::from_str(&text).unwrap();
+        let reported = report.into_removal_result(&order).unwrap();
+        assert_eq!((reported.deleted, reported.everything), (3, true));
+        assert_eq!(reported.backups, result.backups[..LISTED]);
     }
 
     #[test]
-    fn a_failure_keeps_its_reason_and_fits() {
+    fn failure_report_keeps_reason_and_fits() {
         let trouble = Trouble::new(Reason::StoreUnreachable, "é".repeat(5000));
         let text = serde_json::to_string(&Report::failed(trouble)).unwrap();
         assert!(text.len() < 4096);
@@ -269,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn each_run_and_each_removal_is_an_occasion_of_its_own() {
+    fn each_order_has_its_own_id() {
         let store = |second| {
             order(Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),
@@ -290,7 +298,7 @@ mod tests {
             assert!(
                 all[..index]
                     .iter()
-                    .all(|other| other.occasion() != one.occasion())
+                    .all(|other| other.work_id() != one.work_id())
             );
             let text = serde_json::to_string(one).unwrap();
             assert_eq!(&serde_json::from_str::<Order>(&text).unwrap(), one);

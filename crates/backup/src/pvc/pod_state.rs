@@ -1,4 +1,4 @@
-//! The state of the pod that mounts the PersistentVolumeClaim, and its report. Pure.
+//! Reads the state and the report of the pod that mounts the PersistentVolumeClaim. Pure.
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use runtime::apply::is_owned;
@@ -10,18 +10,18 @@ use crate::reason::{Reason, Trouble};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum PodState {
     /// An earlier pod of the name is being deleted.
-    Ending,
-    /// Another object owns it.
+    Terminating,
+    /// Another object owns the pod.
     Foreign,
-    /// It runs or is starting.
+    /// The pod is starting or running.
     Working,
-    /// It has not started, and this is why.
+    /// The pod cannot start.
     Stuck(Trouble),
-    /// It has ended.
+    /// The pod has ended.
     Ended(Box<Report>),
 }
 
-/// The state of the pod that has the name of this work.
+/// The state of the pod for this order.
 pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
     if !is_owned(&pod.metadata, &order.uid) {
         return PodState::Foreign;
@@ -31,20 +31,21 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
     let state = containers
         .first()
         .and_then(|container| container.state.clone());
-    let gone = pod.metadata.deletion_timestamp.is_some();
+    let deleting = pod.metadata.deletion_timestamp.is_some();
     match state.as_ref().and_then(ended) {
-        // An attempt that failed was reported, and another one is wanted. What was done counts.
-        Some(report) if !gone || !matches!(report, Report::Failed { .. }) => {
+        // The failure of a pod that is being deleted was reported before, and the order needs a new pod. A success
+        // counts.
+        Some(report) if !deleting || !matches!(report, Report::Failed { .. }) => {
             return PodState::Ended(Box::new(report));
         }
-        _ if gone => return PodState::Ending,
+        _ if deleting => return PodState::Terminating,
         _ => {}
     }
     if matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
         let why = status.message.or(status.reason).unwrap_or_default();
         let trouble = Trouble::new(
             Reason::PodNotStarting,
-            format!("the pod beside the claim has ended before its time: {why}"),
+            format!("the backup pod was stopped before it reported: {why}"),
         );
         return PodState::Ended(Box::new(Report::failed(trouble)));
     }
@@ -66,19 +67,19 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         {
             PodState::Stuck(Trouble::new(
                 Reason::ImageNotFound,
-                format!("the operator's image cannot be had beside the claim: {message}"),
+                format!("the image of the backup pod cannot be pulled: {message}"),
             ))
         }
         (Some((reason, message)), _) if reason.starts_with("Create") => {
             PodState::Stuck(Trouble::new(
                 Reason::PodNotStarting,
-                format!("the pod beside the claim cannot start: {message}"),
+                format!("the backup pod cannot start: {message}"),
             ))
         }
         (_, Some(condition)) => PodState::Stuck(Trouble::new(
             Reason::PodNotStarting,
             format!(
-                "spec.pvc.claimName: no node can run a pod with the claim {}: {}",
+                "spec.pvc.claimName: no node can run a pod that mounts PersistentVolumeClaim {}: {}",
                 order.claim,
                 condition.message.unwrap_or_default()
             ),
@@ -97,7 +98,7 @@ fn ended(state: &ContainerState) -> Option<Report> {
         Report::failed(Trouble::new(
             Reason::StepFailed,
             format!(
-                "the pod beside the claim ended with {} ({}) and said nothing",
+                "the backup pod ended with exit code {} ({}) without a report",
                 ended.exit_code,
                 ended.reason.as_deref().unwrap_or_default()
             ),
@@ -117,10 +118,10 @@ mod tests {
             .unwrap()
     }
 
-    fn standing_of(status: serde_json::Value, deleted: bool) -> PodState {
+    fn state_of(status: serde_json::Value, deleting: bool) -> PodState {
         let mut pod = built();
         pod.status = Some(serde_json::from_value(status).unwrap());
-        if deleted {
+        if deleting {
             pod.metadata.deletion_timestamp =
                 Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
         }
@@ -133,43 +134,42 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_reports_counts_also_when_it_goes() {
+    fn report_counts_while_pod_is_deleted() {
         let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
         let report = Report::Removed {
             deleted: 2,
             kept: Vec::new(),
         };
-        for deleted in [false, true] {
+        for deleting in [false, true] {
             assert_eq!(
-                standing_of(with_state(&done), deleted),
+                state_of(with_state(&done), deleting),
                 PodState::Ended(Box::new(report.clone()))
             );
         }
         assert_eq!(
-            standing_of(json!({ "phase": "Running" }), true),
-            PodState::Ending
+            state_of(json!({ "phase": "Running" }), true),
+            PodState::Terminating
         );
         assert_eq!(
-            standing_of(json!({ "phase": "Running" }), false),
+            state_of(json!({ "phase": "Running" }), false),
             PodState::Working
         );
         let killed = json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } });
-        let PodState::Ended(report) = standing_of(with_state(&killed), false) else {
+        let PodState::Ended(report) = state_of(with_state(&killed), false) else {
             panic!("not ended")
         };
         assert!(format!("{report:?}").contains("OOMKilled"));
-        let PodState::Ended(_) =
-            standing_of(json!({ "phase": "Failed", "reason": "Evicted" }), false)
+        let PodState::Ended(_) = state_of(json!({ "phase": "Failed", "reason": "Evicted" }), false)
         else {
             panic!("not ended")
         };
     }
 
     #[test]
-    fn what_keeps_a_pod_from_starting_is_said() {
+    fn reports_why_pod_cannot_start() {
         let missing = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
             "message": "persistentvolumeclaim \"backups\" not found" }] });
-        let PodState::Stuck(trouble) = standing_of(missing, false) else {
+        let PodState::Stuck(trouble) = state_of(missing, false) else {
             panic!("not stuck")
         };
         assert!(
@@ -177,14 +177,14 @@ mod tests {
         );
         let pull =
             with_state(&json!({ "waiting": { "reason": "ImagePullBackOff", "message": "m" } }));
-        let PodState::Stuck(trouble) = standing_of(pull, false) else {
+        let PodState::Stuck(trouble) = state_of(pull, false) else {
             panic!("not stuck")
         };
         assert_eq!(trouble.reason, Reason::ImageNotFound);
     }
 
     #[test]
-    fn a_pod_of_the_name_that_is_somebody_elses_is_left_alone() {
+    fn pod_of_another_owner_is_foreign() {
         let mut pod = built();
         pod.metadata.owner_references = None;
         assert_eq!(pod_state(&pod, &Order::example()), PodState::Foreign);

@@ -1,4 +1,4 @@
-//! What runs in the pod beside a claim. It talks to etcd and to the file system, and to nobody else.
+//! The program of the pod that mounts a PersistentVolumeClaim. It connects to etcd only, not to the API server.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,36 +16,36 @@ use tokio_util::sync::CancellationToken;
 
 use super::order::{AUTH, Order, ROOT, Reach, Report, SnapshotTask, TLS, Task};
 use crate::reason::{Reason, Trouble};
-use crate::removal::{Removal, What};
-use crate::transfer::{Meter, Name, Transfer, Whose, Written, written};
+use crate::removal::{Removal, RemovalScope};
+use crate::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 
 /// Arguments of `volume`.
 #[derive(Args, Clone, Debug)]
 pub struct Volume {
-    /// What is to be done, as JSON. Holds no credentials
+    /// The transfer or removal to carry out, as JSON. Contains no credentials
     #[arg(long, value_name = "JSON")]
     order: String,
-    /// Where the claim is mounted
+    /// Directory where the PersistentVolumeClaim is mounted
     #[arg(long, default_value = ROOT)]
     root: PathBuf,
-    /// Where the result is reported
+    /// File for the report
     #[arg(long, default_value = "/dev/termination-log")]
     report: PathBuf,
 }
 
-/// Does the work and reports. Says whether it worked.
+/// Carries out the order and writes the report. Returns whether the task succeeded.
 pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
-        // It ends only with the process.
+        // The progress is served until the process ends.
         report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
     if let Err(error) = fs::write(&arguments.report, &text) {
-        tracing::warn!(%error, "the result cannot be reported to the kubelet");
+        tracing::warn!(%error, "cannot write the report for the kubelet");
     }
-    tracing::info!(report = text, "ended");
+    tracing::info!(report = text, "task ended");
     !matches!(report, Report::Failed { .. })
 }
 
@@ -53,18 +53,18 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     let order: Order = serde_json::from_str(&arguments.order).map_err(|error| {
         Trouble::new(
             Reason::StepFailed,
-            format!("the order cannot be read: {error}"),
+            format!("cannot parse the order of the backup pod: {error}"),
         )
     })?;
     let store: Arc<dyn Store> = Arc::new(opened(&arguments.root, &order));
-    let removal = |what| Removal {
+    let removal = |scope| Removal {
         store: store.clone(),
         path: order.path.clone(),
         uid: order.uid.clone(),
-        what,
+        scope,
         now: Timestamp::now(),
     };
-    let kept = match order.task.clone() {
+    let result = match order.task.clone() {
         Task::Store(snapshot) => {
             return Box::pin(stored(&order, *snapshot, store, meter)).await;
         }
@@ -73,24 +73,24 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
             newest,
             others,
         } => {
-            let what = What::Surplus {
+            let scope = RemovalScope::Surplus {
                 rules,
                 newest,
                 others,
             };
-            removal(what).run().await?
+            removal(scope).run().await?
         }
-        Task::Everything => removal(What::Everything).run().await?,
+        Task::Everything => removal(RemovalScope::Everything).run().await?,
     };
-    Ok(Report::removed(&kept))
+    Ok(Report::removed(&result))
 }
 
-/// What is mounted. Other EtcdBackups may write to the same path: their unfinished files are theirs.
+/// The mounted volume as a store. The owner protects the unfinished files of other EtcdBackups with the same path.
 fn opened(root: &Path, order: &Order) -> LocalStore {
     LocalStore::named(root, order.store()).owned_by(&order.uid)
 }
 
-/// How etcd is reached, from the Secrets that are mounted.
+/// The access to etcd, from the mounted Secrets.
 fn access(reach: &Reach) -> Result<Access, Trouble> {
     let trouble = |why: String| Trouble::new(Reason::SecretMissing, why);
     let mut access = Access::default();
@@ -111,7 +111,7 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
             let value = value.and_then(Result::ok);
             let value = value
                 .ok_or_else(|| trouble(format!("Secret {secret} has no key {key}: add it")))?;
-            // An editor's last line break is nobody's password.
+            // A trailing line break comes from an editor and is not part of the password.
             Ok::<_, Trouble>(value.trim_end_matches(['\r', '\n']).to_owned())
         };
         access.credentials = Some(Credentials {
@@ -123,7 +123,7 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
     Ok(access)
 }
 
-/// A mounted Secret's files. Kubernetes mounts the keys as links beside directories whose names begin with dots.
+/// The files of a mounted Secret. The kubelet mounts the keys as links, next to directories whose names begin with a dot.
 fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     let mut data = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
@@ -150,16 +150,16 @@ async fn stored(
         cluster,
         reach,
     } = snapshot;
-    let name = Name::of(order.path.clone(), numbered.then_some(begun));
-    // A pod before this one may have done it all.
-    let whose = Whose {
+    let name = ObjectName::of(order.path.clone(), numbered.then_some(begun));
+    let owner = Owner {
         uid: &order.uid,
         cluster: cluster.as_ref().map(|cluster| cluster.name.as_str()),
-        reads: true,
+        verify_content: true,
     };
-    let name = match written(store.as_ref(), name, whose, begun).await? {
-        Written::Whole(stored) => return Ok(Report::Stored(stored)),
-        Written::Not(name) => name,
+    // An earlier pod may have completed the backup.
+    let name = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
+        EarlierAttempt::Complete(stored) => return Ok(Report::Stored(stored)),
+        EarlierAttempt::Incomplete(name) => name,
     };
     let transfer = Transfer {
         etcd: Arc::new(EtcdClient::new(access(&reach)?)),
@@ -169,7 +169,7 @@ async fn stored(
         compress,
         uid: order.uid.clone(),
         cluster,
-        // There is one pod at a time for an EtcdBackup: what it finds of itself was left by one that is dead.
+        // An EtcdBackup has one pod at a time, so every unfinished file of this EtcdBackup is a leftover.
         since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;
@@ -180,7 +180,7 @@ async fn stored(
 mod tests {
     use super::*;
 
-    fn claimed(dir: &tempfile::TempDir, uid: &str) -> LocalStore {
+    fn volume_of(dir: &tempfile::TempDir, uid: &str) -> LocalStore {
         let order = Order {
             claim: "backups".to_owned(),
             path: "key".to_owned(),
@@ -190,18 +190,17 @@ mod tests {
         opened(dir.path(), &order)
     }
 
-    /// Also of one that is made once, as this one may be.
     #[tokio::test]
-    async fn what_the_pod_of_a_neighbour_is_writing_is_left_to_it() {
+    async fn keeps_unfinished_file_of_another_backup() {
         let dir = tempfile::tempdir().unwrap();
-        let mut upload = claimed(&dir, "one").begin("key").await.unwrap();
+        let mut upload = volume_of(&dir, "one").begin("key").await.unwrap();
         upload.write("content".into()).await.unwrap();
-        for (uid, is_left) in [("two", true), ("one", false)] {
-            let store = claimed(&dir, uid);
+        for (uid, remains) in [("two", true), ("one", false)] {
+            let store = volume_of(&dir, uid);
             let since = Timestamp::now().as_second();
             store.discard_unfinished("key", since).await.unwrap();
             let files = std::fs::read_dir(dir.path()).unwrap().count();
-            assert_eq!(files == 1, is_left, "{uid}");
+            assert_eq!(files == 1, remains, "{uid}");
         }
         assert!(upload.commit().await.is_err());
     }

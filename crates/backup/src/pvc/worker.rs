@@ -1,4 +1,4 @@
-//! The worker of a pod: creates the pod or finds it, waits for its report, and deletes it.
+//! Creates the pod of an order or finds it, waits for its report, and deletes it.
 
 use std::time::{Duration, Instant};
 
@@ -17,36 +17,35 @@ use crate::reason::{Reason, Trouble};
 use crate::transfer::Meter;
 use crate::workers::Worker;
 
-/// How often the pod is read.
+/// Interval between two reads of the pod.
 const POLL: Duration = Duration::from_secs(1);
-/// How long a pod may not start before the attempt counts as failed: volumes and images come late.
-const UNSTARTED: Duration = Duration::from_mins(1);
-/// How long the API server may be silent.
-const SILENT: Duration = Duration::from_mins(1);
+/// How long a pod may fail to start, for example until its volume is attached or its image pulled.
+const START_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long requests to the API server may fail.
+const API_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Waits for the work of a pod on a PersistentVolumeClaim.
+/// The worker of an order that a pod carries out.
 pub(crate) struct PodWorker<T> {
-    /// Talks to the API server.
     pub(crate) client: Client,
     /// The pod, in the namespace of the EtcdBackup.
     pub(crate) pod: Pod,
-    /// The order that the pod carries.
+    /// The order of the pod.
     pub(crate) order: Order,
-    /// The end of this process, which is not the end of the work: the next one waits for the same pod.
+    /// Canceled when this process shuts down. The pod is then kept, because the next process waits for it.
     pub(crate) shutdown: CancellationToken,
-    /// What a report means.
+    /// Converts the report to the result.
     pub(crate) read: fn(Report, &Order) -> Result<T, Trouble>,
 }
 
 impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
-    type Product = T;
+    type Output = T;
 
     fn store(&self) -> String {
         let namespace = self.pod.namespace().unwrap_or_default();
         format!("pvc://{namespace}/{}", self.order.claim)
     }
 
-    fn is_elsewhere(&self) -> bool {
+    fn runs_in_pod(&self) -> bool {
         true
     }
 
@@ -57,8 +56,8 @@ impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
     ) -> BoxFuture<'a, Result<T, Trouble>> {
         async {
             let outcome = tokio::select! {
-                report = self.attend(meter) => report.and_then(|report| (self.read)(report, &self.order)),
-                () = cancelled.cancelled() => Err(Trouble::new(Reason::StepFailed, "it was given up")),
+                report = self.wait_for_report(meter) => report.and_then(|report| (self.read)(report, &self.order)),
+                () = cancelled.cancelled() => Err(Trouble::new(Reason::StepFailed, "the task of the backup pod was canceled")),
             };
             fail::fail_point!("backup-before-pod-removal");
             if !self.shutdown.is_cancelled() {
@@ -76,39 +75,39 @@ impl<T> PodWorker<T> {
         Api::namespaced(self.client.clone(), &namespace)
     }
 
-    /// Waits for the report of the pod, which is made if it is not there.
-    async fn attend(&self, meter: &Meter) -> Result<Report, Trouble> {
+    /// Creates the pod if it is missing, and waits for its report.
+    async fn wait_for_report(&self, meter: &Meter) -> Result<Report, Trouble> {
         let (pods, name) = (self.pods(), self.pod.name_any());
-        let (mut answered, mut began, mut made) = (Instant::now(), None, false);
+        let (mut answered, mut stuck_since, mut created) = (Instant::now(), None, false);
         loop {
             match pods.get_opt(&name).await {
-                Err(error) if answered.elapsed() > SILENT => return Err(in_api(&error)),
+                Err(error) if answered.elapsed() > API_TIMEOUT => return Err(in_api(&error)),
                 Err(_) => {}
-                Ok(None) if made => {
-                    let message = "the pod beside the claim is gone before it has reported";
+                Ok(None) if created => {
+                    let message = "the backup pod was deleted before it reported";
                     return Err(Trouble::new(Reason::StepFailed, message));
                 }
                 Ok(None) => {
                     answered = Instant::now();
                     fail::fail_point!("backup-before-create-pod");
                     self.create(&pods).await?;
-                    made = true;
+                    created = true;
                 }
                 Ok(Some(pod)) => {
                     answered = Instant::now();
                     match pod_state(&pod, &self.order) {
                         PodState::Ended(report) => return Ok(*report),
                         PodState::Foreign => return Err(foreign(&name)),
-                        PodState::Ending => made = false,
+                        PodState::Terminating => created = false,
                         PodState::Stuck(trouble) => {
-                            let began = *began.get_or_insert_with(Instant::now);
-                            if began.elapsed() > UNSTARTED {
+                            let since = *stuck_since.get_or_insert_with(Instant::now);
+                            if since.elapsed() > START_TIMEOUT {
                                 return Err(trouble);
                             }
                         }
                         PodState::Working => {
-                            began = None;
-                            tell(&pod, meter).await;
+                            stuck_since = None;
+                            update_progress(&pod, meter).await;
                         }
                     }
                 }
@@ -118,17 +117,17 @@ impl<T> PodWorker<T> {
     }
 
     async fn create(&self, pods: &Api<Pod>) -> Result<(), Trouble> {
-        let made = apply::create(pods, MANAGER_BACKUP, &self.pod).await;
-        made.map(drop).map_err(|error| {
+        let created = apply::create(pods, MANAGER_BACKUP, &self.pod).await;
+        created.map(drop).map_err(|error| {
             let cause = runtime::outcome::Chain(&error).to_string();
             Trouble::new(
                 Reason::StepFailed,
-                format!("a pod beside the claim cannot be made: {cause}"),
+                format!("the backup pod cannot be created: {cause}"),
             )
         })
     }
 
-    /// Exactly the pod of this work. What cannot be removed goes with its EtcdBackup.
+    /// Deletes the pod of this order. If that fails, garbage collection deletes the pod together with the EtcdBackup.
     async fn remove(&self) {
         let pods = self.pods();
         let found = pods.get_opt(&self.pod.name_any()).await;
@@ -136,13 +135,14 @@ impl<T> PodWorker<T> {
             && pod_state(&pod, &self.order) != PodState::Foreign
             && let Err(error) = apply::delete(&pods, &pod, None).await
         {
-            tracing::warn!(error = %runtime::outcome::Chain(&error), "the pod beside the claim stays");
+            let pod = self.pod.name_any();
+            tracing::warn!(error = %runtime::outcome::Chain(&error), pod, "cannot delete the backup pod");
         }
     }
 }
 
-/// How far it is, for display.
-async fn tell(pod: &Pod, meter: &Meter) {
+/// Reads the progress from the pod, for display only.
+async fn update_progress(pod: &Pod, meter: &Meter) {
     let status = pod.status.as_ref();
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
     if let Some(address) = address
@@ -155,7 +155,7 @@ async fn tell(pod: &Pod, meter: &Meter) {
 fn foreign(name: &str) -> Trouble {
     Trouble::new(
         Reason::StepFailed,
-        format!("there is a pod {name} in this namespace that is not this EtcdBackup's: remove it"),
+        format!("this EtcdBackup does not own pod {name} in its namespace: delete the pod"),
     )
 }
 
@@ -163,6 +163,6 @@ fn in_api(error: &kube::Error) -> Trouble {
     let cause = runtime::outcome::Chain(error).to_string();
     Trouble::new(
         Reason::StepFailed,
-        format!("the pod beside the claim cannot be looked at: {cause}"),
+        format!("the backup pod cannot be read: {cause}"),
     )
 }

@@ -1,5 +1,5 @@
-//! What an operator that died has left in the store: what is whole and was made for this very backup is adopted, and
-//! anything else is made again.
+//! Finds the backup of an operator process that ended before it reported it. A complete backup of the same EtcdBackup is
+//! adopted; an incomplete one is replaced.
 
 use api::backup::name;
 use api::manifest::{BackupManifest, manifest_key};
@@ -7,129 +7,143 @@ use futures::StreamExt;
 use jiff::Timestamp;
 use store::{Object, Store};
 
-use super::reading::is_described_still;
-use super::{Name, in_store, stored};
+use super::content::matches_unchanged_manifest;
+use super::{ObjectName, in_store, stored};
 use crate::reason::Trouble;
 use crate::snapshot::Stored;
 
-/// What the store holds of a backup that was under way when its operator died.
+/// The result of an earlier attempt in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
-    /// All of it.
-    Whole(Stored),
-    /// Nothing, or what the next attempt replaces; so it is to be called.
-    Not(Name),
+pub enum EarlierAttempt {
+    /// The backup is complete.
+    Complete(Stored),
+    /// The backup is missing or incomplete. The next attempt uses this name and replaces the leftover.
+    Incomplete(ObjectName),
 }
 
-/// Whose backup is looked for.
+/// The EtcdBackup whose backup is searched.
 #[derive(Clone, Copy, Debug)]
-pub struct Whose<'a> {
-    /// The EtcdBackup's UID.
+pub struct Owner<'a> {
+    /// The UID of the EtcdBackup.
     pub uid: &'a str,
-    /// The name of the EtcdCluster it is to be of, if its spec names one; it is of the same namespace. Times are whole
-    /// seconds: what was made by the spec before may seem to be made since the spec was changed.
+    /// The name of the EtcdCluster in the spec, if any, in the same namespace. The manifest must name the same cluster,
+    /// because its time in whole seconds cannot exclude a backup from before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// Whether all of it is read where the store does not tell one writing from another. A look that has to be over soon
-    /// cannot do that.
-    pub reads: bool,
+    /// Whether the content is read if the store has no tags. Too slow for a reconcile.
+    pub verify_content: bool,
 }
 
-impl Whose<'_> {
-    fn is(&self, manifest: &BackupManifest) -> bool {
-        let of = manifest.cluster.as_ref();
+impl Owner<'_> {
+    fn owns(&self, manifest: &BackupManifest) -> bool {
+        let cluster = manifest.cluster.as_ref();
         manifest.backup_uid.as_deref() == Some(self.uid)
-            && of.map(|cluster| cluster.name.as_str()) == self.cluster
+            && cluster.map(|cluster| cluster.name.as_str()) == self.cluster
     }
 }
 
-/// Looks for the backup that was written for this EtcdBackup since `begun`.
-pub async fn written(
+/// Finds the backup that was written for the owner since `begun`.
+///
+/// # Errors
+///
+/// Fails if the store fails. A missing permission to list is not a failure.
+pub async fn earlier_attempt(
     store: &dyn Store,
-    name: Name,
-    whose: Whose<'_>,
+    name: ObjectName,
+    owner: Owner<'_>,
     begun: Timestamp,
-) -> Result<Written, Trouble> {
+) -> Result<EarlierAttempt, Trouble> {
     let (path, time) = match &name {
-        Name::Exact(key) => {
-            let found = untouched(store, key, whose, |manifest| {
-                whose.is(manifest) && manifest.created_at.0 >= begun
+        ObjectName::Exact(key) => {
+            let found = unchanged(store, key, owner, |manifest| {
+                owner.owns(manifest) && manifest.created_at.0 >= begun
             });
-            return Ok(found.await?.map_or(Written::Not(name), Written::Whole));
+            return Ok(found
+                .await?
+                .map_or(EarlierAttempt::Incomplete(name), EarlierAttempt::Complete));
         }
-        Name::Numbered { path, time, .. } => (path.clone(), *time),
+        ObjectName::Numbered { path, time, .. } => (path.clone(), *time),
     };
-    // An identity that may write and not list begins anew under another name.
+    // Without permission to list, the attempt starts again under another name.
     let listed = match store.list(&name::prefix(&path)).await {
         Err(store::Error::AccessDenied(_)) => Vec::new(),
         listed => listed.map_err(|error| in_store(&error))?,
     };
-    let mut left = None;
+    let mut leftover = None;
     for object in listed {
-        // Invariant 13: a sibling's object begins like ours and is not ours.
+        // Invariant 13: objects of other paths can have the same prefix.
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }
-        let found = untouched(store, &object.key, whose, |manifest| whose.is(manifest));
+        let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
-            Some(stored) => return Ok(Written::Whole(stored)),
-            // Without a manifest, or with ours beside what somebody else has written over it. The manifest of another
-            // EtcdBackup is of one that began in the same second.
+            Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
+            // An object without a manifest is a leftover, and so is one with the owner's manifest that another writer
+            // has overwritten. The manifest of another EtcdBackup belongs to a backup that started in the same second.
             None => match manifest_of(store, &object.key).await? {
-                Some(manifest) if !whose.is(&manifest) => {}
-                _ => left = Some(object.key),
+                Some(manifest) if !owner.owns(&manifest) => {}
+                _ => leftover = Some(object.key),
             },
         }
     }
-    Ok(Written::Not(Name::Numbered { path, time, left }))
+    Ok(EarlierAttempt::Incomplete(ObjectName::Numbered {
+        path,
+        time,
+        leftover,
+    }))
 }
 
-/// As [`whole`], and as it was when its manifest was written, where the store tells one writing from another: whoever
-/// died after that may not have looked at it again (`vouch`). A copy of a good backup is another writing, so
-/// this is asked for nothing else.
-async fn untouched(
+/// Like [`complete_backup`], and the object must not have been overwritten after its manifest was written. The process
+/// that wrote both may have ended before its own confirmation (`confirm`). Used only for adoption, because a valid copy
+/// of a backup has another tag.
+async fn unchanged(
     store: &dyn Store,
     key: &str,
-    whose: Whose<'_>,
-    ours: impl FnOnce(&BackupManifest) -> bool,
+    owner: Owner<'_>,
+    accepts: impl FnOnce(&BackupManifest) -> bool,
 ) -> Result<Option<Stored>, Trouble> {
-    let Some((manifest, held)) = pair(store, key, ours).await? else {
+    let Some((manifest, object)) = pair(store, key, accepts).await? else {
         return Ok(None);
     };
-    let is_it = match (&manifest.store_tag, &held.tag) {
-        (Some(written), Some(held)) => written == held,
-        (_, None) if whose.reads => is_described_still(store, key, &manifest).await?,
+    let is_unchanged = match (&manifest.store_tag, &object.tag) {
+        (Some(written), Some(current)) => written == current,
+        (_, None) if owner.verify_content => {
+            matches_unchanged_manifest(store, key, &manifest).await?
+        }
         _ => true,
     };
-    Ok(is_it.then(|| stored(store, key, &manifest)))
+    Ok(is_unchanged.then(|| stored(store, key, &manifest)))
 }
 
-/// The backup under a key, if it has a manifest and the store holds all of what that says.
-pub(crate) async fn whole(store: &dyn Store, key: &str) -> Result<Option<Stored>, Trouble> {
+/// The backup at a key, if its manifest exists and the object has the recorded size.
+pub(crate) async fn complete_backup(
+    store: &dyn Store,
+    key: &str,
+) -> Result<Option<Stored>, Trouble> {
     let found = pair(store, key, |_| true).await?;
     Ok(found.map(|(manifest, _)| stored(store, key, &manifest)))
 }
 
-/// The manifest that `ours` takes and the object beside it, if that has the size it should have.
+/// The manifest, if `accepts` returns true for it, and its object, if it has the recorded size.
 async fn pair(
     store: &dyn Store,
     key: &str,
-    ours: impl FnOnce(&BackupManifest) -> bool,
+    accepts: impl FnOnce(&BackupManifest) -> bool,
 ) -> Result<Option<(BackupManifest, Object)>, Trouble> {
-    let Some(manifest) = manifest_of(store, key).await?.filter(ours) else {
+    let Some(manifest) = manifest_of(store, key).await?.filter(accepts) else {
         return Ok(None);
     };
-    let held = store.head(key).await.map_err(|error| in_store(&error))?;
+    let object = store.head(key).await.map_err(|error| in_store(&error))?;
     let size = manifest.stored_size.unwrap_or(manifest.size);
-    let held = held.filter(|held| i64::try_from(held.size) == Ok(size));
-    Ok(held.map(|held| (manifest, held)))
+    let object = object.filter(|object| i64::try_from(object.size) == Ok(size));
+    Ok(object.map(|object| (manifest, object)))
 }
 
-/// The manifest beside a backup; somebody else's object of this name is none of ours.
+/// The manifest of a backup; `None` if it is missing or not a manifest.
 pub(crate) async fn manifest_of(
     store: &dyn Store,
     key: &str,
 ) -> Result<Option<BackupManifest>, Trouble> {
-    /// More than any manifest has.
+    /// Upper bound on manifest size.
     const LIMIT: u64 = 4 << 20;
     let mut object = match store.get(&manifest_key(key)).await {
         Ok(object) => object,

@@ -1,4 +1,4 @@
-//! Which member a snapshot is taken from: the healthiest that is not the leader. Pure.
+//! Chooses the member that sends the snapshot: the healthiest follower, or else the leader. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,24 @@ use etcd::{ClusterId, MemberId, Members, Status};
 
 use crate::reason::{Reason, Trouble};
 
-/// A follower that is further behind than this many raft entries is taken only when there is nothing better.
-const NEAR: u64 = 1000;
+/// Limit of the lag in Raft entries. The leader is preferred to a follower that lags further behind.
+const MAX_LAG: u64 = 1000;
 
-/// A member that answered, and where.
+/// A member that answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
-    /// Its client URL.
+    /// The client URL at which the member answered.
     pub(super) url: String,
-    /// What it says of itself.
+    /// The status that the member reports.
     pub(super) status: Status,
 }
 
-/// What answered, put right by what the cluster says of its members. A URL that only the cluster knows may lead
-/// elsewhere from here, as `http://localhost:2379` does: it counts where the member answers that it is said to be of.
-/// A member's own URLs come first: behind that of a Service another member may send the snapshot than the one that was
-/// judged by its status.
-pub(super) fn known(
+/// The answers that can be used, checked against the member list.
+///
+/// An advertised URL may lead to another etcd from the operator, for example `http://localhost:2379`. It counts only if
+/// the expected member answers there. The own URLs of members come first, because behind the URL of a Service another
+/// member may send the snapshot than the one that reported its status.
+pub(super) fn usable(
     answers: Vec<Candidate>,
     given: &[String],
     listed: Option<&Members>,
@@ -43,7 +44,7 @@ pub(super) fn known(
     own.into_iter().chain(others).collect()
 }
 
-/// The members to try, best first. Learners may be behind and are left out.
+/// The members to try, best first. Learners are excluded, because they may lag behind.
 pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
     let clusters: BTreeMap<ClusterId, String> = answers
         .iter()
@@ -57,12 +58,12 @@ pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble>
         return Err(Trouble::new(
             Reason::InvalidSpec,
             format!(
-                "spec.etcdEndpoints names members of different clusters: {}; give those of one",
+                "spec.etcdEndpoints names members of different clusters: {}; name the members of one cluster",
                 listed.join(", ")
             ),
         ));
     }
-    // One member may answer at several URLs.
+    // A member that answers at several URLs counts once.
     let members: BTreeMap<MemberId, Candidate> = answers
         .into_iter()
         .rev()
@@ -79,12 +80,12 @@ pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble>
         let status = &candidate.status;
         let corrupt = status.errors.iter().any(|error| error.contains("CORRUPT"));
         let behind = newest - status.raft_applied_index;
-        let leads = status.leader == Some(status.member_id);
+        let is_leader = status.leader == Some(status.member_id);
         (
             corrupt,
             status.leader.is_none(),
-            behind > NEAR,
-            leads,
+            behind > MAX_LAG,
+            is_leader,
             behind,
         )
     });
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_the_most_advanced_follower_and_the_leader_last() {
+    fn prefers_most_advanced_follower_to_leader() {
         let answers = vec![
             answer("leader", 1, 500),
             answer("b", 2, 480),
@@ -142,18 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn prefers_the_leader_to_a_follower_that_lags() {
+    fn prefers_leader_to_lagging_follower() {
         let answers = vec![answer("leader", 1, 5000), answer("b", 2, 100)];
         assert_eq!(order(answers), ["leader", "b"]);
     }
 
     #[test]
-    fn a_single_member_is_the_leader_and_is_taken() {
+    fn takes_leader_of_single_member_cluster() {
         assert_eq!(order(vec![answer("leader", 1, 5)]), ["leader"]);
     }
 
     #[test]
-    fn takes_a_corrupt_member_and_one_without_a_leader_last() {
+    fn takes_corrupt_and_leaderless_members_last() {
         let mut corrupt = answer("corrupt", 2, 500);
         corrupt.status.errors.push("alarm:CORRUPT".to_owned());
         let mut alone = answer("alone", 3, 500);
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn never_takes_a_learner() {
+    fn never_takes_learner() {
         let mut learner = answer("learner", 2, 500);
         learner.status.is_learner = true;
         assert_eq!(
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_at_two_urls_is_one_member() {
+    fn member_with_two_urls_counts_once() {
         assert_eq!(
             order(vec![answer("service", 1, 5), answer("own", 1, 5)]),
             ["service"]
@@ -200,9 +201,8 @@ mod tests {
         }
     }
 
-    /// Behind a Service's URL another member may send the snapshot, which nobody has judged.
     #[test]
-    fn a_member_is_asked_at_its_own_url_and_not_at_that_of_a_service() {
+    fn prefers_own_url_to_service_url() {
         let given = ["a-service".to_owned(), "own-2".to_owned()];
         let answers = vec![
             answer("a-service", 2, 500),
@@ -211,25 +211,25 @@ mod tests {
         ];
         let listed = listed(&[(1, &["own-1"]), (2, &["own-2"])]);
         assert_eq!(
-            order(known(answers.clone(), &given, Some(&listed))),
+            order(usable(answers.clone(), &given, Some(&listed))),
             ["own-2", "own-1"]
         );
-        // Without a quorum nobody says which are the members.
-        assert_eq!(order(known(answers, &given, None)), ["a-service", "own-1"]);
+        // Without a quorum there is no member list.
+        assert_eq!(order(usable(answers, &given, None)), ["a-service", "own-1"]);
     }
 
     #[test]
-    fn an_advertised_url_that_leads_to_another_cluster_or_member_prevents_no_backup() {
+    fn ignores_advertised_url_of_another_cluster() {
         let given = ["given".to_owned()];
         let mut foreign = answer("http://localhost:2379", 9, 500);
         foreign.status.cluster_id = ClusterId(2);
         let answers = vec![answer("given", 1, 5), foreign, answer("http://other", 1, 5)];
         let listed = listed(&[(1, &["http://localhost:2379"]), (2, &["http://other"])]);
-        assert_eq!(order(known(answers, &given, Some(&listed))), ["given"]);
+        assert_eq!(order(usable(answers, &given, Some(&listed))), ["given"]);
     }
 
     #[test]
-    fn refuses_endpoints_of_different_clusters() {
+    fn rejects_endpoints_of_different_clusters() {
         let mut other = answer("other", 2, 5);
         other.status.cluster_id = ClusterId(2);
         let trouble = ranked(vec![answer("one", 1, 5), other]).unwrap_err();

@@ -3,51 +3,51 @@
 use api::backup::name::{self, Numbered};
 use jiff::Timestamp;
 
-/// What the object is called.
+/// The name of a backup in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Name {
-    /// Exactly so: one backup, which replaces the last.
+pub enum ObjectName {
+    /// The key of the spec, for a single backup. A new backup replaces the old one.
     Exact(String),
-    /// `<path>_v<revision>_<time>`: one of many.
+    /// `<path>_v<revision>_<time>`, for a periodic backup.
     Numbered {
         /// The path of the spec.
         path: String,
-        /// When this backup began, to the second. By it the operator that comes after knows it again.
+        /// The start of the backup in whole seconds. The next operator process recognizes the backup by this time.
         time: Timestamp,
-        /// What an earlier attempt left under its name: the next attempt replaces it.
-        left: Option<String>,
+        /// The key of an incomplete object from an earlier attempt. The next attempt replaces the object.
+        leftover: Option<String>,
     },
 }
 
-impl Name {
-    /// The name below a path: numbered by the time at which the backup began, or exactly the path.
+impl ObjectName {
+    /// The numbered name for a start time, or exactly the path.
     pub fn of(path: String, numbered: Option<Timestamp>) -> Self {
         match numbered {
             Some(time) => Self::Numbered {
                 path,
                 time,
-                left: None,
+                leftover: None,
             },
             None => Self::Exact(path),
         }
     }
 
-    /// What an earlier attempt has left under its name.
-    pub fn left(self) -> Option<String> {
+    /// The key of the leftover of an earlier attempt.
+    pub fn leftover(self) -> Option<String> {
         match self {
-            Self::Numbered { left, .. } => left,
+            Self::Numbered { leftover, .. } => leftover,
             Self::Exact(_) => None,
         }
     }
 
-    /// The same name, which replaces what an earlier attempt has left.
+    /// The same name with this leftover of an earlier attempt. An exact name does not change.
     #[must_use]
-    pub fn replacing(self, key: Option<String>) -> Self {
+    pub fn replacing(self, leftover: Option<String>) -> Self {
         match self {
             Self::Numbered { path, time, .. } => Self::Numbered {
                 path,
                 time,
-                left: key,
+                leftover,
             },
             exact @ Self::Exact(_) => exact,
         }
@@ -57,7 +57,8 @@ impl Name {
         match self {
             Self::Exact(key)
             | Self::Numbered {
-                left: Some(key), ..
+                leftover: Some(key),
+                ..
             } => key.clone(),
             Self::Numbered { path, time, .. } => {
                 let revision = u64::try_from(revision).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What runs beside the reconciles, told as cases on stores that take nothing until they are let.
+//! Scenarios of the workers with stores that block until a gate is opened.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,29 +9,29 @@ use store::{Error, LocalStore, Object, ObjectStream, Store, Unfinished, Upload};
 
 use super::*;
 use crate::snapshot::Stored;
-use crate::transfer::{Name, Transfer};
+use crate::transfer::{ObjectName, Transfer};
 
 const LIMITS: Limits = Limits {
-    at_a_time: 4,
-    to_one_store: 2,
-    longest_pause: 30,
-    uncounted: Duration::from_mins(10),
+    concurrent: 4,
+    per_store: 2,
+    max_backoff_seconds: 30,
+    record_timeout: Duration::from_mins(10),
 };
 
-/// The key a store has a defect for.
+/// The key for which a store panics.
 const PANICS: &str = "panics";
 
-/// A store that takes nothing until the gate is opened.
+/// A store that accepts no object until the gate is opened.
 struct Gated {
     inner: LocalStore,
     gate: Arc<Semaphore>,
-    place: String,
+    location: String,
 }
 
 #[async_trait]
 impl Store for Gated {
     fn location(&self) -> String {
-        self.place.clone()
+        self.location.clone()
     }
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
         let _open = self.gate.acquire().await;
@@ -61,11 +61,11 @@ impl Store for Gated {
     }
 }
 
-/// A transfer that runs as soon as it is its turn.
-struct Uncounted(Transfer);
+/// A transfer that needs no record in the status.
+struct Unrecorded(Transfer);
 
-impl Worker for Uncounted {
-    type Product = Stored;
+impl Worker for Unrecorded {
+    type Output = Stored;
 
     fn store(&self) -> String {
         Worker::store(&self.0)
@@ -82,7 +82,7 @@ impl Worker for Uncounted {
 
 struct Case {
     workers: Arc<Workers<Stored>>,
-    news: mpsc::UnboundedReceiver<()>,
+    changes: mpsc::UnboundedReceiver<()>,
     gate: Arc<Semaphore>,
     shutdown: CancellationToken,
     dir: tempfile::TempDir,
@@ -94,29 +94,33 @@ impl Case {
     }
 
     fn with(limits: Limits) -> Self {
-        let (sender, news) = mpsc::unbounded_channel();
+        let (sender, changes) = mpsc::unbounded_channel();
         let shutdown = CancellationToken::new();
         Self {
             workers: Workers::new(limits, shutdown.clone(), sender),
-            news,
+            changes,
             gate: Arc::new(Semaphore::new(0)),
             shutdown,
             dir: tempfile::tempdir().unwrap(),
         }
     }
 
-    /// The snapshot is empty: every attempt fails once the gate is open.
-    fn begin(&self, uid: &str, wanted: impl Fn() -> bool + Send + Sync + 'static) {
-        // A store of its own for each.
-        self.begin_at(uid, uid, wanted);
+    /// Queues a transfer with its own store. Its snapshot is empty, so it fails when the gate is open.
+    fn enqueue(&self, uid: &str, exists: impl Fn() -> bool + Send + Sync + 'static) {
+        self.enqueue_at(uid, uid, exists);
     }
 
-    fn begin_at(&self, place: &str, uid: &str, wanted: impl Fn() -> bool + Send + Sync + 'static) {
-        let transfer = Uncounted(self.transfer(place, uid));
-        self.workers.begin(uid, transfer, wanted);
+    fn enqueue_at(
+        &self,
+        location: &str,
+        uid: &str,
+        exists: impl Fn() -> bool + Send + Sync + 'static,
+    ) {
+        let transfer = Unrecorded(self.transfer(location, uid));
+        self.workers.enqueue(uid, transfer, exists);
     }
 
-    fn transfer(&self, place: &str, uid: &str) -> Transfer {
+    fn transfer(&self, location: &str, uid: &str) -> Transfer {
         let url = |name: &str| format!("http://{name}:2379");
         Transfer {
             etcd: Arc::new(FakeEtcd::formed(1, &["a"], url)),
@@ -124,9 +128,9 @@ impl Case {
             store: Arc::new(Gated {
                 inner: LocalStore::new(self.dir.path()),
                 gate: self.gate.clone(),
-                place: place.to_owned(),
+                location: location.to_owned(),
             }),
-            name: Name::Exact(uid.to_owned()),
+            name: ObjectName::Exact(uid.to_owned()),
             compress: false,
             uid: uid.to_owned(),
             cluster: None,
@@ -144,29 +148,29 @@ impl Case {
         .count()
     }
 
-    async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+    async fn until(&self, description: &str, condition: impl Fn(&Self) -> bool) {
         for _ in 0..6000 {
-            if holds(self) {
+            if condition(self) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("not within 60 s: {what}");
+        panic!("not within 60 s: {description}");
     }
 }
 
 #[tokio::test]
-async fn runs_a_few_at_a_time_and_the_others_after_them() {
+async fn limits_concurrent_transfers() {
     let mut case = Case::new();
     for index in 0..7 {
-        case.begin(&index.to_string(), || true);
+        case.enqueue(&index.to_string(), || true);
     }
-    case.until("four run", |case| case.count(true) == LIMITS.at_a_time)
+    case.until("four run", |case| case.count(true) == LIMITS.concurrent)
         .await;
     assert_eq!(case.count(false), 3);
     case.gate.add_permits(1);
     for _ in 0..7 {
-        case.news.recv().await.unwrap();
+        case.changes.recv().await.unwrap();
     }
     assert_eq!(case.count(true) + case.count(false), 0);
     for index in 0..7 {
@@ -177,19 +181,19 @@ async fn runs_a_few_at_a_time_and_the_others_after_them() {
 }
 
 #[tokio::test]
-async fn a_slow_store_delays_no_other_stores_backups() {
+async fn slow_store_delays_no_other_store() {
     let case = Case::new();
     for index in 0..6 {
-        case.begin_at("slow", &index.to_string(), || true);
+        case.enqueue_at("slow", &index.to_string(), || true);
     }
-    case.until("two run", |case| case.count(true) == LIMITS.to_one_store)
+    case.until("two run", |case| case.count(true) == LIMITS.per_store)
         .await;
-    case.begin_at("other", "6", || true);
-    case.until("the other's too", |case| case.count(true) == 3)
+    case.enqueue_at("other", "6", || true);
+    case.until("the other store's runs", |case| case.count(true) == 3)
         .await;
     assert!(matches!(case.workers.observe("6").work, Work::Running(_)));
     case.gate.add_permits(1);
-    // In the order they came.
+    // The slots are granted in order.
     case.until("all have ended", |case| {
         (0..7).all(|index| {
             matches!(
@@ -201,45 +205,47 @@ async fn a_slow_store_delays_no_other_stores_backups() {
     .await;
 }
 
-/// By this the time in the queue is not taken for time in which it did not work.
+/// The plan subtracts the queue time from the time that counts for the deadline.
 #[tokio::test]
-async fn the_time_in_the_queue_is_told_and_added_up_until_it_is_forgotten() {
+async fn queue_time_accumulates_until_forgotten() {
     let mut case = Case::new();
     for index in 0..3 {
-        case.begin_at("slow", &index.to_string(), || true);
+        case.enqueue_at("slow", &index.to_string(), || true);
     }
-    case.until("two run", |case| case.count(true) == LIMITS.to_one_store)
+    case.until("two run", |case| case.count(true) == LIMITS.per_store)
         .await;
-    let waited = |case: &Case| case.workers.observe("2").waited;
-    case.until("it waits", |case| waited(case) > Duration::from_millis(300))
-        .await;
-    assert!(case.workers.observe("0").waited < Duration::from_millis(300));
+    let queue_time = |case: &Case| case.workers.observe("2").queue_time;
+    case.until("the third waits", |case| {
+        queue_time(case) > Duration::from_millis(300)
+    })
+    .await;
+    assert!(case.workers.observe("0").queue_time < Duration::from_millis(300));
     case.gate.add_permits(1);
     for _ in 0..3 {
-        case.news.recv().await.unwrap();
+        case.changes.recv().await.unwrap();
     }
-    // It stays what it was.
-    let ended = waited(&case);
+    // The queue time no longer grows.
+    let ended = queue_time(&case);
     assert!(ended > Duration::from_millis(300), "{ended:?}");
-    assert_eq!(waited(&case), ended);
-    case.begin("2", || true);
-    case.news.recv().await.unwrap();
-    assert!(waited(&case) >= ended);
+    assert_eq!(queue_time(&case), ended);
+    case.enqueue("2", || true);
+    case.changes.recv().await.unwrap();
+    assert!(queue_time(&case) >= ended);
     case.workers.forget("2");
-    assert_eq!(waited(&case), Duration::ZERO);
+    assert_eq!(queue_time(&case), Duration::ZERO);
 }
 
-/// A pod beside a claim, as far as it matters here: one that does not start.
-struct Elsewhere(String);
+/// The task of a pod that does not start.
+struct PodTask(String);
 
-impl Worker for Elsewhere {
-    type Product = Stored;
+impl Worker for PodTask {
+    type Output = Stored;
 
     fn store(&self) -> String {
         self.0.clone()
     }
 
-    fn is_elsewhere(&self) -> bool {
+    fn runs_in_pod(&self) -> bool {
         true
     }
 
@@ -250,51 +256,51 @@ impl Worker for Elsewhere {
     ) -> BoxFuture<'a, Result<Stored, Trouble>> {
         async {
             cancelled.cancelled().await;
-            Err(Trouble::new(Reason::StepFailed, "given up"))
+            Err(Trouble::new(Reason::StepFailed, "canceled"))
         }
         .boxed()
     }
 }
 
 #[tokio::test]
-async fn pods_that_do_not_start_hold_up_no_other_stores_backups() {
+async fn stuck_pods_delay_no_other_store() {
     let case = Case::new();
     for index in 0..10 {
-        let claim = Elsewhere(format!("pvc://n/{}", index / 2));
-        case.workers.begin(&index.to_string(), claim, || true);
+        let task = PodTask(format!("pvc://n/{}", index / 2));
+        case.workers.enqueue(&index.to_string(), task, || true);
     }
     case.until("all wait for their pods", |case| case.count(true) == 10)
         .await;
-    case.begin("10", || true);
-    case.until("the other's runs", |case| case.count(true) == 11)
+    case.enqueue("10", || true);
+    case.until("the other store's runs", |case| case.count(true) == 11)
         .await;
     case.shutdown.cancel();
     case.gate.add_permits(1);
-    case.workers.ended().await;
+    case.workers.join().await;
 }
 
 #[tokio::test]
-async fn a_transfer_that_is_under_way_is_not_begun_twice() {
+async fn active_transfer_is_not_queued_twice() {
     let mut case = Case::new();
-    case.begin("0", || true);
-    case.begin("0", || true);
+    case.enqueue("0", || true);
+    case.enqueue("0", || true);
     case.gate.add_permits(1);
-    case.news.recv().await.unwrap();
+    case.changes.recv().await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert!(case.news.try_recv().is_err());
+    assert!(case.changes.try_recv().is_err());
 }
 
 #[tokio::test]
-async fn the_pause_grows_with_each_failure() {
+async fn backs_off_after_each_failure() {
     let mut case = Case::new();
     case.gate.add_permits(1);
     for pause in [1, 2, 4, 8, 16, 30, 30, 30] {
         let pause = jiff::SignedDuration::from_secs(pause);
         let before = Timestamp::now();
-        case.begin("0", || true);
-        case.news.recv().await.unwrap();
+        case.enqueue("0", || true);
+        case.changes.recv().await.unwrap();
         let not_before = case.workers.observe("0").not_before.unwrap();
-        // It failed between the two.
+        // The failure happened between the two times.
         let (longest, shortest) = (
             not_before.duration_since(before),
             not_before.duration_since(Timestamp::now()),
@@ -304,32 +310,33 @@ async fn the_pause_grows_with_each_failure() {
             "{pause}: {shortest} to {longest}"
         );
     }
-    // One that is done with begins from the shortest again.
+    // After the state is forgotten, the first pause is the shortest again.
     case.workers.forget("0");
-    assert_eq!(case.workers.observe("0"), Pace::default());
+    assert_eq!(case.workers.observe("0"), WorkState::default());
 }
 
 #[tokio::test]
-async fn a_deleted_backups_transfer_is_given_up_and_forgotten() {
+async fn deletion_cancels_and_forgets_transfer() {
     let mut case = Case::new();
-    let there = Arc::new(AtomicBool::new(true));
-    let wanted = there.clone();
-    case.begin("0", move || wanted.load(Ordering::SeqCst));
-    case.until("it runs", |case| case.count(true) == 1).await;
-    there.store(false, Ordering::SeqCst);
-    case.news.recv().await.unwrap();
-    assert_eq!(case.workers.observe("0"), Pace::default());
+    let exists = Arc::new(AtomicBool::new(true));
+    let observed = exists.clone();
+    case.enqueue("0", move || observed.load(Ordering::SeqCst));
+    case.until("the transfer runs", |case| case.count(true) == 1)
+        .await;
+    exists.store(false, Ordering::SeqCst);
+    case.changes.recv().await.unwrap();
+    assert_eq!(case.workers.observe("0"), WorkState::default());
     assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
 }
 
 #[tokio::test]
-async fn a_defect_ends_the_transfer_and_not_the_others() {
+async fn panic_ends_only_its_own_transfer() {
     let mut case = Case::new();
     case.gate.add_permits(1);
-    case.begin(PANICS, || true);
-    case.begin("0", || true);
+    case.enqueue(PANICS, || true);
+    case.enqueue("0", || true);
     for _ in 0..2 {
-        case.news.recv().await.unwrap();
+        case.changes.recv().await.unwrap();
     }
     match case.workers.observe(PANICS).work {
         Work::Ended(Err(trouble)) => assert!(trouble.message.contains("defect"), "{trouble:?}"),
@@ -342,104 +349,106 @@ async fn a_defect_ends_the_transfer_and_not_the_others() {
 }
 
 #[tokio::test]
-async fn one_that_is_abandoned_ends_and_so_do_all_at_the_shutdown() {
+async fn abandon_and_shutdown_end_transfers() {
     let mut case = Case::new();
-    case.begin("0", || true);
-    case.until("it runs", |case| case.count(true) == 1).await;
+    case.enqueue("0", || true);
+    case.until("the transfer runs", |case| case.count(true) == 1)
+        .await;
     case.workers.abandon("0");
-    case.news.recv().await.unwrap();
+    case.changes.recv().await.unwrap();
     match case.workers.observe("0").work {
         Work::Ended(Err(trouble)) => assert_eq!(trouble.reason, Reason::StepFailed),
         other => panic!("{other:?}"),
     }
     for index in 1..9 {
-        case.begin(&index.to_string(), || true);
+        case.enqueue(&index.to_string(), || true);
     }
     case.shutdown.cancel();
-    tokio::time::timeout(Duration::from_mins(1), case.workers.ended())
+    tokio::time::timeout(Duration::from_mins(1), case.workers.join())
         .await
         .unwrap();
 }
 
-/// Invariant 10: whoever comes after this process knows of the attempt.
+/// Invariant 10: the next process knows the attempt.
 #[tokio::test]
-async fn a_transfer_moves_nothing_before_its_attempt_is_counted() {
+async fn transfer_writes_nothing_before_attempt_is_recorded() {
     let mut case = Case::new();
     case.gate.add_permits(1);
     let work = |case: &Case, uid: &str| case.workers.observe(uid).work;
     for uid in ["0", "1", "2"] {
         let transfer = case.transfer("slow", uid);
-        case.workers.begin(uid, transfer, || true);
+        case.workers.enqueue(uid, transfer, || true);
     }
-    // It is told when it is their turn.
-    for _ in 0..LIMITS.to_one_store {
-        case.news.recv().await.unwrap();
+    // Each ready transfer requests a reconcile.
+    for _ in 0..LIMITS.per_store {
+        case.changes.recv().await.unwrap();
     }
-    assert_eq!(work(&case, "0"), Work::Called);
-    assert_eq!(work(&case, "1"), Work::Called);
+    assert_eq!(work(&case, "0"), Work::Ready);
+    assert_eq!(work(&case, "1"), Work::Ready);
     assert!(case.workers.observe("0").work.is_active());
-    // One that waits for its turn is not started by it, and they hold their places.
+    // `start` has no effect on a queued transfer, and the ready transfers keep their slots.
     case.workers.start("2", 1);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(work(&case, "2"), Work::Queued);
     assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
     case.workers.start("0", 3);
-    case.until("it has run", |case| {
+    case.until("the first has ended", |case| {
         matches!(work(case, "0"), Work::Ended(_))
     })
     .await;
-    assert_eq!(case.workers.observe("0").counted, Some(3));
-    case.until("the next is called", |case| work(case, "2") == Work::Called)
+    assert_eq!(case.workers.observe("0").recorded_count, Some(3));
+    case.until("the next is ready", |case| work(case, "2") == Work::Ready)
         .await;
-    assert_eq!(work(&case, "1"), Work::Called);
-    // The next attempt of this process knows its count, and waits for it again.
+    assert_eq!(work(&case, "1"), Work::Ready);
+    // The next attempt of this process keeps the count, and waits for its own record.
     let transfer = case.transfer("other", "0");
-    case.workers.begin("0", transfer, || true);
-    case.until("it is called again", |case| work(case, "0") == Work::Called)
+    case.workers.enqueue("0", transfer, || true);
+    case.until("the retry is ready", |case| work(case, "0") == Work::Ready)
         .await;
-    assert_eq!(case.workers.observe("0").counted, Some(3));
-    // Given up, it ends.
+    assert_eq!(case.workers.observe("0").recorded_count, Some(3));
+    // A shutdown ends ready transfers.
     case.shutdown.cancel();
-    tokio::time::timeout(Duration::from_mins(1), case.workers.ended())
+    tokio::time::timeout(Duration::from_mins(1), case.workers.join())
         .await
         .unwrap();
 }
 
-/// Where the API server takes no record, others get their turn.
+/// A transfer whose attempt cannot be recorded releases its slot.
 #[tokio::test]
-async fn a_transfer_that_is_not_counted_gives_its_turn_to_others() {
-    let uncounted = Duration::from_millis(300);
+async fn unrecorded_transfer_times_out_and_releases_slot() {
+    let record_timeout = Duration::from_millis(300);
     let case = Case::with(Limits {
-        uncounted,
+        record_timeout,
         ..LIMITS
     });
-    // One more than have a turn at that store.
-    let all: Vec<String> = (0..=LIMITS.to_one_store)
+    // One more than the slots of that store.
+    let all: Vec<String> = (0..=LIMITS.per_store)
         .map(|index| index.to_string())
         .collect();
     for uid in &all {
         let transfer = case.transfer("slow", uid);
-        case.workers.begin(uid, transfer, || true);
+        case.workers.enqueue(uid, transfer, || true);
     }
-    // So ends what was called, and nothing else.
-    let is_given_up = |case: &Case, uid: &String| {
-        let pace = case.workers.observe(uid);
-        assert_eq!(pace.counted, None, "{uid}");
-        match pace.work {
-            Work::Queued | Work::Called => false,
+    // Only ready transfers time out.
+    let timed_out = |case: &Case, uid: &String| {
+        let state = case.workers.observe(uid);
+        assert_eq!(state.recorded_count, None, "{uid}");
+        match state.work {
+            Work::Queued | Work::Ready => false,
             Work::Ended(Err(trouble)) => trouble.message.contains("API server"),
             other => panic!("{uid}: {other:?}"),
         }
     };
-    case.until("all had their turn", |case| {
-        all.iter().all(|uid| is_given_up(case, uid))
+    case.until("all have timed out", |case| {
+        all.iter().all(|uid| timed_out(case, uid))
     })
     .await;
-    // The last one had to wait for it.
-    let waited = |uid: &String| case.workers.observe(uid).waited;
-    let (last, before) = all.split_last().unwrap();
-    assert!(waited(last) >= uncounted, "{:?}", waited(last));
-    for uid in before {
-        assert!(waited(uid) < waited(last), "{uid}: {:?}", waited(uid));
+    // The last one waited for a slot.
+    let queue_time = |uid: &String| case.workers.observe(uid).queue_time;
+    let (last, others) = all.split_last().unwrap();
+    assert!(queue_time(last) >= record_timeout, "{:?}", queue_time(last));
+    for uid in others {
+        let waited = queue_time(uid);
+        assert!(waited < queue_time(last), "{uid}: {waited:?}");
     }
 }

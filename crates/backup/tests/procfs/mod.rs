@@ -1,16 +1,16 @@
-//! What the tests that measure share.
+//! Processor time, reads and memory from `/proc`.
 
 use std::time::Duration;
 
-/// The processor time this process has taken so far.
+/// The processor time of this process.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn processor() -> Duration {
     let own = std::fs::read_to_string("/proc/self/stat").unwrap();
     times(&own, 2)
 }
 
-/// The processor time of this process, of those it has started, and of those of them that have ended. However busy the
-/// machine is, that is what the work takes.
+/// The processor time of this process and of its running and ended child processes. The load of the machine does not
+/// influence the value.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn processor_of_all() -> Duration {
     own_and_started("stat")
@@ -18,7 +18,7 @@ pub(crate) fn processor_of_all() -> Duration {
         .sum::<Duration>()
 }
 
-/// What the same processes have had the disk read, in bytes: what was in memory does not count.
+/// The bytes that the same processes have read from the disk. Reads from the page cache do not count.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn read_by_all() -> u64 {
     let read = |io: String| {
@@ -30,7 +30,7 @@ pub(crate) fn read_by_all() -> u64 {
     own_and_started("io").map(read).sum()
 }
 
-/// A file of `/proc`, of this process and of those it has started that run.
+/// The content of a file in `/proc` for this process and each running child process.
 fn own_and_started(file: &str) -> impl Iterator<Item = String> {
     let own = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -42,7 +42,7 @@ fn own_and_started(file: &str) -> impl Iterator<Item = String> {
     found.filter_map(move |process| std::fs::read_to_string(process.path().join(file)).ok())
 }
 
-/// The first two times are the process's own, the next two those of its children that have ended.
+/// The sum of the first times. The first two are those of the process itself, the next two those of its ended children.
 fn times(stat: &str, count: usize) -> Duration {
     /// Linux counts in hundredths of a second.
     const TICK: Duration = Duration::from_millis(10);
@@ -52,12 +52,12 @@ fn times(stat: &str, count: usize) -> Duration {
         .sum()
 }
 
-/// What follows the name, which may hold anything.
+/// The fields after the name of the process, which may contain spaces.
 fn fields(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(") ").unwrap().1.split(' ')
 }
 
-/// From `/proc/self/status`, in bytes.
+/// A value of `/proc/self/status` in bytes.
 pub(crate) fn memory(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();

@@ -1,4 +1,4 @@
-//! What an operator that died has left is known again by the one that comes after, and nothing else is.
+//! The next operator process adopts the backup of an interrupted process, and no other object.
 
 use api::backup::name;
 use api::manifest::ManifestCluster;
@@ -6,7 +6,7 @@ use api::manifest::ManifestCluster;
 use super::*;
 
 #[tokio::test]
-async fn is_found_again_by_the_operator_that_comes_after() {
+async fn next_operator_finds_complete_backup() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
@@ -18,11 +18,11 @@ async fn is_found_again_by_the_operator_that_comes_after() {
         .await
         .unwrap();
     assert_eq!(find("uid-1", long_ago()).await, Some(stored.clone()));
-    // Not for another EtcdBackup, nor for one that began later.
+    // The backup is not found for another EtcdBackup, nor for a later start.
     assert_eq!(find("uid-2", long_ago()).await, None);
     let later = stored.created_at + jiff::SignedDuration::from_secs(1);
     assert_eq!(find("uid-1", later).await, None);
-    // Nor if the object is another one by now, or the manifest is nobody's.
+    // The backup is not found after its object or its manifest was replaced.
     store.put(KEY, Bytes::from_static(b"other")).await.unwrap();
     assert_eq!(find("uid-1", long_ago()).await, None);
     store
@@ -32,12 +32,12 @@ async fn is_found_again_by_the_operator_that_comes_after() {
     assert_eq!(find("uid-1", long_ago()).await, None);
 }
 
-/// The spec was changed in the second in which the backup of the cluster before was complete.
+/// The spec was changed in the same second in which the backup of the previous cluster was complete.
 #[tokio::test]
-async fn what_was_made_of_another_cluster_is_not_adopted() {
+async fn backup_of_another_cluster_is_not_adopted() {
     let snapshot = recorded().await;
     let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
-    for name in [Name::Exact(KEY.to_owned()), numbered(begun)] {
+    for name in [ObjectName::Exact(KEY.to_owned()), numbered(begun)] {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(LocalStore::new(dir.path()));
         let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
@@ -59,31 +59,31 @@ async fn what_was_made_of_another_cluster_is_not_adopted() {
         let none = CancellationToken::new();
         let stored = run.run(&Meter::default(), &none).await.unwrap();
         for (cluster, expected) in [
-            (Some("one"), Written::Whole(stored.clone())),
-            (Some("two"), Written::Not(name.clone())),
-            (None, Written::Not(name.clone())),
+            (Some("one"), EarlierAttempt::Complete(stored.clone())),
+            (Some("two"), EarlierAttempt::Incomplete(name.clone())),
+            (None, EarlierAttempt::Incomplete(name.clone())),
         ] {
-            let whose = Whose {
+            let owner = Owner {
                 uid: "uid-1",
                 cluster,
-                reads: true,
+                verify_content: true,
             };
-            let found = written(store.as_ref(), name.clone(), whose, begun).await;
+            let found = earlier_attempt(store.as_ref(), name.clone(), owner, begun).await;
             assert_eq!(found.unwrap(), expected, "{cluster:?}");
         }
     }
 }
 
-fn numbered(time: Timestamp) -> Name {
-    Name::Numbered {
+fn numbered(time: Timestamp) -> ObjectName {
+    ObjectName::Numbered {
         path: KEY.to_owned(),
         time,
-        left: None,
+        leftover: None,
     }
 }
 
 #[tokio::test]
-async fn a_periodic_backup_is_named_by_its_run_and_found_again_by_it() {
+async fn periodic_backup_is_found_by_its_start_time() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     fill(&etcd.client_url, 1).await;
     let server = S3Server::start(&["bucket"]);
@@ -98,26 +98,35 @@ async fn a_periodic_backup_is_named_by_its_run_and_found_again_by_it() {
     let key = stored.location.strip_prefix("s3://bucket/").unwrap();
     let parts = name::parse(KEY, key).unwrap();
     assert_eq!(parts.time, begun);
-    // Nothing was written meanwhile: the revision before the stream is the snapshot's own.
+    // Without concurrent writes, the reported revision equals the revision of the snapshot.
     assert_eq!(i64::try_from(parts.revision).unwrap(), stored.revision);
-    let look = async |uid: &'static str, time| {
-        written(store.as_ref(), numbered(time), alone(uid), time)
+    let find = async |uid: &'static str, time| {
+        earlier_attempt(store.as_ref(), numbered(time), owner(uid), time)
             .await
             .unwrap()
     };
-    assert_eq!(look("uid-1", begun).await, Written::Whole(stored.clone()));
+    assert_eq!(
+        find("uid-1", begun).await,
+        EarlierAttempt::Complete(stored.clone())
+    );
     let later = begun + jiff::SignedDuration::from_secs(1);
-    assert_eq!(look("uid-1", later).await, Written::Not(numbered(later)));
-    // Another EtcdBackup's of the same second is neither ours nor replaced.
-    assert_eq!(look("uid-2", begun).await, Written::Not(numbered(begun)));
+    assert_eq!(
+        find("uid-1", later).await,
+        EarlierAttempt::Incomplete(numbered(later))
+    );
+    // The backup of another EtcdBackup from the same second is neither adopted nor replaced.
+    assert_eq!(
+        find("uid-2", begun).await,
+        EarlierAttempt::Incomplete(numbered(begun))
+    );
 
-    // The operator died between the backup and its manifest: the next attempt replaces it, whatever the revision.
+    // After a crash between object and manifest, the next attempt replaces the object under the same name.
     store.delete(&manifest_key(key)).await.unwrap();
     fill(&etcd.client_url, 1).await;
-    let Written::Not(again) = look("uid-1", begun).await else {
-        panic!("a backup without its manifest is none");
+    let EarlierAttempt::Incomplete(name) = find("uid-1", begun).await else {
+        panic!("an object without a manifest was adopted");
     };
-    run.name = again;
+    run.name = name;
     let replaced = run
         .run(&Meter::default(), &CancellationToken::new())
         .await
@@ -125,5 +134,8 @@ async fn a_periodic_backup_is_named_by_its_run_and_found_again_by_it() {
     assert_eq!(replaced.location, stored.location);
     assert!(replaced.revision > stored.revision);
     assert_eq!(store.list("").await.unwrap().len(), 2);
-    assert_eq!(look("uid-1", begun).await, Written::Whole(replaced));
+    assert_eq!(
+        find("uid-1", begun).await,
+        EarlierAttempt::Complete(replaced)
+    );
 }

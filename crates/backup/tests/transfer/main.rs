@@ -1,5 +1,5 @@
-//! The transfer against a real etcd and a real S3 server: what lies in the bucket can be restored, and what goes
-//! wrong leaves nothing that looks like a backup.
+//! Transfers with a real etcd and a real S3 server. Stored backups can be restored, and a failed transfer leaves no
+//! backup.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use api::manifest::{BackupManifest, manifest_key};
 use backup::reason::{Reason, Trouble};
 use backup::snapshot::Stored;
-use backup::transfer::{Meter, Name, Transfer, Whose, Written, written};
+use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
@@ -30,7 +30,7 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
         etcd,
         endpoints,
         store,
-        name: Name::Exact(KEY.to_owned()),
+        name: ObjectName::Exact(KEY.to_owned()),
         compress: false,
         uid: "uid-1".to_owned(),
         cluster: None,
@@ -38,22 +38,24 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
     }
 }
 
-/// An EtcdBackup that names no EtcdCluster.
-fn alone(uid: &str) -> Whose<'_> {
-    Whose {
+/// An EtcdBackup without an EtcdCluster.
+fn owner(uid: &str) -> Owner<'_> {
+    Owner {
         uid,
         cluster: None,
-        reads: true,
+        verify_content: true,
     }
 }
 
-/// The backup under the key, if it is one of this EtcdBackup's that began then or later.
+/// The backup at the key, if it belongs to this EtcdBackup and was complete at or after `begun`.
 async fn found(store: &dyn Store, uid: &str, begun: Timestamp) -> Result<Option<Stored>, Trouble> {
-    let name = Name::Exact(KEY.to_owned());
-    Ok(match written(store, name, alone(uid), begun).await? {
-        Written::Whole(stored) => Some(stored),
-        Written::Not(_) => None,
-    })
+    let name = ObjectName::Exact(KEY.to_owned());
+    Ok(
+        match earlier_attempt(store, name, owner(uid), begun).await? {
+            EarlierAttempt::Complete(stored) => Some(stored),
+            EarlierAttempt::Incomplete(_) => None,
+        },
+    )
 }
 
 fn client() -> Arc<dyn Etcd> {
@@ -68,7 +70,7 @@ fn long_ago() -> Timestamp {
     Timestamp::from_second(1_000_000_000).unwrap()
 }
 
-/// Keys and values of 3 MiB and more: several parts when it is 20.
+/// Writes keys with values of 256 KiB. With 20 MiB the upload has several parts.
 async fn fill(url: &str, mebibytes: usize) -> i64 {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = vec![b'v'; 1 << 18];
@@ -82,7 +84,7 @@ async fn fill(url: &str, mebibytes: usize) -> i64 {
     answer.header().unwrap().revision()
 }
 
-/// The store revision and the value of a key, read from an etcd that was started from the backup.
+/// The revision and the value of a key, from an etcd that was started from the backup.
 async fn restored(programs: &Programs, file: &Path, key: &str) -> (i64, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
@@ -132,7 +134,7 @@ async fn restored(programs: &Programs, file: &Path, key: &str) -> (i64, Vec<u8>)
 }
 
 #[tokio::test]
-async fn what_lies_in_the_bucket_can_be_restored() {
+async fn stored_backup_can_be_restored() {
     for minor in ["3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let etcd = EtcdProcess::start(&programs, &Start::default()).await;
@@ -178,19 +180,19 @@ async fn what_lies_in_the_bucket_can_be_restored() {
 }
 
 #[tokio::test]
-async fn a_dead_endpoint_costs_nothing_and_a_lost_quorum_prevents_no_backup() {
+async fn backs_up_with_dead_endpoint_and_without_quorum() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let port = client();
     let server = S3Server::start(&["bucket"]);
-    // One endpoint that is dead from the start, one that lives: the third is found through the list.
-    let lives = members
+    // One endpoint is dead and one is alive. The other members are found in the member list.
+    let alive = members
         .iter()
         .position(|member| member.name == "m1")
         .unwrap();
     let dead = format!("http://127.0.0.1:{}", free_port());
-    let endpoints = vec![dead, members[lives].client_url.clone()];
-    // A busy machine stands still now and then, and not each time.
+    let endpoints = vec![dead, members[alive].client_url.clone()];
+    // A busy machine may exceed the limit in some of the runs.
     let mut times = Vec::new();
     while times
         .last()
@@ -205,7 +207,7 @@ async fn a_dead_endpoint_costs_nothing_and_a_lost_quorum_prevents_no_backup() {
         times.push(began.elapsed());
     }
 
-    // Without a quorum there is no member list, and still a backup.
+    // Without a quorum there is no member list, but a backup is still possible.
     for member in &mut members {
         if member.name != "m1" {
             member.kill();
@@ -220,7 +222,7 @@ async fn a_dead_endpoint_costs_nothing_and_a_lost_quorum_prevents_no_backup() {
 }
 
 #[tokio::test]
-async fn given_up_midway_it_leaves_nothing_behind() {
+async fn canceled_transfer_leaves_no_objects() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     fill(&etcd.client_url, 60).await;
     let server = S3Server::start(&["bucket"]);
@@ -243,7 +245,7 @@ async fn given_up_midway_it_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn member_dies_midway_and_the_next_attempt_is_a_backup() {
+async fn backs_up_after_member_is_killed_midway() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     fill(&members[0].client_url, 60).await;
@@ -264,7 +266,7 @@ async fn member_dies_midway_and_the_next_attempt_is_a_backup() {
         while meter.read().bytes < 10 << 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // One of the followers is being read; both go.
+        // One of the two followers sends the snapshot, so both are killed.
         for member in &mut members {
             let status = client().status(&member.client_url).await;
             if status.is_ok_and(|status| Some(status.member_id) != leader) {
@@ -273,7 +275,7 @@ async fn member_dies_midway_and_the_next_attempt_is_a_backup() {
         }
     };
     let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), kill);
-    // The leader is left and is taken in the same run, or the run says what happened.
+    // The same run continues with the leader, or fails with a reason.
     let stored = match outcome {
         Ok(stored) => stored,
         Err(trouble) => {
@@ -293,10 +295,10 @@ async fn member_dies_midway_and_the_next_attempt_is_a_backup() {
     );
 }
 
-/// Killed while parts were under way: nothing was given up, and the server holds what it has got. It tells the time of
-/// the last part as the beginning of the upload.
+/// A killed process cannot abort its upload, so the server keeps the parts. The server reports the time of the last part
+/// as the start of the upload.
 #[tokio::test]
-async fn what_a_killed_process_left_is_removed_by_the_next_backup() {
+async fn next_backup_discards_upload_of_killed_process() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
@@ -305,7 +307,7 @@ async fn what_a_killed_process_left_is_removed_by_the_next_backup() {
         let content = store::testing::content(1 << 20);
         upload.write(content).await.unwrap();
     }
-    // Until every part that is whole has arrived.
+    // Waits until all complete parts have arrived.
     let (mut parts, mut same) = (0, 0);
     for _ in 0..600 {
         let now = server.unfinished("bucket").len();
@@ -332,17 +334,17 @@ async fn what_a_killed_process_left_is_removed_by_the_next_backup() {
 }
 
 #[tokio::test]
-async fn says_what_is_wrong_with_etcd_and_with_the_store() {
+async fn reports_failures_of_etcd_and_store() {
     let server = S3Server::start(&["bucket"]);
-    let nobody = format!("http://127.0.0.1:{}", free_port());
-    let run = transfer(client(), vec![nobody.clone()], s3(&server).await);
+    let unreachable = format!("http://127.0.0.1:{}", free_port());
+    let run = transfer(client(), vec![unreachable.clone()], s3(&server).await);
     let trouble = run
         .run(&Meter::default(), &CancellationToken::new())
         .await
         .unwrap_err();
     assert_eq!(trouble.reason, Reason::EtcdUnreachable);
     assert!(
-        trouble.message.contains(&nobody) && trouble.message.contains("spec.etcdEndpoints"),
+        trouble.message.contains(&unreachable) && trouble.message.contains("spec.etcdEndpoints"),
         "{trouble:?}"
     );
 
@@ -362,7 +364,7 @@ async fn says_what_is_wrong_with_etcd_and_with_the_store() {
     );
 }
 
-/// A snapshot as a member would send it, in chunks.
+/// The chunks of a snapshot from a member.
 async fn recorded() -> Vec<Bytes> {
     use futures::TryStreamExt;
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -370,9 +372,8 @@ async fn recorded() -> Vec<Bytes> {
     snapshot.chunks.try_collect().await.unwrap()
 }
 
-/// Invariant 12.
 #[tokio::test]
-async fn invariant_12_what_does_not_match_its_checksum_is_not_committed() {
+async fn invariant_12_rejects_snapshot_with_wrong_checksum() {
     let whole = recorded().await;
     let cut: Vec<Bytes> = whole[..whole.len() - 1].to_vec();
     let mut damaged = whole.clone();
@@ -406,9 +407,8 @@ async fn invariant_12_what_does_not_match_its_checksum_is_not_committed() {
     }
 }
 
-/// Invariant 12.
 #[tokio::test]
-async fn invariant_12_no_failure_of_the_store_is_a_success() {
+async fn invariant_12_store_failure_is_no_success() {
     let whole = recorded().await;
     let denied = || store::Error::AccessDenied("403".to_owned());
     for call in [
@@ -434,9 +434,9 @@ async fn invariant_12_no_failure_of_the_store_is_a_success() {
             Reason::AccessDenied,
             "{call:?}"
         );
-        // Without its manifest nothing is taken for a backup.
+        // An object without its manifest does not count as a backup.
         assert_eq!(found(&store, "uid-1", long_ago()).await.unwrap(), None);
-        // And the next attempt goes through.
+        // The next attempt succeeds.
         run.run(&Meter::default(), &CancellationToken::new())
             .await
             .unwrap();
@@ -445,7 +445,7 @@ async fn invariant_12_no_failure_of_the_store_is_a_success() {
 }
 
 #[tokio::test]
-async fn a_snapshot_older_than_its_member_said_is_refused() {
+async fn rejects_snapshot_older_than_member_status() {
     let whole = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
@@ -463,7 +463,7 @@ async fn a_snapshot_older_than_its_member_said_is_refused() {
 }
 
 #[tokio::test]
-async fn endpoints_of_two_clusters_are_refused() {
+async fn rejects_endpoints_of_two_clusters() {
     let programs = Programs::find("3.6");
     let other = Start {
         flags: vec!["--initial-cluster-token=other".to_owned()],
@@ -484,7 +484,7 @@ async fn endpoints_of_two_clusters_are_refused() {
 }
 
 #[tokio::test]
-async fn a_compressed_backup_is_smaller_and_the_same() {
+async fn compressed_backup_has_same_content() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     fill(&etcd.client_url, 20).await;
     let server = S3Server::start(&["bucket"]);
@@ -494,11 +494,11 @@ async fn a_compressed_backup_is_smaller_and_the_same() {
         .run(&Meter::default(), &CancellationToken::new())
         .await
         .unwrap();
-    let held = download(run.store.as_ref(), KEY).await.unwrap();
+    let compressed = download(run.store.as_ref(), KEY).await.unwrap();
     assert!(
-        (held.len() as u64) * 4 < u64::try_from(stored.size).unwrap(),
+        (compressed.len() as u64) * 4 < u64::try_from(stored.size).unwrap(),
         "{} of {} bytes",
-        held.len(),
+        compressed.len(),
         stored.size
     );
     let manifest = download(run.store.as_ref(), &manifest_key(KEY))
@@ -508,7 +508,7 @@ async fn a_compressed_backup_is_smaller_and_the_same() {
     assert_eq!(manifest.compression, "zstd");
     assert_eq!(
         manifest.stored_size,
-        Some(i64::try_from(held.len()).unwrap())
+        Some(i64::try_from(compressed.len()).unwrap())
     );
     assert_eq!(
         found(run.store.as_ref(), "uid-1", long_ago())
@@ -516,10 +516,10 @@ async fn a_compressed_backup_is_smaller_and_the_same() {
             .unwrap(),
         Some(stored.clone())
     );
-    // What comes out is what etcd sent: its trailing checksum and the manifest's.
+    // The decompressed content matches the checksum from etcd and the one in the manifest.
     let mut inspector = etcd::Inspector::new();
     let mut decompressor = store::compression::Decompressor::new().unwrap();
-    let mut rest: &[u8] = &held;
+    let mut rest: &[u8] = &compressed;
     while let Some(piece) = decompressor.next(&mut rest).unwrap() {
         inspector.push(piece);
     }

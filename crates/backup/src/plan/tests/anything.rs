@@ -1,11 +1,11 @@
-//! Objects as a Kubernetes may hold them whose definition checks nothing, as that of v1beta2's operator did: whatever
-//! they say, they are planned, and the plan becomes a status.
+//! Random EtcdBackups as an API server without validation may store them, such as with the CRD of the original
+//! operator. Every object can be planned, and every plan results in a status.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A value where a text belongs.
+/// A value for a text field.
 fn text() -> impl Strategy<Value = Value> {
     prop_oneof![
         3 => Just(json!("")),
@@ -18,19 +18,19 @@ fn text() -> impl Strategy<Value = Value> {
     ]
 }
 
-fn number(most: i64) -> impl Strategy<Value = Value> {
+fn number(max: i64) -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(-1),
         Just(0),
         Just(1),
-        Just(most),
-        Just(-most),
+        Just(max),
+        Just(-max),
         -100..100_i64
     ]
     .prop_map(|number| json!(number))
 }
 
-/// One field of many, by its place.
+/// A JSON pointer to a field, and a value for it.
 fn field() -> impl Strategy<Value = (&'static str, Value)> {
     let texts = prop::sample::select(vec![
         "/spec/storageType",
@@ -74,7 +74,7 @@ fn field() -> impl Strategy<Value = (&'static str, Value)> {
         "2027-01-15T08:00:00Z",
         "9999-12-30T00:00:00Z",
     ]);
-    let gone = prop::sample::select(vec![
+    let removed = prop::sample::select(vec![
         "/spec/s3",
         "/spec/backupPolicy",
         "/spec/etcdEndpoints",
@@ -84,15 +84,15 @@ fn field() -> impl Strategy<Value = (&'static str, Value)> {
         4 => (wide, number(i64::MAX)),
         1 => (narrow, number(i64::from(i32::MAX))),
         2 => (times, time.prop_map(|time| json!(time))),
-        1 => (gone, Just(Value::Null)),
+        1 => (removed, Just(Value::Null)),
         1 => (Just("/status/succeeded"), any::<bool>().prop_map(|holds| json!(holds))),
     ]
 }
 
-/// Puts a value at its place and makes what is missing on the way.
-fn put(object: &mut Value, place: &str, value: Value) {
+/// Sets the value at a JSON pointer, and creates the missing parents.
+fn put(object: &mut Value, pointer: &str, value: Value) {
     let mut at = object;
-    for part in place.split('/').skip(1) {
+    for part in pointer.split('/').skip(1) {
         at = if part.parse::<usize>().is_ok() {
             *at = json!([null]);
             &mut at[0]
@@ -110,16 +110,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     #[test]
-    fn nothing_a_stored_object_may_say_breaks_the_plan(
+    fn plans_every_parsable_object(
         fields in prop::collection::vec(field(), 0..8),
         work in prop::sample::select(vec![0, 1, 2, 3, 4, 5, 6]),
         second in prop::sample::select(vec![0, 5, 100_000, -100_000]),
     ) {
         let mut object = serde_json::to_value(fresh()).unwrap();
-        for (place, value) in fields {
-            put(&mut object, place, value);
+        for (pointer, value) in fields {
+            put(&mut object, pointer, value);
         }
-        // What is no EtcdBackup at all is told by the controller and comes no further.
+        // The controller reports objects that cannot be parsed, and does not reconcile them.
         let Ok(backup) = serde_json::from_value::<EtcdBackup>(object) else {
             return Ok(());
         };
@@ -127,12 +127,12 @@ proptest! {
         let moved = Moved { bytes: u64::MAX, total };
         let mut snapshot = match work {
             0 => Snapshot::default(),
-            1 => known(Work::Running(moved), Place::NotAsked),
-            2 => known(Work::Ended(Ok(stored())), Place::NotAsked),
-            3 => known(Work::Ended(Err(refused())), Place::Unknown(refused())),
-            4 => known(Work::Called, Place::NotAsked),
-            5 => known(Work::Idle, Place::Free),
-            _ => known(Work::Idle, Place::Written(stored())),
+            1 => known(Work::Running(moved), Destination::NotRead),
+            2 => known(Work::Ended(Ok(stored())), Destination::NotRead),
+            3 => known(Work::Ended(Err(refused())), Destination::Unknown(refused())),
+            4 => known(Work::Ready, Destination::NotRead),
+            5 => known(Work::Idle, Destination::Free),
+            _ => known(Work::Idle, Destination::Complete(stored())),
         };
         if second > 0 {
             snapshot.removal.work = Work::Ended(Err(refused()));
@@ -141,10 +141,10 @@ proptest! {
         let plan = plan(&backup, &snapshot, at(second));
         notices(&backup, &plan);
         let next = after(backup, &plan, at(second));
-        // What was written can be read, and planned again.
+        // The written object can be parsed and planned again.
         let read: EtcdBackup = serde_json::from_value(serde_json::to_value(&next).unwrap()).unwrap();
         super::plan(&read, &Snapshot::default(), at(second + 1));
-        // Invariant 15: what is wrong is said, and nothing is begun for it.
+        // Invariant 15: nothing is started for a rejected spec.
         if crate::plan::refusal(&read).is_some() {
             prop_assert!(!matches!(plan.action, Action::StartTransfer | Action::RecordIntent), "{plan:?}");
         }

@@ -1,4 +1,4 @@
-//! What counts of the time a backup may take.
+//! The time that counts for the deadline of a backup.
 
 use super::*;
 
@@ -6,64 +6,65 @@ fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
 }
 
-/// A hundred clusters that are backed up at midnight, two at a time, are not late because of each other.
+/// A hundred backups that start at midnight, two at a time, do not exceed their deadlines in the queue.
 #[test]
-fn the_time_in_which_others_had_their_turn_does_not_count() {
+fn queue_time_does_not_count_for_deadline() {
     let backup = limited();
-    let queued = known(Work::Queued, Place::NotAsked);
+    let queued = known(Work::Queued, Destination::NotRead);
     let waits = plan(&backup, &queued, at(5000));
     assert_eq!(
         (waits.action, &waits.verdict),
         (Action::Nothing, &Verdict::Queued)
     );
-    let told = status(&backup, &waits, at(5000));
-    let complete = find(&told.conditions, &ConditionType::Complete).unwrap();
-    assert!(complete.message.contains("its turn"), "{complete:?}");
-    let mut running = known(Work::Running(Moved::default()), Place::NotAsked);
-    running.transfer.waited = Duration::from_secs(5000);
+    let status = status(&backup, &waits, at(5000));
+    let complete = find(&status.conditions, &ConditionType::Complete).unwrap();
+    assert!(complete.message.contains("is queued"), "{complete:?}");
+    let mut running = known(Work::Running(Moved::default()), Destination::NotRead);
+    running.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(plan(&backup, &running, at(5059)).action, Action::Nothing);
-    let late = plan(&backup, &running, at(5060));
-    assert_eq!(late.action, Action::AbandonTransfer);
-    assert!(matches!(late.verdict, Verdict::Failed(_)));
-    // Between two attempts as well.
-    let mut failed = known(Work::Ended(Err(refused())), Place::Free);
-    failed.transfer.waited = Duration::from_secs(5000);
+    let overdue = plan(&backup, &running, at(5060));
+    assert_eq!(overdue.action, Action::AbandonTransfer);
+    assert!(matches!(overdue.verdict, Verdict::Failed(_)));
+    // The queue time also counts between two attempts.
+    let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
+    failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
         plan(&backup, &failed, at(5059)).action,
         Action::StartTransfer
     );
 }
 
-/// An operator whose node was away for an hour looks at the store before it calls a backup failed.
+/// After an hour of downtime the operator reads the store before it reports a failure.
 #[test]
-fn the_time_in_which_no_operator_ran_does_not_count() {
+fn operator_downtime_does_not_count_for_deadline() {
     let backup = limited();
-    let back = |place| Snapshot {
+    let restarted = |destination| Snapshot {
         since: Some(at(3600)),
-        ..known(Work::Idle, place)
+        ..known(Work::Idle, destination)
     };
-    let asked = back(Place::NotAsked);
-    assert_eq!(need(&backup, &asked, at(3601)), Need::Place);
-    let found = plan(&backup, &back(Place::Written(stored())), at(3601));
+    let unread = restarted(Destination::NotRead);
+    assert_eq!(need(&backup, &unread, at(3601)), Need::Destination);
+    let complete = restarted(Destination::Complete(stored()));
+    let found = plan(&backup, &complete, at(3601));
     assert_eq!(found.verdict, Verdict::Succeeded(stored()));
     assert_eq!(
-        plan(&backup, &back(Place::Free), at(3601)).action,
+        plan(&backup, &restarted(Destination::Free), at(3601)).action,
         Action::StartTransfer
     );
-    // And it has its time from then on.
-    let late = plan(&backup, &back(Place::NotAsked), at(3660));
-    assert!(matches!(late.verdict, Verdict::Failed(_)), "{late:?}");
-    // A process that was there before takes nothing away.
-    let there = Snapshot {
+    // The full time limit counts from the start of the process.
+    let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
+    assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
+    // An older process does not change the deadline.
+    let older = Snapshot {
         since: Some(at(-3600)),
-        ..known(Work::Idle, Place::NotAsked)
+        ..known(Work::Idle, Destination::NotRead)
     };
-    assert_eq!(need(&backup, &there, at(61)), Need::Nothing);
+    assert_eq!(need(&backup, &older, at(61)), Need::Nothing);
 }
 
-/// A clock that was ten days ahead gives no run ten days.
+/// A start that a clock recorded ten days ahead does not extend the deadline by ten days.
 #[test]
-fn what_a_clock_that_was_ahead_has_begun_ends_in_its_time() {
+fn start_in_future_does_not_extend_deadline() {
     let ahead = 864_000;
     let backup = begun(|object| {
         object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 });
@@ -71,17 +72,17 @@ fn what_a_clock_that_was_ahead_has_begun_ends_in_its_time() {
     });
     let of = |since: i64| Snapshot {
         since: Some(at(since)),
-        ..known(Work::Running(Moved::default()), Place::NotAsked)
+        ..known(Work::Running(Moved::default()), Destination::NotRead)
     };
     let step = |since, now| plan(&backup, &of(since), at(now)).action;
-    // It is worked on since this process is there, or the object.
+    // The time limit counts from the start of this process or from the creation of the object.
     assert_eq!(step(-ahead, 59 - ahead), Action::Nothing);
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // This process began by the same clock: nothing is known.
+    // This process started with the same wrong clock, so its start does not count.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
-    // A clock that is a little ahead counts as it did.
+    // A clock that is correct again counts normally.
     assert_eq!(step(-ahead, 59), Action::Nothing);
     assert_eq!(step(-ahead, 60), Action::AbandonTransfer);
 }

@@ -1,5 +1,5 @@
-//! Thousands of rounds on a model of the API server, the store and the process, with crashes between every two
-//! writes, lost answers, stale reads and input that is missing for a while.
+//! A model of the API server, the store and the process. It runs thousands of reconciles with crashes between any two
+//! writes, lost answers, stale reads and temporarily missing input.
 
 use std::collections::BTreeMap;
 
@@ -11,28 +11,30 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::plan::attempts::MOST;
+use crate::plan::attempts::MAX_UNFINISHED;
 use crate::plan::{Action, Need, Verdict, intent, need, plan, rules};
 use crate::reason::{Reason, Trouble};
 use crate::retention::{read, surplus};
-use crate::snapshot::{Kept, Listed, Moved, Pace, Place, Snapshot, Stored, Work};
+use crate::snapshot::{
+    Destination, Listed, Moved, RemovalResult, Snapshot, Stored, Work, WorkState,
+};
 use crate::status::status;
 
 const PATH: &str = "key";
 
-/// What happens in one round, besides the reconcile itself.
+/// The fault of one round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// The process dies before the step.
+    /// The process crashes before the step.
     CrashBeforeAct,
-    /// The process dies after the step and before the status.
+    /// The process crashes between the step and the status.
     CrashBeforeStatus,
-    /// The process dies after the status.
+    /// The process crashes after the status.
     CrashAfterStatus,
-    /// The status is written and the answer lost, or not written at all.
-    StatusRefused,
-    /// The reconcile sees the object as it was one write ago.
+    /// The API server rejects the status.
+    StatusRejected,
+    /// The reconcile reads the object from before the last write.
     Stale,
     /// A Secret, the bucket or the cluster is missing.
     InputMissing,
@@ -42,24 +44,26 @@ enum Fault {
 
 #[derive(Default)]
 struct Process {
-    transfer: Pace<Stored>,
-    removal: Pace<Kept>,
-    /// How far the transfer is: 0 reads etcd, 1 has committed the object, 2 has written the manifest.
+    transfer: WorkState<Stored>,
+    removal: WorkState<RemovalResult>,
+    /// The progress of the transfer: 0 reads etcd, 1 has committed the object, 2 has written the manifest.
     stage: u8,
-    /// What the transfer writes, and what an earlier attempt left.
     begun: Option<Timestamp>,
-    left: Option<String>,
+    /// The key that an earlier attempt left without a manifest.
+    leftover: Option<String>,
     key: String,
-    /// What the removal still deletes, in this order, and what it will say.
+    /// The remaining deletions of the removal; the last one is next.
     deletions: Vec<String>,
-    kept: Kept,
-    /// When it was started.
+    /// The result of the removal when it has ended.
+    result: RemovalResult,
+    /// The start of the process.
     since: Option<Timestamp>,
 }
 
 struct World {
     object: EtcdBackup,
-    before: EtcdBackup,
+    /// The object before its last write.
+    stale: EtcdBackup,
     now: Timestamp,
     process: Process,
     /// The snapshots by key, each with its revision.
@@ -70,7 +74,7 @@ struct World {
     transfers: usize,
     transfers_at_success: Option<usize>,
     begun: Option<Timestamp>,
-    /// How many processes have died.
+    /// Number of crashed processes.
     crashes: i32,
 }
 
@@ -93,7 +97,7 @@ impl World {
         }))
         .unwrap();
         Self {
-            before: object.clone(),
+            stale: object.clone(),
             object,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             process: Process::default(),
@@ -119,29 +123,30 @@ impl World {
         };
     }
 
-    /// As `transfer::written` looks at it; also what an attempt has left.
-    fn place(&self, begun: Timestamp) -> (Place, Option<String>) {
+    /// Models `transfer::earlier_attempt`: the destination, and the leftover of an attempt.
+    fn destination(&self, begun: Timestamp) -> (Destination, Option<String>) {
         if !self.is_periodic() {
             let found = self.manifests.get(PATH).filter(|stored| {
                 stored.created_at >= begun && self.data.get(PATH) == Some(&stored.revision)
             });
-            return (found.cloned().map_or(Place::Free, Place::Written), None);
+            let found = found.cloned();
+            return (found.map_or(Destination::Free, Destination::Complete), None);
         }
-        let mut left = None;
+        let mut leftover = None;
         for key in self.data.keys() {
             if name::parse(PATH, key).is_some_and(|parts| parts.time == begun) {
                 match self.manifests.get(key) {
-                    Some(stored) => return (Place::Written(stored.clone()), None),
-                    None => left = Some(key.clone()),
+                    Some(stored) => return (Destination::Complete(stored.clone()), None),
+                    None => leftover = Some(key.clone()),
                 }
             }
         }
-        (Place::Free, left)
+        (Destination::Free, leftover)
     }
 
     fn reconcile(&mut self, fault: Fault) {
-        let seen = if fault == Fault::Stale {
-            self.before.clone()
+        let observed = if fault == Fault::Stale {
+            self.stale.clone()
         } else {
             self.object.clone()
         };
@@ -152,41 +157,44 @@ impl World {
             ..Snapshot::default()
         };
         let missing = || Trouble::new(Reason::SecretMissing, "missing");
-        match need(&seen, &snapshot, self.now) {
+        match need(&observed, &snapshot, self.now) {
             Need::Nothing => {}
-            Need::Place if fault == Fault::InputMissing => {
-                snapshot.place = Place::Unknown(missing());
+            Need::Destination if fault == Fault::InputMissing => {
+                snapshot.destination = Destination::Unknown(missing());
             }
-            Need::Place => {
-                let begun = intent(&seen).unwrap();
-                (snapshot.place, self.process.left) = self.place(begun);
+            Need::Destination => {
+                let begun = intent(&observed).unwrap();
+                (snapshot.destination, self.process.leftover) = self.destination(begun);
                 self.process.begun = Some(begun);
             }
             Need::RemoveSurplus | Need::RemoveAll => {
                 snapshot.obstacle = (fault == Fault::InputMissing).then(missing);
             }
         }
-        let plan = plan(&seen, &snapshot, self.now);
+        let plan = plan(&observed, &snapshot, self.now);
         if fault == Fault::CrashBeforeAct {
             return self.crash();
         }
-        self.act(&seen, plan.action);
-        let desired = status(&seen, &plan, self.now);
+        self.act(&observed, plan.action);
+        let desired = status(&observed, &plan, self.now);
         if fault == Fault::CrashBeforeStatus {
             return self.crash();
         }
-        // A status is written only over the one it was made from.
-        let conflict = seen.status != self.object.status;
-        if fault != Fault::StatusRefused && !conflict {
-            if seen.status.as_ref() != Some(&desired) {
-                self.before = self.object.clone();
+        // A status is written only over the version from which it was computed.
+        let conflict = observed.status != self.object.status;
+        if fault != Fault::StatusRejected && !conflict {
+            if observed.status.as_ref() != Some(&desired) {
+                self.stale = self.object.clone();
                 self.object.status = Some(desired);
             }
-            let told = matches!(
+            let is_final = matches!(
                 plan.verdict,
-                Verdict::Settled | Verdict::Succeeded(_) | Verdict::Failed(_) | Verdict::Tidied(_)
+                Verdict::Unchanged
+                    | Verdict::Succeeded(_)
+                    | Verdict::Failed(_)
+                    | Verdict::RetentionApplied(_)
             );
-            if told {
+            if is_final {
                 self.forget();
             }
             if let Action::RecordAttempts(count) = plan.action {
@@ -201,61 +209,62 @@ impl World {
 
     fn forget(&mut self) {
         if !self.process.transfer.work.is_active() {
-            self.process.transfer = Pace::default();
+            self.process.transfer = WorkState::default();
         }
         if !self.process.removal.work.is_active() {
-            self.process.removal = Pace::default();
+            self.process.removal = WorkState::default();
         }
     }
 
-    /// As `workers::Workers` does it.
+    /// Models `Workers::start`.
     fn start(&mut self, count: i32) {
-        if self.process.transfer.work != Work::Called {
+        if self.process.transfer.work != Work::Ready {
             return;
         }
-        // Invariant 10: the API server holds the count before the first byte moves.
+        // Invariant 10: the API server has the count before the first byte is transferred.
         let recorded = self.object.status.as_ref().unwrap();
         assert_eq!(recorded.unfinished_attempts, Some(count));
         self.transfers += 1;
         self.process.stage = 0;
-        self.process.transfer.counted = Some(count);
+        self.process.transfer.recorded_count = Some(count);
         self.process.transfer.work = Work::Running(Moved::default());
     }
 
-    fn act(&mut self, seen: &EtcdBackup, action: Action) {
+    fn act(&mut self, observed: &EtcdBackup, action: Action) {
         match action {
             Action::Nothing | Action::RecordAttempts(_) => {}
             Action::RecordIntent => self.forget(),
             Action::StartTransfer => {
-                // Invariant 10: the API server holds the intent before the first byte moves.
+                // Invariant 10: the API server has the start before the first byte is transferred.
                 let recorded = self.object.status.as_ref().unwrap();
                 assert!(intent(&self.object).is_some() || recorded.completion_time.is_some());
-                assert!(intent(seen).is_some());
-                self.process.transfer.work = Work::Called;
+                assert!(intent(observed).is_some());
+                self.process.transfer.work = Work::Ready;
             }
             Action::AbandonTransfer => {
                 self.process.transfer.work =
-                    Work::Ended(Err(Trouble::new(Reason::StepFailed, "given up")));
+                    Work::Ended(Err(Trouble::new(Reason::StepFailed, "canceled")));
             }
-            Action::RemoveSurplus => self.begin_removal(seen),
+            Action::RemoveSurplus => self.begin_removal(observed),
             Action::SetFinalizer(_) | Action::RemoveAll | Action::DeleteBackup => {
-                unreachable!("not asked for here")
+                unreachable!("the spec has no deletionPolicy and no TTL")
             }
         }
     }
 
-    /// As `removal::Removal` does it.
-    fn begin_removal(&mut self, seen: &EtcdBackup) {
-        let newest = seen.status.as_ref().unwrap().location.clone().unwrap();
+    /// Models `removal::Removal`.
+    fn begin_removal(&mut self, observed: &EtcdBackup) {
+        let newest = observed.status.as_ref().unwrap().location.clone().unwrap();
         let newest = newest.strip_prefix("s3://bucket/").unwrap();
         let verified = name::parse(PATH, newest).unwrap();
         assert!(self.manifests.contains_key(newest) && self.data.contains_key(newest));
         let manifests: Vec<String> = self.manifests.keys().map(|key| manifest_key(key)).collect();
         let keys = self.data.keys().chain(&manifests);
         let listing = read(PATH, keys.map(String::as_str));
-        let gone = surplus(&listing.backups, &rules(seen).unwrap(), verified, self.now);
+        let rules = rules(observed).unwrap();
+        let removed = surplus(&listing.backups, &rules, verified, self.now);
         let mut deletions = Vec::new();
-        for found in &gone {
+        for found in &removed {
             deletions.push(found.key.clone());
             deletions.push(manifest_key(&found.key));
         }
@@ -266,15 +275,18 @@ impl World {
                 .filter(|found| found.parts < verified)
                 .map(|found| found.key.clone()),
         );
-        let kept = listing.backups.iter().filter(|found| !gone.contains(found));
-        self.process.kept = Kept {
+        let kept = listing
+            .backups
+            .iter()
+            .filter(|found| !removed.contains(found));
+        self.process.result = RemovalResult {
             backups: kept
                 .map(|found| Listed {
                     location: format!("s3://bucket/{}", found.key),
                     parts: found.parts,
                 })
                 .collect(),
-            deleted: gone.len(),
+            deleted: removed.len(),
             everything: false,
         };
         deletions.reverse();
@@ -282,27 +294,28 @@ impl World {
         self.process.removal.work = Work::Running(Moved::default());
     }
 
-    /// Transfer and removal go one write further.
+    /// Advances the transfer and the removal by one write.
     fn work(&mut self, fault: Fault) {
         let later = self.now.checked_add(SignedDuration::from_secs(2)).ok();
-        let cut_off = || Trouble::new(Reason::StoreUnreachable, "cut off");
+        let failure = || Trouble::new(Reason::StoreUnreachable, "unreachable");
         if matches!(self.process.removal.work, Work::Running(_)) {
             if fault == Fault::TransferFails {
-                self.process.removal.work = Work::Ended(Err(cut_off()));
+                self.process.removal.work = Work::Ended(Err(failure()));
                 self.process.removal.not_before = later;
             } else if let Some(key) = self.process.deletions.pop() {
                 match key.strip_suffix(api::manifest::MANIFEST_SUFFIX) {
-                    Some(of) => drop(self.manifests.remove(of)),
+                    Some(backup) => drop(self.manifests.remove(backup)),
                     None => drop(self.data.remove(&key)),
                 }
             } else {
-                self.process.removal.work = Work::Ended(Ok(std::mem::take(&mut self.process.kept)));
+                let result = std::mem::take(&mut self.process.result);
+                self.process.removal.work = Work::Ended(Ok(result));
             }
             self.check();
         }
         if matches!(self.process.transfer.work, Work::Running(_)) {
             if fault == Fault::TransferFails {
-                self.process.transfer.work = Work::Ended(Err(cut_off()));
+                self.process.transfer.work = Work::Ended(Err(failure()));
                 self.process.transfer.not_before = later;
             } else {
                 self.transfer();
@@ -319,8 +332,8 @@ impl World {
                     time: self.process.begun.unwrap(),
                     revision: u64::try_from(self.revision).unwrap(),
                 };
-                let fresh = name::name(PATH, parts);
-                self.process.left.take().unwrap_or(fresh)
+                let new = name::name(PATH, parts);
+                self.process.leftover.take().unwrap_or(new)
             } else {
                 PATH.to_owned()
             };
@@ -341,12 +354,12 @@ impl World {
         }
     }
 
-    fn whole(&self) -> Vec<Numbered> {
-        let whole = self
+    fn complete(&self) -> Vec<Numbered> {
+        let complete = self
             .manifests
             .keys()
             .filter(|key| self.data.contains_key(*key));
-        whole.filter_map(|key| name::parse(PATH, key)).collect()
+        complete.filter_map(|key| name::parse(PATH, key)).collect()
     }
 
     fn check(&mut self) {
@@ -356,14 +369,14 @@ impl World {
         let complete = is_true(&status.conditions, &ConditionType::Complete);
         let failed = is_true(&status.conditions, &ConditionType::Failed);
         assert!(!(complete && failed));
-        // No more are counted than one that runs, and those that a process died of.
+        // The count includes at most the running attempt and one attempt per crash.
         let counted = status.unfinished_attempts.unwrap_or_default();
         assert!(counted <= self.crashes + 1, "{counted} of {}", self.crashes);
-        let cut_off = find(&status.conditions, &ConditionType::Failed)
+        let exhausted = find(&status.conditions, &ConditionType::Failed)
             .is_some_and(|failed| failed.reason == Reason::AttemptsCutOff.as_str());
-        assert!(!cut_off || self.crashes >= MOST);
+        assert!(!exhausted || self.crashes >= MAX_UNFINISHED);
         if let Some(location) = &status.location {
-            // Invariants 9 and 12: what is reported is in the store, manifest included, also while others go.
+            // Invariants 9 and 12: the reported backup and its manifest are in the store, even during a removal.
             let key = location.strip_prefix("s3://bucket/").unwrap();
             let manifest = &self.manifests[key];
             assert_eq!(status.etcd_revision, Some(manifest.revision));
@@ -378,36 +391,37 @@ impl World {
                 .unwrap()
                 .backup_interval_in_second;
             let begun = status.start_time.as_ref().map(|time| time.0);
-            if let (Some(before), Some(now)) = (self.begun, begun)
-                && before != now
+            if let (Some(last), Some(now)) = (self.begun, begun)
+                && last != now
             {
-                let pause = now.duration_since(before).as_secs();
-                assert!(pause >= interval.unwrap(), "the next began after {pause} s");
+                let pause = now.duration_since(last).as_secs();
+                assert!(
+                    pause >= interval.unwrap(),
+                    "the next run started after {pause} s"
+                );
             }
             self.begun = begun;
-            // One run makes one backup, however often it is begun.
-            let mut times: Vec<Timestamp> = self.whole().iter().map(|parts| parts.time).collect();
+            // A run results in one backup, regardless of the number of attempts.
+            let complete = self.complete();
+            let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();
             times.dedup();
-            assert_eq!(times.len(), all, "one run made two backups");
+            assert_eq!(times.len(), all, "one run resulted in two backups");
             return;
         }
         assert_eq!(status.succeeded, complete);
         if complete {
-            let then = *self.transfers_at_success.get_or_insert(self.transfers);
-            assert_eq!(
-                then, self.transfers,
-                "a backup that was complete was made again"
-            );
+            let at_success = *self.transfers_at_success.get_or_insert(self.transfers);
+            assert_eq!(at_success, self.transfers, "a complete backup was repeated");
         } else {
             assert!(
                 self.transfers_at_success.is_none(),
-                "success was taken back"
+                "the status no longer reports the success"
             );
         }
     }
 
-    fn settled(&self) -> bool {
+    fn has_outcome(&self) -> bool {
         self.object.status.as_ref().is_some_and(|status| {
             status.succeeded || is_true(&status.conditions, &ConditionType::Failed)
         })
@@ -426,23 +440,23 @@ fn faults() -> impl Strategy<Value = Fault> {
         1 => Just(Fault::CrashBeforeAct),
         1 => Just(Fault::CrashBeforeStatus),
         1 => Just(Fault::CrashAfterStatus),
-        1 => Just(Fault::StatusRefused),
+        1 => Just(Fault::StatusRejected),
         1 => Just(Fault::Stale),
         1 => Just(Fault::InputMissing),
         1 => Just(Fault::TransferFails),
     ]
 }
 
-/// Without it such a backup is begun for ever, and whatever else is transferred ends each time.
+/// Without the limit such a backup is repeated indefinitely, and interrupts all other transfers each time.
 #[test]
-fn a_transfer_that_takes_its_operator_with_it_is_given_up() {
+fn gives_up_transfer_that_crashes_operator() {
     for interval in [0, 100_000] {
         let mut world = World::new(None, interval);
         for _ in 0..200 {
             world.reconcile(Fault::None);
             if matches!(world.process.transfer.work, Work::Running(_)) {
                 world.crash();
-                // As long as a kubelet waits.
+                // The longest pause of the kubelet before a restart.
                 world.now += SignedDuration::from_mins(5);
             }
             world.now += SignedDuration::from_secs(1);
@@ -453,7 +467,7 @@ fn a_transfer_that_takes_its_operator_with_it_is_given_up() {
             (failed.status.as_str(), failed.reason.as_str()),
             ("True", "AttemptsCutOff")
         );
-        assert_eq!(world.transfers, usize::try_from(MOST).unwrap());
+        assert_eq!(world.transfers, usize::try_from(MAX_UNFINISHED).unwrap());
         assert!(status.completion_time.is_some());
         assert_eq!(status.unfinished_attempts, None);
     }
@@ -462,9 +476,9 @@ fn a_transfer_that_takes_its_operator_with_it_is_given_up() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Invariants 10 and 12 hold after each step, and it ends when the faults stop.
+    /// Invariants 10 and 12 hold after each step. The backup succeeds or fails after the faults stop.
     #[test]
-    fn converges_whatever_goes_wrong_meanwhile(
+    fn converges_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..5), 0..40),
         timeout in prop::option::of(prop_oneof![Just(0_i64), 20_i64..100]),
     ) {
@@ -475,22 +489,22 @@ proptest! {
         for _ in 0..20 {
             world.round(Fault::None, Fault::None, 2);
         }
-        prop_assert!(world.settled(), "{:?}", world.object.status);
-        if timeout == Some(0) && world.crashes < MOST {
+        prop_assert!(world.has_outcome(), "{:?}", world.object.status);
+        if timeout == Some(0) && world.crashes < MAX_UNFINISHED {
             prop_assert!(world.object.status.as_ref().unwrap().succeeded);
         }
     }
 
-    /// A crash after the manifest costs no second transfer.
+    /// A crash after the manifest causes no second transfer.
     #[test]
-    fn a_transfer_that_was_complete_is_adopted(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
+    fn adopts_completed_transfer(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
         let mut world = World::new(None, interval);
         for round in 0..20 {
             let fault = if round == crash_after { Fault::CrashBeforeAct } else { Fault::None };
             world.reconcile(fault);
             if fault == Fault::None { world.work(Fault::None) }
             world.now += SignedDuration::from_secs(1);
-            if !world.manifests.is_empty() && round < crash_after && !world.settled() {
+            if !world.manifests.is_empty() && round < crash_after && !world.has_outcome() {
                 world.crash();
             }
         }
@@ -504,10 +518,10 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Invariants 9, 10 and 12 hold after each step of a backup that is made again and again; when the faults stop,
-    /// backups go on and no more are kept than wanted, and nothing is left of those that went.
+    /// Invariants 9, 10 and 12 hold after each step of a periodic backup. After the faults stop, backups continue, the
+    /// retention rules are met, and no manifests without a backup remain.
     #[test]
-    fn a_periodic_backup_goes_on_whatever_goes_wrong_meanwhile(
+    fn periodic_backups_continue_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..120),
         timeout in prop::option::of(prop_oneof![Just(0_i64), 20_i64..100]),
         interval in 20_i64..80,
@@ -516,23 +530,22 @@ proptest! {
         for (during_reconcile, during_work, seconds) in rounds {
             world.round(during_reconcile, during_work, seconds);
         }
-        let calm = world.now;
+        let faults_end = world.now;
         for _ in 0..400 {
             world.round(Fault::None, Fault::None, 1);
         }
-        prop_assert!(world.begun.unwrap() > calm, "none was begun since");
-        // One more than is kept while the next has just been written.
-        let kept = world.whole().len();
+        prop_assert!(world.begun.unwrap() > faults_end, "no run started after the faults");
+        // The newest backup exists before retention has run after it.
+        let kept = world.complete().len();
         prop_assert!((2..=3).contains(&kept), "{kept} are kept: {:?}", world.data);
         let orphans = world.manifests.keys().filter(|key| !world.data.contains_key(*key)).count();
         prop_assert!(orphans == 0 || world.process.removal.work.is_active());
         prop_assert!(world.object.status.as_ref().unwrap().last_success_date.is_some());
     }
 
-    /// Invariant 9 with a pause between two that is shorter than one takes: backups go on, and no more are kept than
-    /// wanted.
+    /// Invariant 9 with an interval that is shorter than a backup: backups continue, and the retention rules are met.
     #[test]
-    fn retention_does_not_starve_when_a_backup_takes_longer_than_its_interval(
+    fn retention_runs_if_backup_exceeds_interval(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..60),
         seconds in 2_i64..90,
     ) {
@@ -540,14 +553,14 @@ proptest! {
         for (during_reconcile, during_work, seconds) in rounds {
             world.round(during_reconcile, during_work, seconds);
         }
-        let calm = world.now;
+        let faults_end = world.now;
         for _ in 0..400 {
             world.round(Fault::None, Fault::None, seconds);
         }
         let last = world.begun.unwrap();
-        prop_assert!(last > calm, "none was begun since");
-        prop_assert!(world.now.duration_since(last).as_secs() <= 20 * seconds + 60, "they do not go on");
-        let kept = world.whole().len();
+        prop_assert!(last > faults_end, "no run started after the faults");
+        prop_assert!(world.now.duration_since(last).as_secs() <= 20 * seconds + 60, "the runs have stopped");
+        let kept = world.complete().len();
         prop_assert!((2..=4).contains(&kept), "{kept} are kept: {:?}", world.data);
     }
 }

@@ -1,9 +1,9 @@
-//! Backups that are made again and again, what is kept of them, and what goes with the object.
+//! Periodic backups, their retention, and the removal of stored backups together with the object.
 
 use api::backup::name;
 
 use super::*;
-use crate::snapshot::{Kept, Listed};
+use crate::snapshot::{Listed, RemovalResult};
 
 fn periodic(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     with(|object| {
@@ -20,8 +20,8 @@ fn location(second: i64) -> String {
     format!("s3://bucket/{}", name::name("key", parts))
 }
 
-/// One backup was complete at second 5, and what it left to do is not done yet.
-fn once(change: impl FnOnce(&mut Value)) -> EtcdBackup {
+/// A periodic EtcdBackup whose first backup was complete at second 5. Retention is pending.
+fn first_complete(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = periodic(change);
     let first = plan(&backup, &Snapshot::default(), at(0));
     assert_eq!(first.action, Action::RecordIntent);
@@ -32,15 +32,15 @@ fn once(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     };
     let done = plan(
         &backup,
-        &known(Work::Ended(Ok(stored)), Place::NotAsked),
+        &known(Work::Ended(Ok(stored)), Destination::NotRead),
         at(5),
     );
     assert!(matches!(done.verdict, Verdict::Succeeded(_)));
     after(backup, &done, at(5))
 }
 
-fn tidied(backup: EtcdBackup) -> EtcdBackup {
-    let kept = Kept {
+fn with_retention(backup: EtcdBackup) -> EtcdBackup {
+    let result = RemovalResult {
         backups: vec![
             Listed {
                 location: location(0),
@@ -61,9 +61,12 @@ fn tidied(backup: EtcdBackup) -> EtcdBackup {
         everything: false,
     };
     let mut snapshot = Snapshot::default();
-    snapshot.removal.work = Work::Ended(Ok(kept));
+    snapshot.removal.work = Work::Ended(Ok(result));
     let done = plan(&backup, &snapshot, at(8));
-    assert!(matches!(done.verdict, Verdict::Tidied(_)), "{done:?}");
+    assert!(
+        matches!(done.verdict, Verdict::RetentionApplied(_)),
+        "{done:?}"
+    );
     assert!(
         notices(&backup, &done)
             .iter()
@@ -73,41 +76,42 @@ fn tidied(backup: EtcdBackup) -> EtcdBackup {
 }
 
 #[test]
-fn the_next_of_a_periodic_backup_is_due_after_the_interval_whatever_process_looks() {
-    let backup = tidied(once(|_| ()));
+fn next_run_is_due_after_interval() {
+    let backup = with_retention(first_complete(|_| ()));
     assert!(backup.status.as_ref().unwrap().succeeded);
     for second in [9, 600, 3599] {
-        let resting = plan(&backup, &Snapshot::default(), at(second));
-        assert_eq!(resting.action, Action::Nothing);
+        let waiting = plan(&backup, &Snapshot::default(), at(second));
+        assert_eq!(waiting.action, Action::Nothing);
         assert!(
-            matches!(resting.verdict, Verdict::Scheduled(Some(time)) if time >= at(3600) && time <= at(3631)),
-            "{resting:?}"
+            matches!(waiting.verdict, Verdict::Scheduled(Some(time)) if time >= at(3600) && time <= at(3631)),
+            "{waiting:?}"
         );
-        assert!(resting.requeue.is_some());
+        assert!(waiting.requeue.is_some());
     }
-    // However many were missed, one is made up.
+    // One missed run is made up, regardless of their number.
     for second in [3640, 1_000_000] {
         let due = plan(&backup, &Snapshot::default(), at(second));
         assert_eq!(due.action, Action::RecordIntent);
-        let again = after(backup.clone(), &due, at(second));
-        // While it runs, the conditions say how the last one went.
-        assert!(is_true(again.conditions(), &ConditionType::Complete));
-        assert!(is_true(again.conditions(), &ConditionType::Progressing));
-        assert!(again.status.as_ref().unwrap().succeeded);
-        assert_eq!(crate::plan::intent(&again), Some(at(second)));
-        assert!(needs_place(&again, &Snapshot::default(), at(second + 1)));
+        let started = after(backup.clone(), &due, at(second));
+        // During the run, the conditions report the last backup.
+        assert!(is_true(started.conditions(), &ConditionType::Complete));
+        assert!(is_true(started.conditions(), &ConditionType::Progressing));
+        assert!(started.status.as_ref().unwrap().succeeded);
+        assert_eq!(crate::plan::intent(&started), Some(at(second)));
+        let need = need(&started, &Snapshot::default(), at(second + 1));
+        assert_eq!(need, Need::Destination);
     }
 }
 
 #[test]
 fn backups_do_not_overlap() {
-    let backup = tidied(once(|_| ()));
+    let backup = with_retention(first_complete(|_| ()));
     let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
-    // Longer than the interval, without a limit.
+    // The run exceeds the interval and has no time limit.
     let mut slow = running;
     slow.spec.backup_policy.as_mut().unwrap().timeout_in_second = Some(0);
-    let snapshot = known(Work::Running(Moved::default()), Place::NotAsked);
+    let snapshot = known(Work::Running(Moved::default()), Destination::NotRead);
     let plan = plan(&slow, &snapshot, at(100_000));
     assert_eq!(
         (plan.action, plan.verdict),
@@ -115,16 +119,16 @@ fn backups_do_not_overlap() {
     );
 }
 
-/// The metric and its alert go by the condition: each attempt of the next one took it back, and nobody heard of it.
+/// The metric `failed` and its alert depend on the condition, so attempts of the next backup must not reset it.
 #[test]
-fn one_that_failed_is_shown_until_the_next_has_ended() {
+fn failed_condition_remains_until_next_backup_ends() {
     let begin = |backup: EtcdBackup, second| {
         let due = plan(&backup, &Snapshot::default(), at(second));
         assert_eq!(due.action, Action::RecordIntent);
         after(backup, &due, at(second))
     };
-    let failing = known(Work::Ended(Err(refused())), Place::Free);
-    let running = begin(tidied(once(|_| ())), 4000);
+    let failing = known(Work::Ended(Err(refused())), Destination::Free);
+    let running = begin(with_retention(first_complete(|_| ())), 4000);
     let failed = after(
         running.clone(),
         &plan(&running, &failing, at(5000)),
@@ -141,22 +145,22 @@ fn one_that_failed_is_shown_until_the_next_has_ended() {
     assert!(is_true(waits.conditions(), &ConditionType::Failed));
     let complete = find(waits.conditions(), &ConditionType::Complete).unwrap();
     assert_eq!(complete.reason, "AccessDenied");
-    let done = known(Work::Ended(Ok(stored())), Place::NotAsked);
+    let done = known(Work::Ended(Ok(stored())), Destination::NotRead);
     let done = after(waits.clone(), &plan(&waits, &done, at(9002)), at(9002));
     assert!(!is_true(done.conditions(), &ConditionType::Failed));
 }
 
 #[test]
-fn one_that_failed_is_followed_by_the_next_and_at_once_when_the_spec_is_changed() {
-    let backup = tidied(once(|_| ()));
+fn failed_backup_is_repeated_at_next_run_or_spec_change() {
+    let backup = with_retention(first_complete(|_| ()));
     let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
-    let late = plan(
+    let overdue = plan(
         &running,
-        &known(Work::Ended(Err(refused())), Place::Free),
+        &known(Work::Ended(Err(refused())), Destination::Free),
         at(5000),
     );
-    let failed = after(running, &late, at(5000));
+    let failed = after(running, &overdue, at(5000));
     assert!(is_true(failed.conditions(), &ConditionType::Failed));
     let status = failed.status.as_ref().unwrap();
     assert!(!status.succeeded);
@@ -181,20 +185,20 @@ fn one_that_failed_is_followed_by_the_next_and_at_once_when_the_spec_is_changed(
 }
 
 #[test]
-fn a_suspended_backup_makes_no_new_one_and_says_so() {
+fn suspended_backup_starts_no_run() {
     for suspended in [
         with(|object| object["spec"]["backupPolicy"] = json!({ "suspend": true })),
         periodic(|object| object["spec"]["backupPolicy"]["suspend"] = json!(true)),
     ] {
-        let resting = plan(&suspended, &Snapshot::default(), at(0));
+        let idle = plan(&suspended, &Snapshot::default(), at(0));
         assert_eq!(
-            (resting.action, &resting.verdict),
+            (idle.action, &idle.verdict),
             (Action::Nothing, &Verdict::Suspended)
         );
-        let told = after(suspended, &resting, at(0));
-        let progressing = find(told.conditions(), &ConditionType::Progressing).unwrap();
+        let reported = after(suspended, &idle, at(0));
+        let progressing = find(reported.conditions(), &ConditionType::Progressing).unwrap();
         assert_eq!(progressing.reason, "Suspended");
-        let mut resumed = told;
+        let mut resumed = reported;
         resumed.spec.backup_policy.as_mut().unwrap().suspend = false;
         resumed.metadata.generation = Some(2);
         let begun = plan(&resumed, &Snapshot::default(), at(9));
@@ -207,7 +211,7 @@ fn a_suspended_backup_makes_no_new_one_and_says_so() {
 }
 
 #[test]
-fn one_that_is_suspended_midway_stops_and_is_made_when_it_is_resumed() {
+fn suspension_cancels_run_and_resumption_repeats_it() {
     let mut backup = periodic(|_| ());
     backup = after(
         backup.clone(),
@@ -216,13 +220,13 @@ fn one_that_is_suspended_midway_stops_and_is_made_when_it_is_resumed() {
     );
     backup.metadata.generation = Some(2);
     backup.spec.backup_policy.as_mut().unwrap().suspend = true;
-    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(
         plan(&backup, &running, at(1)).action,
         Action::AbandonTransfer
     );
-    let resting = plan(&backup, &Snapshot::default(), at(2));
-    backup = after(backup, &resting, at(2));
+    let idle = plan(&backup, &Snapshot::default(), at(2));
+    backup = after(backup, &idle, at(2));
     assert_eq!(need(&backup, &Snapshot::default(), at(3)), Need::Nothing);
     assert_eq!(
         plan(&backup, &Snapshot::default(), at(3)).verdict,
@@ -236,20 +240,19 @@ fn one_that_is_suspended_midway_stops_and_is_made_when_it_is_resumed() {
     );
 }
 
-/// Invariant 9.
 #[test]
-fn invariant_9_old_backups_go_only_after_the_status_says_that_a_newer_one_is_complete() {
+fn invariant_9_retention_waits_for_reported_newer_backup() {
     let backup = periodic(|_| ());
     let idle = Snapshot::default();
     assert_ne!(need(&backup, &idle, at(0)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(0));
     let running = after(backup, &first, at(0));
-    assert_eq!(need(&running, &idle, at(1)), Need::Place);
-    let complete = once(|_| ());
+    assert_eq!(need(&running, &idle, at(1)), Need::Destination);
+    let complete = first_complete(|_| ());
     assert_eq!(need(&complete, &idle, at(6)), Need::RemoveSurplus);
     assert_eq!(plan(&complete, &idle, at(6)).action, Action::RemoveSurplus);
-    // Once done, not again: not by this process and not by another.
-    let done = tidied(complete);
+    // Neither this process nor another one repeats the removal.
+    let done = with_retention(complete);
     assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
     assert!(matches!(
         plan(&done, &idle, at(9)).verdict,
@@ -266,8 +269,8 @@ fn invariant_9_old_backups_go_only_after_the_status_says_that_a_newer_one_is_com
 }
 
 #[test]
-fn a_removal_that_fails_is_told_and_repeated_and_the_backup_stays_a_success() {
-    let complete = once(|_| ());
+fn failed_retention_is_reported_and_retried() {
+    let complete = first_complete(|_| ());
     let mut failed = Snapshot::default();
     failed.removal.work = Work::Ended(Err(refused()));
     failed.removal.not_before = Some(at(30));
@@ -275,36 +278,42 @@ fn a_removal_that_fails_is_told_and_repeated_and_the_backup_stays_a_success() {
     let waits = plan(&complete, &failed, at(10));
     assert_eq!(
         (waits.action, &waits.verdict),
-        (Action::Nothing, &Verdict::Untidy(refused()))
+        (Action::Nothing, &Verdict::RetentionFailed(refused()))
     );
     assert!(
         notices(&complete, &waits)
             .iter()
             .any(|notice| notice.warning)
     );
-    let told = after(complete, &waits, at(10));
-    assert!(told.status.as_ref().unwrap().succeeded);
-    assert!(is_true(told.conditions(), &ConditionType::Complete));
-    let applied = find(told.conditions(), &ConditionType::RetentionApplied).unwrap();
+    let reported = after(complete, &waits, at(10));
+    assert!(reported.status.as_ref().unwrap().succeeded);
+    assert!(is_true(reported.conditions(), &ConditionType::Complete));
+    let applied = find(reported.conditions(), &ConditionType::RetentionApplied).unwrap();
     assert_eq!(
         (applied.status.as_str(), applied.reason.as_str()),
         ("False", "AccessDenied")
     );
-    assert_eq!(need(&told, &failed, at(30)), Need::RemoveSurplus);
-    assert_eq!(plan(&told, &failed, at(30)).action, Action::RemoveSurplus);
-    // The next backup does not wait for it.
-    assert_eq!(plan(&told, &failed, at(4000)).action, Action::RecordIntent);
+    assert_eq!(need(&reported, &failed, at(30)), Need::RemoveSurplus);
+    assert_eq!(
+        plan(&reported, &failed, at(30)).action,
+        Action::RemoveSurplus
+    );
+    // The next backup does not wait for the removal.
+    assert_eq!(
+        plan(&reported, &failed, at(4000)).action,
+        Action::RecordIntent
+    );
 }
 
 #[test]
-fn without_rules_nothing_is_removed_and_the_newest_are_listed() {
-    let complete = once(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
+fn without_rules_lists_newest_and_removes_nothing() {
+    let complete = first_complete(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
     assert_eq!(need(&complete, &Snapshot::default(), at(6)), Need::Nothing);
     assert_eq!(complete.status.unwrap().backups.len(), 1);
 }
 
 #[test]
-fn schedules_and_time_zones_that_cannot_be_read_are_refused() {
+fn rejects_invalid_schedule_and_time_zone() {
     for (policy, field) in [
         (
             json!({ "schedule": "61 * * * *" }),
@@ -325,7 +334,7 @@ fn schedules_and_time_zones_that_cannot_be_read_are_refused() {
 }
 
 #[test]
-fn what_v1beta2s_operator_recorded_is_where_the_next_interval_begins() {
+fn interval_continues_from_status_of_original_operator() {
     let backup = periodic(|object| {
         object["status"] =
             json!({ "succeeded": true, "lastSuccessDate": at(0).to_string(), "etcdRevision": 3 });
@@ -341,11 +350,11 @@ fn what_v1beta2s_operator_recorded_is_where_the_next_interval_begins() {
 }
 
 #[test]
-fn a_finished_object_goes_after_its_time() {
+fn finished_object_is_deleted_after_ttl() {
     let backup = begun(|object| object["spec"]["ttlSecondsAfterFinished"] = json!(60));
     let done = plan(
         &backup,
-        &known(Work::Ended(Ok(stored())), Place::NotAsked),
+        &known(Work::Ended(Ok(stored())), Destination::NotRead),
         at(9),
     );
     let backup = after(backup, &done, at(9));
@@ -358,15 +367,15 @@ fn a_finished_object_goes_after_its_time() {
         plan(&backup, &Snapshot::default(), at(69)).action,
         Action::DeleteBackup
     );
-    // One that goes on never finishes.
-    let periodic = tidied(once(|object| {
+    // A periodic EtcdBackup never finishes.
+    let periodic = with_retention(first_complete(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(60);
     }));
     assert_eq!(
         plan(&periodic, &Snapshot::default(), at(100)).action,
         Action::Nothing
     );
-    // Nor does one whose spec can be put right.
+    // An EtcdBackup with a rejected spec does not finish either, because the spec can be corrected.
     let refused = with(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(0);
         object["spec"]["s3"] = Value::Null;
@@ -380,80 +389,86 @@ fn a_finished_object_goes_after_its_time() {
 }
 
 #[test]
-fn the_finalizer_is_there_only_when_stored_backups_go_with_the_object() {
+fn finalizer_is_set_only_for_deletion_policy_delete() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
-    // Before anything is stored.
+    // The finalizer is set before the first backup.
     let fresh = with(delete);
     let snapshot = Snapshot::default();
     assert_eq!(
         plan(&fresh, &snapshot, at(0)).action,
         Action::SetFinalizer(true)
     );
-    let mut guarded = fresh;
-    guarded.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
+    let mut finalized = fresh;
+    finalized.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
     assert_eq!(
-        plan(&guarded, &snapshot, at(0)).action,
+        plan(&finalized, &snapshot, at(0)).action,
         Action::RecordIntent
     );
-    let mut retained = guarded.clone();
+    let mut retained = finalized.clone();
     retained.spec.deletion_policy = None;
     assert_eq!(
         plan(&retained, &snapshot, at(0)).action,
         Action::SetFinalizer(false)
     );
 
-    // On deletion: first what runs, then what is stored, then the object.
-    guarded.metadata.deletion_timestamp = Some(at(10).into());
-    let running = known(Work::Running(Moved::default()), Place::NotAsked);
+    // A deletion first cancels the transfer, then removes the stored backups, and then the finalizer.
+    finalized.metadata.deletion_timestamp = Some(at(10).into());
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(
-        plan(&guarded, &running, at(10)).action,
+        plan(&finalized, &running, at(10)).action,
         Action::AbandonTransfer
     );
-    assert_eq!(need(&guarded, &running, at(10)), Need::Nothing);
-    assert_eq!(need(&guarded, &snapshot, at(10)), Need::RemoveAll);
-    assert_eq!(plan(&guarded, &snapshot, at(10)).action, Action::RemoveAll);
-    let mut purged = Snapshot::default();
-    purged.removal.work = Work::Ended(Ok(Kept {
-        everything: true,
-        ..Kept::default()
-    }));
-    assert_eq!(need(&guarded, &purged, at(11)), Need::Nothing);
+    assert_eq!(need(&finalized, &running, at(10)), Need::Nothing);
+    assert_eq!(need(&finalized, &snapshot, at(10)), Need::RemoveAll);
     assert_eq!(
-        plan(&guarded, &purged, at(11)).action,
+        plan(&finalized, &snapshot, at(10)).action,
+        Action::RemoveAll
+    );
+    let mut removed = Snapshot::default();
+    removed.removal.work = Work::Ended(Ok(RemovalResult {
+        everything: true,
+        ..RemovalResult::default()
+    }));
+    assert_eq!(need(&finalized, &removed, at(11)), Need::Nothing);
+    assert_eq!(
+        plan(&finalized, &removed, at(11)).action,
         Action::SetFinalizer(false)
     );
-    // What cannot be removed keeps the object, and the user is told how to let it go.
+    // A failed removal blocks the deletion, and the condition names the remedy.
     let denied = Snapshot {
         obstacle: Some(refused()),
         ..Snapshot::default()
     };
-    let waits = plan(&guarded, &denied, at(1000));
+    let waits = plan(&finalized, &denied, at(1000));
     assert_eq!(
         (waits.action, &waits.verdict),
-        (Action::Nothing, &Verdict::Ending(refused()))
+        (Action::Nothing, &Verdict::DeletionBlocked(refused()))
     );
-    let told = status(&guarded, &waits, at(1000));
-    let applied = find(&told.conditions, &ConditionType::RetentionApplied).unwrap();
+    let status = status(&finalized, &waits, at(1000));
+    let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // A namespace that goes takes the Secret with it.
-    let gone = Snapshot {
-        obstacle: Some(Trouble::new(Reason::SecretMissing, "gone")),
+    // The deletion of a namespace also deletes the Secret.
+    let secret_missing = Snapshot {
+        obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
         ..Snapshot::default()
     };
-    assert_eq!(plan(&guarded, &gone, at(20)).action, Action::Nothing);
     assert_eq!(
-        plan(&guarded, &gone, at(400)).action,
+        plan(&finalized, &secret_missing, at(20)).action,
+        Action::Nothing
+    );
+    assert_eq!(
+        plan(&finalized, &secret_missing, at(400)).action,
         Action::SetFinalizer(false)
     );
 }
 
-/// A removal that is slower than the next backup was done after the one before: it is done again.
+/// A removal that is slower than the next backup belongs to the previous backup, so it is repeated.
 #[test]
-fn a_removal_that_ran_while_the_newest_was_made_says_nothing_of_it() {
-    let backup = once(|_| {});
-    let of = |place: &str| Kept {
+fn repeats_removal_concurrent_with_newest_backup() {
+    let backup = first_complete(|_| {});
+    let with_newest = |location: &str| RemovalResult {
         backups: vec![Listed {
-            location: place.to_owned(),
+            location: location.to_owned(),
             parts: name::Numbered {
                 time: at(0),
                 revision: 40,
@@ -463,41 +478,48 @@ fn a_removal_that_ran_while_the_newest_was_made_says_nothing_of_it() {
         everything: false,
     };
     let mut snapshot = Snapshot::default();
-    snapshot.removal.work = Work::Ended(Ok(of(&location(-3600))));
+    snapshot.removal.work = Work::Ended(Ok(with_newest(&location(-3600))));
     assert_eq!(need(&backup, &snapshot, at(8)), Need::RemoveSurplus);
     assert_eq!(
         plan(&backup, &snapshot, at(8)).action,
         Action::RemoveSurplus
     );
-    snapshot.removal.work = Work::Ended(Ok(of(&location(0))));
+    snapshot.removal.work = Work::Ended(Ok(with_newest(&location(0))));
     assert_eq!(need(&backup, &snapshot, at(8)), Need::Nothing);
     let done = plan(&backup, &snapshot, at(8));
-    assert!(matches!(done.verdict, Verdict::Tidied(_)), "{done:?}");
+    assert!(
+        matches!(done.verdict, Verdict::RetentionApplied(_)),
+        "{done:?}"
+    );
 }
 
-/// One that takes longer than the pause between two is due again when it ends; what it made surplus still goes first.
+/// A backup that exceeds its interval is due again when it ends. Retention runs first.
 #[test]
-fn old_backups_go_also_when_the_next_one_is_due_at_once() {
-    // It began at 0 and was complete at 5; the next was due at 7.
-    let backup = once(|object| object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2));
+fn retention_runs_before_backup_that_is_due() {
+    // The backup started at 0 and was complete at 5. The next one was due at 7.
+    let backup = first_complete(|object| {
+        object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2)
+    });
     let idle = Snapshot::default();
     assert_eq!(need(&backup, &idle, at(8)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(8));
     assert_eq!(first.action, Action::RemoveSurplus);
-    // What the status says meanwhile is when the next begins at the latest.
+    // The status reports the latest start of the next backup.
     assert_eq!(first.verdict, Verdict::Scheduled(Some(at(65))));
     let mut removing = Snapshot::default();
     removing.removal.work = Work::Running(Moved::default());
     assert_eq!(plan(&backup, &removing, at(20)).action, Action::Nothing);
     assert_eq!(need(&backup, &removing, at(20)), Need::Nothing);
-    let done = tidied(backup);
+    let done = with_retention(backup);
     assert_eq!(plan(&done, &idle, at(9)).action, Action::RecordIntent);
 }
 
-/// The backup is worth more than the room it takes.
+/// A new backup is more important than free space in the store.
 #[test]
-fn a_removal_that_fails_or_hangs_holds_up_no_backup() {
-    let backup = once(|object| object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2));
+fn slow_or_failed_retention_delays_no_backup() {
+    let backup = first_complete(|object| {
+        object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2)
+    });
     let mut hangs = Snapshot::default();
     hangs.removal.work = Work::Running(Moved::default());
     assert_eq!(plan(&backup, &hangs, at(64)).action, Action::Nothing);
@@ -505,43 +527,43 @@ fn a_removal_that_fails_or_hangs_holds_up_no_backup() {
     let mut failed = Snapshot::default();
     failed.removal.work = Work::Ended(Err(refused()));
     failed.removal.not_before = Some(at(9));
-    let unseen = Snapshot {
+    let unreadable = Snapshot {
         obstacle: Some(refused()),
         ..Snapshot::default()
     };
     assert_eq!(need(&backup, &failed, at(8)), Need::Nothing);
-    for fails in [&failed, &unseen] {
-        // It is told first: there is no pause in which it could be.
-        let told = plan(&backup, fails, at(8));
-        assert_eq!(told.verdict, Verdict::Untidy(refused()));
-        let told = after(backup.clone(), &told, at(8));
-        let applied = find(told.conditions(), &ConditionType::RetentionApplied).unwrap();
+    for fails in [&failed, &unreadable] {
+        // The failure is reported before the next backup starts.
+        let report = plan(&backup, fails, at(8));
+        assert_eq!(report.verdict, Verdict::RetentionFailed(refused()));
+        let reported = after(backup.clone(), &report, at(8));
+        let applied = find(reported.conditions(), &ConditionType::RetentionApplied).unwrap();
         assert_eq!(applied.status, "False");
-        assert_eq!(plan(&told, fails, at(8)).action, Action::RecordIntent);
+        assert_eq!(plan(&reported, fails, at(8)).action, Action::RecordIntent);
     }
     let running = after(backup.clone(), &plan(&backup, &hangs, at(65)), at(65));
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
 }
 
-/// `deletionPolicy: Delete`: a removal of what the policy does not keep may just have ended when the object is deleted.
+/// With `deletionPolicy: Delete`, retention may have just ended when the object is deleted.
 #[test]
-fn what_a_policy_did_not_keep_is_not_all_that_was_stored() {
-    let mut backup = once(|_| ());
+fn retention_result_does_not_complete_deletion() {
+    let mut backup = first_complete(|_| ());
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
     backup.metadata.deletion_timestamp = Some(at(10).into());
     let mut snapshot = Snapshot::default();
-    snapshot.removal.work = Work::Ended(Ok(Kept {
+    snapshot.removal.work = Work::Ended(Ok(RemovalResult {
         deleted: 1,
-        ..Kept::default()
+        ..RemovalResult::default()
     }));
     assert_eq!(need(&backup, &snapshot, at(11)), Need::RemoveAll);
     assert_eq!(plan(&backup, &snapshot, at(11)).action, Action::RemoveAll);
 }
 
-/// A clock that was a year ahead for a moment is no reason for a year without backups.
+/// A clock that was a year ahead for a moment does not prevent backups for a year.
 #[test]
-fn a_run_of_a_clock_that_was_ahead_does_not_count() {
+fn run_in_future_does_not_count() {
     const YEAR: i64 = 365 * 86_400;
     for policy in [
         json!({ "backupIntervalInSecond": 3600 }),
@@ -559,13 +581,13 @@ fn a_run_of_a_clock_that_was_ahead_does_not_count() {
         };
         let done = plan(
             &backup,
-            &known(Work::Ended(Ok(ahead)), Place::NotAsked),
+            &known(Work::Ended(Ok(ahead)), Destination::NotRead),
             at(YEAR + 5),
         );
         let backup = after(backup, &done, at(YEAR + 5));
         let next = plan(&backup, &Snapshot::default(), at(60));
         assert_eq!(next.action, Action::RecordIntent, "{policy}");
-        // From here on it goes by the clock there is now.
+        // Further runs follow the corrected clock.
         let backup = after(backup, &next, at(60));
         let now = Stored {
             created_at: at(65),
@@ -573,14 +595,14 @@ fn a_run_of_a_clock_that_was_ahead_does_not_count() {
         };
         let done = plan(
             &backup,
-            &known(Work::Ended(Ok(now)), Place::NotAsked),
+            &known(Work::Ended(Ok(now)), Destination::NotRead),
             at(65),
         );
         let backup = after(backup, &done, at(65));
-        let rest = plan(&backup, &Snapshot::default(), at(70));
+        let waiting = plan(&backup, &Snapshot::default(), at(70));
         assert!(
-            matches!(rest.verdict, Verdict::Scheduled(Some(time)) if time <= at(2 * 3600 + 60)),
-            "{policy}: {rest:?}"
+            matches!(waiting.verdict, Verdict::Scheduled(Some(time)) if time <= at(2 * 3600 + 60)),
+            "{policy}: {waiting:?}"
         );
     }
 }

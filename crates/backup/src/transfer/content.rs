@@ -1,5 +1,5 @@
-//! Whether a stored backup is the one its manifest describes, by reading all of it: for stores that do not tell one
-//! writing of a key from another.
+//! Compares the content of a stored backup with its manifest by reading all of it. Used for stores without tags, which
+//! cannot show that an object was overwritten.
 
 use std::io;
 
@@ -12,8 +12,8 @@ use store::{ObjectStream, Store};
 use super::{in_store, manifest_of};
 use crate::reason::Trouble;
 
-/// Whether what lies under the key is what the manifest says. Nothing there is not.
-pub(super) async fn is_described(
+/// Whether the object has the size and SHA-256 of the manifest. A missing object does not match.
+pub(super) async fn matches_manifest(
     store: &dyn Store,
     key: &str,
     manifest: &BackupManifest,
@@ -31,18 +31,18 @@ pub(super) async fn is_described(
     }))
 }
 
-/// The same, and that the manifest lies beside it when it was read. Who writes to the same path takes the place of what is
-/// being read, unseen by whoever reads it.
-pub(super) async fn is_described_still(
+/// Like [`matches_manifest`], and the stored manifest is unchanged after the read. Another writer can replace the object
+/// during the read without an effect on the read.
+pub(super) async fn matches_unchanged_manifest(
     store: &dyn Store,
     key: &str,
     manifest: &BackupManifest,
 ) -> Result<bool, Trouble> {
-    Ok(is_described(store, key, manifest).await?
+    Ok(matches_manifest(store, key, manifest).await?
         && manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
-/// Size and SHA-256 of the snapshot; `None` where it is no whole one.
+/// Size and SHA-256 of the snapshot; `None` if it cannot be decompressed completely.
 async fn read(
     mut object: ObjectStream,
     compressed: bool,
@@ -53,30 +53,30 @@ async fn read(
     let (mut digest, mut size) = (Sha256::new(), 0);
     while let Some(chunk) = object.chunks.next().await {
         let chunk = chunk?;
-        let mut take = |piece: &[u8]| {
+        let mut consume = |piece: &[u8]| {
             size += piece.len() as u64;
             digest.update(piece);
         };
         match &mut decompressor {
-            None => take(&chunk),
+            None => consume(&chunk),
             Some(decompressor) => {
-                if decompress(decompressor, &chunk, take).is_err() {
+                if decompress(decompressor, &chunk, consume).is_err() {
                     return Ok(None);
                 }
             }
         }
     }
-    let whole = decompressor.map_or(Ok(()), Decompressor::finish).is_ok();
-    Ok(whole.then(|| (size, hex::encode(digest.finalize()))))
+    let is_complete = decompressor.map_or(Ok(()), Decompressor::finish).is_ok();
+    Ok(is_complete.then(|| (size, hex::encode(digest.finalize()))))
 }
 
 fn decompress(
     decompressor: &mut Decompressor,
     mut chunk: &[u8],
-    mut take: impl FnMut(&[u8]),
+    mut consume: impl FnMut(&[u8]),
 ) -> io::Result<()> {
     while let Some(piece) = decompressor.next(&mut chunk)? {
-        take(piece);
+        consume(piece);
     }
     Ok(())
 }

@@ -1,0 +1,153 @@
+//! The end of a transfer: writes the manifest, and confirms that the store returns the object and the manifest.
+//!
+//! Another writer may use the same path. It may replace the committed object before the manifest is written, and then
+//! the manifest of one backup would describe the data of another, which no restore accepts. A proxy may also answer for a
+//! store that contains nothing. A backup therefore succeeds only after the store has returned both as they were written.
+//!
+//! A store without tags (a directory) cannot show that an object was overwritten. There the whole object is read and
+//! compared. A new manifest since the commit proves only that another writer exists, and an object of another writer
+//! may not have a manifest yet. The read of a large object takes minutes and does not notice a replacement of the
+//! object, so the manifest is checked again after the read.
+
+use std::time::Duration;
+
+use api::manifest::{BackupManifest, manifest_key};
+use store::{Committed, Store};
+use tokio_util::sync::CancellationToken;
+
+use super::content::{matches_manifest, matches_unchanged_manifest};
+use super::{canceled, in_store, manifest_of};
+use crate::reason::{Reason, Trouble};
+
+/// Time to write the manifest after a cancellation. An object without a manifest has no known owner, so
+/// `deletionPolicy: Delete` would not delete it.
+const CANCEL_GRACE: Duration = Duration::from_secs(10);
+
+/// Pauses between reads of the manifest from a store that is eventually consistent.
+const READ_RETRIES: [Duration; 3] = [
+    Duration::from_millis(100),
+    Duration::from_millis(400),
+    Duration::from_millis(1500),
+];
+
+/// The object and the manifest of a transfer.
+pub(super) struct Written<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) key: &'a str,
+    pub(super) committed: &'a Committed,
+    /// The stored manifest just before the commit.
+    pub(super) previous: Option<&'a BackupManifest>,
+    /// The manifest to write.
+    pub(super) manifest: &'a BackupManifest,
+}
+
+/// The stored manifest. Without permission to list, S3 denies access to a missing object.
+pub(super) async fn current_manifest(
+    store: &dyn Store,
+    key: &str,
+) -> Result<Option<BackupManifest>, Trouble> {
+    match manifest_of(store, key).await {
+        Err(trouble) if trouble.reason == Reason::AccessDenied => Ok(None),
+        found => found,
+    }
+}
+
+/// Writes the manifest and confirms that the store contains both.
+pub(super) async fn confirm(
+    written: &Written<'_>,
+    cancelled: &CancellationToken,
+) -> Result<(), Trouble> {
+    let work = write_and_check(written);
+    tokio::pin!(work);
+    tokio::select! {
+        done = &mut work => done,
+        () = cancelled.cancelled() => {
+            tokio::time::timeout(CANCEL_GRACE, work).await.unwrap_or_else(|_| Err(canceled()))
+        }
+    }
+}
+
+async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
+    let &Written {
+        store,
+        key,
+        committed,
+        previous,
+        manifest,
+    } = written;
+    if !is_stored(store, key, committed).await? {
+        return Err(replaced(store, key));
+    }
+    let text = serde_json::to_vec_pretty(manifest)
+        .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
+    let manifest_key = manifest_key(key);
+    // Invariant 12: another writer that has changed the manifest may also have replaced the object.
+    let without_tags = committed.tag.is_none();
+    if without_tags {
+        let found = current_manifest(store, key).await?;
+        let is_own = found.as_ref() == previous
+            || matches_manifest(store, key, manifest).await?
+                && current_manifest(store, key).await? == found;
+        if !is_own {
+            return Err(replaced(store, key));
+        }
+    }
+    let put = store.put(&manifest_key, text.into()).await;
+    put.map_err(|error| in_store(&error))?;
+    fail::fail_point!("backup-after-manifest");
+    // Invariant 12.
+    if !has_manifest(store, key, manifest).await? {
+        return Err(replaced(store, key));
+    }
+    if is_stored(store, key, committed).await?
+        && (!without_tags || matches_unchanged_manifest(store, key, manifest).await?)
+    {
+        return Ok(());
+    }
+    // The own manifest would describe the object of another writer, so it is deleted. The manifest of another writer is
+    // kept.
+    if manifest_of(store, key).await?.as_ref() == Some(manifest)
+        && let Err(error) = store.delete(&manifest_key).await
+    {
+        tracing::warn!(%error, key, "cannot delete a manifest that does not describe its object");
+    }
+    Err(replaced(store, key))
+}
+
+/// Whether the store returns the manifest. An eventually consistent store may return the previous one for a moment.
+async fn has_manifest(
+    store: &dyn Store,
+    key: &str,
+    manifest: &BackupManifest,
+) -> Result<bool, Trouble> {
+    for pause in READ_RETRIES {
+        if manifest_of(store, key).await?.as_ref() == Some(manifest) {
+            return Ok(true);
+        }
+        tokio::time::sleep(pause).await;
+    }
+    Ok(manifest_of(store, key).await?.as_ref() == Some(manifest))
+}
+
+/// Whether the store still contains the committed object.
+async fn is_stored(store: &dyn Store, key: &str, committed: &Committed) -> Result<bool, Trouble> {
+    let object = store.head(key).await.map_err(|error| in_store(&error))?;
+    Ok(object.is_some_and(|object| {
+        let has_same_tag = match (&object.tag, &committed.tag) {
+            (Some(current), Some(committed)) => current == committed,
+            _ => true,
+        };
+        has_same_tag && object.size == committed.size
+    }))
+}
+
+fn replaced(store: &dyn Store, key: &str) -> Trouble {
+    Trouble::new(
+        Reason::BackupMissing,
+        format!(
+            "the backup at {}/{key} was replaced or deleted by another writer: give each EtcdBackup its own path, and \
+             check which other programs write to that path",
+            store.location()
+        ),
+    )
+}
