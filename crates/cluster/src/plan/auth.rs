@@ -155,7 +155,7 @@ mod tests {
 
     /// Invariant 21: whatever an earlier attempt left, the password is recorded before etcd gets it.
     #[test]
-    fn invariant_21_a_password_is_recorded_before_etcd_gets_it() {
+    fn invariant_21_records_password_before_etcd_gets_it() {
         use AccessWrite::{ChangePassword, Enable, Record as Note};
         let off = |record| writes(&planned(Some(true), Login::Off, record));
         assert_eq!(off(Record::None), [Note { others: true }, Enable]);
@@ -172,7 +172,7 @@ mod tests {
 
     /// Invariant 21: the former password is dropped only when etcd accepts the new one.
     #[test]
-    fn invariant_21_the_password_before_is_kept_until_etcd_takes_the_new_one() {
+    fn invariant_21_keeps_former_password_until_etcd_accepts_new_one() {
         let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));
         for record in [Record::None, Record::Others, Record::WantedFirst] {
             assert_eq!(accepted(record), [AccessWrite::Record { others: false }]);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_operator_turned_on_is_turned_off() {
+    fn disables_auth_only_if_operator_enabled_it() {
         let by_user = planned(Some(false), Login::Accepted, Record::None);
         assert_eq!(writes(&by_user), []);
         assert!(
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_switch_etcds_users_are_left_alone() {
+    fn leaves_users_unchanged_without_auth_enabled_field() {
         for login in [Login::Off, Login::Accepted, Login::Former] {
             for record in [Record::None, Record::Others, Record::Wanted] {
                 assert_eq!(writes(&planned(None, login.clone(), record)), []);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn authentication_is_turned_on_for_root_alone() {
+    fn enables_auth_for_root_only() {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         scene.desired.access.auth = Some(true);
         scene.desired.access.secret = Some("admin".to_owned());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_follows_the_spec() {
+    fn network_policy_follows_spec() {
         let with = |wanted: bool, network| {
             let mut scene = Scene::formed(&["a", "b", "c"]);
             scene.desired.access.network = wanted;

@@ -97,7 +97,7 @@ mod tests {
     const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
 
     #[test]
-    fn spec_in_effect_follows_the_rollout_and_the_object_stays_as_written() {
+    fn spec_in_effect_follows_rollout_and_keeps_object() {
         let (objects, effective) = effective(PEERS, Some("null"));
         assert_eq!(effective.cluster().spec.tls, None);
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));
@@ -106,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn new_cluster_takes_the_spec_as_written() {
+    fn new_cluster_uses_spec_as_written() {
         let (objects, effective) = effective(PEERS, None);
         assert_eq!(effective.cluster().spec, objects.cluster.spec);
         assert_eq!(effective.tls_rollout().next, None);
     }
 
     #[test]
-    fn stage_in_the_spec_of_a_user_is_ignored() {
+    fn ignores_tls_stage_in_user_spec() {
         let (mut objects, _) = effective(PEERS, None);
         if let Some(tls) = &mut objects.cluster.spec.tls {
             tls.peer_stage = Some(PeerStage::TlsTwice);

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_asked_once_to_look_again_at_a_pod_that_does_not_begin_to_start() {
+    fn triggers_kubelet_retry_once_for_stalled_pod() {
         let waiting = |seconds: i64, change: &dyn Fn(&mut Pod)| {
             let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");
             let pod = scene.observed.pods.get_mut("b").unwrap();

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_3_a_voter_may_only_go_when_the_rest_is_a_quorum() {
+    fn invariant_3_removes_voter_only_if_rest_is_quorum() {
         let cases: [(&[bool], bool); 8] = [
             (&[true, true, true], true),
             (&[false, true, true], true),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_says_what_would_be_left() {
+    fn quorum_guard_names_remaining_voters() {
         let why = quorum(&[true, false, true])
             .unsafe_without(MemberId(0))
             .unwrap();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_voter_must_not_cost_the_quorum() {
+    fn additional_voter_must_not_cost_quorum() {
         assert_eq!(quorum(&[true]).unsafe_with_one_more(), None);
         assert_eq!(quorum(&[true, true, false]).unsafe_with_one_more(), None);
         assert!(

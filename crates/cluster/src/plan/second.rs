@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_member_before_3_4_is_started_wherever_the_operator_died() {
+    fn second_member_before_3_4_starts_after_any_crash() {
         for durable in [false, true] {
             let unmarked = added(durable);
             let marked = added(durable).marked("d");
@@ -179,7 +179,7 @@ mod tests {
 
     /// An operator that marked the member and was suspended beyond its lease may still remove that mark.
     #[test]
-    fn invariant_6_a_second_member_that_is_marked_is_marked_again_before_its_pod() {
+    fn invariant_6_renews_mark_before_pod_of_second_member() {
         let again =
             |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "d");
         for durable in [false, true] {
@@ -208,8 +208,7 @@ mod tests {
 
     /// No member can start on this PVC, and a person can resolve that.
     #[test]
-    fn a_second_member_whose_volume_is_lost_is_said_with_the_remedy_and_started_when_that_was_done()
-    {
+    fn second_member_with_lost_volume_starts_after_remedy() {
         for scene in [added(true), added(true).marked("d")] {
             let lost = scene.clone().with_disk("d").volume_lost("d");
             assert_eq!(starts(&lost), []);
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_6_only_the_second_of_two_voters_begins_with_nothing_again() {
+    fn invariant_6_only_second_of_two_voters_restarts_without_data() {
         let joined = {
             let mut scene = added(true).marked("d");
             let list = &mut scene.observed.recovery.local[0].members;

@@ -58,7 +58,7 @@ mod tests {
 
     /// Invariant 1.
     #[test]
-    fn invariant_1_a_pod_goes_back_on_its_disk_before_etcd_has_answered_and_nothing_else_is_done() {
+    fn invariant_1_urgent_plan_only_recreates_pods_on_volumes() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let gone = step(three().terminating("a").without_pod("b").size(5));
         let [writes] = &gone.chains[..] else {

@@ -15,7 +15,7 @@ use crate::plan::evidence::Evidence;
 use crate::snapshot::{Observed, Pod};
 use crate::write::Write;
 
-/// Deletes the pod of the seed. Returns whether the pod still exists.
+/// Deletes the pod of the seed. Returns `true` if this plan deletes it.
 pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) -> bool {
     let record = observed.recovery.record.as_ref();
     let Some(record) = record.filter(|record| record.phase == RecoveryPhase::Cancelled) else {

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_due_for_an_hour() {
+    fn scheduled_time_is_due_for_an_hour() {
         let rule = rule("0 3 * * *", None);
         for (now, expected) in [
             ("2026-07-01T02:59:59Z", None),
@@ -66,14 +66,14 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_meant_in_its_time_zone() {
+    fn defragmentation_schedule_uses_its_time_zone() {
         let rule = rule("0 3 * * *", Some("Europe/Berlin"));
         let due = due(&rule, at("2026-07-01T01:10:00Z"));
         assert_eq!(due, Ok(Some(at("2026-07-01T01:00:00Z"))));
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn reports_invalid_schedule_and_time_zone() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
         let unknown = due(&rule("@daily", Some("Mars/Base")), now);
