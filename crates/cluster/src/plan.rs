@@ -68,11 +68,11 @@ pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
 pub use view::{Data, Fate, Health, MemberState, View, name_of};
 
-/// Requeue while an event that no watch reports is imminent: a promotion, an election.
+/// Delay of the requeue while an event is imminent that no watch reports: a promotion, an election.
 const SOON: Duration = Duration::from_millis(100);
-/// Requeue while etcd has to change its state.
+/// Delay of the requeue while etcd has to change its state.
 const SHORTLY: Duration = Duration::from_millis(250);
-/// Requeue while no member answers.
+/// Delay of the requeue while no member answers.
 const BLIND: Duration = Duration::from_secs(1);
 /// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected for this time
 /// (`HealthInterval` in its server). A voter cannot be connected for longer than it runs.
@@ -83,8 +83,8 @@ pub(crate) const STEADY: Duration = Duration::from_secs(10);
 /// A reason with a text for the user: why a step waits, or what is wrong.
 pub type Explanation = runtime::Trouble<Reason>;
 
-/// The step to execute now, the reasons why it is not larger, and the time of the next reconcile. A plan consists of
-/// writes until [`actions`] has built them; then it consists of actions.
+/// The step to execute now, the reasons why further steps wait, and the delay until the next reconcile. A plan
+/// consists of writes until [`actions`] has built them; then it consists of actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<T = Action> {
     /// The writes or actions to execute now.
@@ -94,9 +94,9 @@ pub struct Plan<T = Action> {
     pub asks: Option<i64>,
     /// Description of the step.
     pub next: Option<String>,
-    /// Conditions that Kubernetes or etcd will fulfil.
+    /// Obstacles that Kubernetes or etcd will remove without help.
     pub waiting_for: Vec<Explanation>,
-    /// Problems that the user must know or resolve.
+    /// Problems that the user must know about or resolve.
     pub problems: Vec<Explanation>,
     /// Delay until the next reconcile if no watch fires earlier.
     pub requeue: Duration,

@@ -223,8 +223,8 @@ fn first_data(observed: &Observed, name: &str) -> Data {
     }
 }
 
-/// Whether the member cannot start: its data is damaged, its volume was lost before it was mounted, or its node or
-/// the node of its volume has been lost for the time set by the user. No write was acknowledged yet, so the operator
+/// Whether the member cannot start. Its data is damaged, its volume was lost before it was mounted, or a node is
+/// lost: its own, or that of its volume, for the time set by the user. No write was acknowledged yet, so the operator
 /// does not wait longer.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {

@@ -318,8 +318,8 @@ impl Keeper<'_> {
         pem.collect()
     }
 
-    /// The complete trust bundle of a CA, if it lacks its signing CA, its next CA, or the issuer of a certificate in
-    /// use: its Secret was replaced.
+    /// The additional CAs for the trust bundle of a CA, apart from its signing CA and its next CA. `None` unless the
+    /// bundle lacks one of these two or the issuer of a certificate in use: then its Secret was replaced.
     fn incomplete(&self, circle: Circle, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();

@@ -65,7 +65,7 @@ pub(super) fn settle(
     now: Timestamp,
     draft: &mut Draft,
 ) {
-    // Invariant 24: a voter that has not served yet, such as one promoted by other software.
+    // Invariant 24: a voter that has not served yet stays out, and so does a drained voter that went down.
     for seat in view.voters().filter(|seat| joining::is_yet_to_serve(seat)) {
         keep(seat, draft);
     }

@@ -232,8 +232,9 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
 /// quorum. They have every acknowledged write, and data on this member alone was never acknowledged.
 ///
 /// etcd's own error about damaged data is accepted early. Any other failure may come from a setting, an image or the
-/// machine, which would cost one member after another. Such a failure counts as damaged data only if it has lasted as
-/// long as a lost node may, and if every other voter is healthy, one of them with the same image and settings.
+/// machine, which would cost one member after another. Such a failure counts as damaged data only under two
+/// conditions: it has lasted as long as a lost node may, and every other voter is healthy, one of them with the same
+/// image and settings.
 fn unusable(
     seat: &MemberState,
     pod: &Pod,

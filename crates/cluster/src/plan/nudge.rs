@@ -1,10 +1,10 @@
 //! Asks the kubelet to retry at once if the first start of an assigned pod has failed.
 //!
-//! A kubelet may request the PVC of a pod before the API server's node authorizer knows that the pod is on that node
-//! (both watch the same event). The request is refused: `no relationship found between node and this object`. The
-//! kubelet retries only after `backOffPeriod` (10 s plus up to 50 %, `pkg/kubelet/kubelet.go`). Any change of the pod
-//! triggers an immediate retry (`podWorkers.UpdatePod`), so one annotation saves ten seconds without a quorum. It is
-//! set once, and has no effect on a pod that is slow for another reason, such as its image.
+//! A kubelet may request the PVC of a pod before the API server's node authorizer knows where the pod is; both watch
+//! the same event. The request is refused: `no relationship found between node and this object`. The kubelet retries
+//! only after `backOffPeriod` (10 s plus up to 50 %, `pkg/kubelet/kubelet.go`). Any change of the pod triggers an
+//! immediate retry (`podWorkers.UpdatePod`), so one annotation saves ten seconds without a quorum. It is set once,
+//! and has no effect on a pod that is slow for another reason, such as its image.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -267,7 +267,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Describes the next step, and returns who approved it once it can be executed.
+    /// Describes the next step. Returns the kind of approval if the recovery can start.
     fn decide(&self, approval: Approval) -> (String, Option<RecoveryApproval>) {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn second_member_before_3_4_starts_after_any_crash() {
+    fn second_voter_starts_after_any_operator_crash() {
         for durable in [false, true] {
             let unmarked = added(durable);
             let marked = added(durable).marked("d");

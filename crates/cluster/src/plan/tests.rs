@@ -102,7 +102,7 @@ fn opens_services_once_a_first_member_runs() {
 }
 
 #[test]
-fn client_service_stays_closed_until_cluster_id_is_recorded() {
+fn client_service_opens_after_cluster_id_is_recorded() {
     let writes = Scene::begun(&["a", "b", "c"]).writes();
     assert!(writes.contains(&Write::ApplyClient { open: false }));
     let mut formed = Scene::formed(&["a", "b", "c"]);
@@ -130,7 +130,7 @@ fn invariant_6_never_restarts_first_member_without_its_volume() {
 }
 
 #[test]
-fn bootstrap_without_quorum_of_volumes_restarts_with_new_names() {
+fn bootstrap_restarts_with_new_names_without_volume_quorum() {
     let scene = Scene::starting(&["a", "b", "c"])
         .without_pod("a")
         .without_pod("b");

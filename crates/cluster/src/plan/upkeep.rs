@@ -1,9 +1,9 @@
 //! Maintenance of the members' databases: alarms and defragmentation.
 //!
 //! Invariant 19: a member answers no requests while it is defragmented. So members are defragmented one at a time,
-//! when every voter is healthy and nothing else is changing, the leader last and only after it has transferred its
-//! leadership. The member is recorded in the status before the call (invariant 10): if the process dies, its
-//! successor calls the same member again. An alarm is disarmed when its cause is removed, and never earlier.
+//! when every voter is healthy and nothing else is changing. The leader is last and transfers its leadership first.
+//! The member is recorded in the status before the call (invariant 10): if the process dies, its successor calls the
+//! same member again. An alarm is disarmed when its cause is removed, and never earlier.
 
 mod schedule;
 

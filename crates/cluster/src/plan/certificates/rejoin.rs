@@ -53,8 +53,8 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether a TLS switch is in progress. Members then also use listeners that do not depend on these certificates,
-    /// and the rolling update of the switch restarts them one at a time (invariants 18 and 23).
+    /// Whether a TLS switch is in progress. Members then also use listeners that do not depend on these certificates.
+    /// The rolling update of the switch restarts them one at a time (invariants 18 and 23).
     fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
         rollout.is_some_and(|rollout| rollout.under_way().is_some())

@@ -329,7 +329,7 @@ fn joins_with_version_compatible_with_other_cluster() {
 
 /// Invariant 3.
 #[test]
-fn removes_external_members_one_by_one_after_leadership_transfer() {
+fn removes_external_members_one_by_one_leader_last() {
     let scene = joined(&["a", "b", "c"]);
     assert_eq!(
         scene.observed.leader(),

@@ -68,7 +68,7 @@ fn larger_storage_request_grows_all_volumes_in_place() {
 }
 
 #[test]
-fn new_class_or_smaller_size_replaces_members_one_by_one() {
+fn new_class_or_smaller_size_replaces_members() {
     for wanted in [claim("slow", 2), claim("fast", 1)] {
         let scene = three(wanted.clone());
         assert!(matches!(&scene.changes()[..], [Write::MoveLeader { from, .. }] if from == "a"));

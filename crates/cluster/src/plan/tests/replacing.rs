@@ -148,7 +148,7 @@ fn missing_pvcs_of_serving_members_keep_quorum() {
 }
 
 #[test]
-fn deletes_volume_of_removed_member_and_never_reuses_it() {
+fn never_reuses_volume_of_removed_member() {
     let scene = Scene::formed(&["a", "c"])
         .durable()
         .size(3)

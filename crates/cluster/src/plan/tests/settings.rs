@@ -95,7 +95,7 @@ fn resizes_members_one_by_one_and_leader_last() {
 }
 
 #[test]
-fn deferred_resize_is_reported_and_blocks_no_other_member() {
+fn deferred_resize_is_reported_and_blocks_nothing() {
     let deferred = Difference {
         resizing: Some(Resizing {
             deferred: true,
