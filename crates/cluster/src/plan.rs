@@ -1,10 +1,10 @@
-//! The planner: from what is desired and what is observed to one step. Pure, synchronous, total.
+//! The planner: computes one step from the desired and the observed state. Pure, synchronous, total.
 //!
-//! The phases decide ([`decide`]) and ask for writes; [`actions`] builds the objects, patches and calls that are sent.
+//! The phases ([`decide`]) request writes; [`actions`] builds the objects, patches and calls to send.
 //!
-//! No client, no clock, no randomness, no log. It never fails: what stands in the way is a [`Reason`] in words,
-//! which reaches the user as `waitingFor`, a condition and an Event. Every step may be interrupted anywhere and is
-//! planned again from the world alone, so no step is remembered and none has a second half elsewhere.
+//! The planner has no client, clock, randomness or log. It never fails: an obstacle is a [`Reason`] with a text, and
+//! reaches the user as `waitingFor`, a condition and an Event. A step can be interrupted at any point: the next plan
+//! is computed from the observed state alone, and no step depends on a remembered one.
 
 pub(crate) mod actions;
 mod adoption;
@@ -68,44 +68,44 @@ pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
 pub use view::{Data, Fate, Health, MemberState, View, name_of};
 
-/// How soon to look again while something is about to happen that no watch tells: a promotion, an election.
+/// Delay of the requeue while an event is imminent that no watch reports: a promotion, an election.
 const SOON: Duration = Duration::from_millis(100);
-/// How soon to look again while etcd has to make up its mind.
+/// Delay of the requeue while etcd has to change its state.
 const SHORTLY: Duration = Duration::from_millis(250);
-/// How soon to look again while nothing answers.
+/// Delay of the requeue while no member answers.
 const BLIND: Duration = Duration::from_secs(1);
-/// etcd takes an addition, or the removal of a live voter, when the voters have been connected for so long
-/// (`HealthInterval` in its server); they cannot be connected for longer than they run.
+/// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected for this time
+/// (`HealthInterval` in its server). A voter cannot be connected for longer than it runs.
 const CONNECTED: Duration = Duration::from_secs(5);
-/// How often etcd is asked for its health while all is well or nothing can be done: it sends no events.
+/// Interval of health requests to etcd while the cluster is healthy or no action is possible: etcd sends no events.
 pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
-/// Why something does not happen, or what is wrong, with a sentence for people.
+/// A reason with a text for the user: why a step waits, or what is wrong.
 pub type Explanation = runtime::Trouble<Reason>;
 
-/// What to do now, why not more, and when to look again. A plan consists of actions; until they are built, it consists
-/// of the writes that the phases ask for.
+/// The step to execute now, the reasons why further steps wait, and the delay until the next reconcile. A plan
+/// consists of writes until [`actions`] has built them; then it consists of actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan<T = Action> {
-    /// To be done now.
+    /// The writes or actions to execute now.
     pub step: Step<T>,
-    /// The revision at which the members' data are to be compared before more can be planned: each member reads its
-    /// whole database for that, so it is not part of every look.
+    /// Revision at which the data of the members must be compared before the next step. Each member reads its whole
+    /// database for the comparison, so the operator does not compare on every reconcile.
     pub asks: Option<i64>,
-    /// The step in words.
+    /// Description of the step.
     pub next: Option<String>,
-    /// What is waited for; Kubernetes or etcd will bring it about.
+    /// Obstacles that Kubernetes or etcd will remove without help.
     pub waiting_for: Vec<Explanation>,
-    /// What the user has to know or to do something about.
+    /// Problems that the user must know about or resolve.
     pub problems: Vec<Explanation>,
-    /// When to look again if no watch fires before.
+    /// Delay until the next reconcile if no watch fires earlier.
     pub requeue: Duration,
 }
 
-/// A plan in the making.
+/// A plan under construction.
 struct Draft<'a> {
     names: &'a dyn Names,
-    /// The numbers of names and tokens that the draft uses.
+    /// Number of names and tokens taken from `names`.
     members_named: u64,
     tokens_used: u64,
     chains: Vec<Chain>,
@@ -115,7 +115,7 @@ struct Draft<'a> {
     waiting_for: Vec<Explanation>,
     problems: Vec<Explanation>,
     requeue: Duration,
-    /// The members that new clients are not to reach.
+    /// Members to remove from the endpoints of the client Service.
     drained: BTreeSet<String>,
 }
 
@@ -136,23 +136,23 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Writes that are sent one after the other.
+    /// Adds writes that are sent in order.
     fn chain(&mut self, chain: Chain) {
         self.chains.push(chain);
     }
 
-    /// A write that depends on no other one.
+    /// Adds a write that depends on no other write.
     fn write(&mut self, write: Write) {
         self.chain(vec![write]);
     }
 
-    /// The name of a new member. Each call gives another name.
+    /// Returns the name of a new member. Each call returns a different name.
     fn new_member(&mut self) -> String {
         self.members_named += 1;
         self.names.member(self.members_named - 1)
     }
 
-    /// The token of a new cluster. Each call gives another token.
+    /// Returns the token of a new cluster. Each call returns a different token.
     fn new_token(&mut self) -> String {
         self.tokens_used += 1;
         self.names.token(self.tokens_used - 1)
@@ -193,7 +193,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// The actions to send now. New members and clusters take their names from `names`.
+/// Plans the actions to send now. New members and clusters take their names from `names`.
 pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Plan {
     let builder = Builder {
         desired,
@@ -203,7 +203,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     builder.plan(decide(desired, observed, names, now))
 }
 
-/// Decides what to do now.
+/// Plans the writes to send now.
 pub fn decide(
     desired: &Desired,
     observed: &Observed,
@@ -225,7 +225,7 @@ pub fn decide(
              not changed until then"
         );
         draft.wait(Reason::Restoring, text, BLIND);
-        // The seed's pod waits for its certificates.
+        // The pod of the seed waits for its certificates.
         let keeper = Keeper::of(observed, now, &mut draft);
         certificates::keep(observed, keeper.as_ref(), &Settled::default(), &mut draft);
         return draft.finish();
@@ -248,7 +248,7 @@ pub fn decide(
     }
     nudge::slow_starts(observed, now, &mut draft);
     match (observed.cluster_id, &observed.intent) {
-        // Invariant 7: once a cluster ID is recorded, no way leads back to a bootstrap.
+        // Invariant 7: a cluster with a recorded ID is never bootstrapped again.
         (Some(cluster_id), Some(intent)) => {
             if identity::correct(observed, (intent, cluster_id), &mut draft) {
                 return draft.finish();
@@ -267,7 +267,7 @@ pub fn decide(
     draft.finish()
 }
 
-/// A cluster whose ID is recorded.
+/// Plans for a cluster whose ID is recorded.
 fn formed(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     cluster_id: etcd::ClusterId,
@@ -282,7 +282,7 @@ fn formed(
             blind::blind((desired, observed, now), intent, cluster_id, why, draft);
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
-            // Invariant 1: an answer from another cluster is no answer about this one.
+            // Invariant 1: an answer from another cluster says nothing about this cluster.
             let answered = list.cluster_id;
             draft.problem(
                 Reason::ForeignCluster,

@@ -1,5 +1,5 @@
-//! Turns the writes that the phases ask for into the actions that are sent: the object, the patch or the call, with its
-//! precondition. Pure, so a plan shows what is sent.
+//! Builds the actions for the writes that the phases request: the object, the patch or the call, with its
+//! precondition. Pure, so a plan shows the exact requests.
 
 mod patches;
 mod records;
@@ -21,7 +21,7 @@ use crate::write::{Chain, Change, Step, Write};
 
 pub(crate) use patches::unmark;
 
-/// What objects are built from: the spec in effect, and the observation.
+/// The input for objects: the spec in effect and the observed state.
 #[derive(Clone, Copy)]
 pub(crate) struct Builder<'a> {
     pub desired: &'a Desired,
@@ -30,7 +30,8 @@ pub(crate) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// The plan with its actions. A chain that cannot be built is left out, and the reason is a problem of the plan.
+    /// Builds the plan with its actions. A chain that cannot be built is omitted, and the reason becomes a problem of
+    /// the plan.
     pub(super) fn plan(&self, decided: Plan<Write>) -> Plan {
         let Plan {
             step,
@@ -73,7 +74,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The actions of one chain.
+    /// Builds the actions of one chain.
     pub(crate) fn chain(&self, writes: &[Write]) -> Result<Chain<Action>, Explanation> {
         writes.iter().map(|write| self.action(write)).collect()
     }
@@ -155,7 +156,7 @@ impl Builder<'_> {
         })
     }
 
-    /// What the objects of all members share. Only objects of one member need the cluster ID.
+    /// The common part of the objects of all members. Only objects of a single member need the cluster ID.
     fn members(&self) -> Members<'_> {
         let intent = self.observed.intent.as_ref();
         self.members_of(intent.map_or("", |intent| intent.token.as_str()), None)
@@ -240,7 +241,7 @@ impl Builder<'_> {
         Request::Create(Object::Service(Box::new(service)))
     }
 
-    /// With its UID: a Service that was deleted is not created again under a used name.
+    /// Includes the UID, so that a deleted Service is not recreated under a used name.
     fn apply_service(&self, member: &str, uid: &str) -> Request {
         let mut service = member::member_service(&self.members(), member);
         service.metadata.uid = Some(uid.to_owned());

@@ -1,8 +1,8 @@
-//! Clusters this operator did not begin: those of coreos/etcd-operator, which are taken over with their pods, and
-//! those of anybody that a new EtcdCluster joins ([ADR 15](../../../../docs/adr/0015-adoption.md)).
+//! Clusters that this operator did not create: clusters of coreos/etcd-operator, which are adopted with their pods,
+//! and any cluster that a new EtcdCluster joins ([ADR 15](../../../../docs/adr/0015-adoption.md)).
 //!
-//! Both are recorded under their own cluster ID, which etcd says through a quorum, and never bootstrapped (invariant
-//! 7). Nothing is changed here: what follows is the ordinary replacement of members.
+//! Both are recorded under their own cluster ID, which etcd reports through a quorum, and are never bootstrapped
+//! (invariant 7). This module changes no member: the ordinary replacement of members follows.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
 use crate::write::Write;
 
-/// Records a cluster that is there and carries no mark of this operator. `false` when there is none.
+/// Records an existing cluster that carries no mark of this operator. Returns `false` if none exists.
 ///
-/// Invariant 7: pods and disks that belong to the object are of a cluster, whoever made them. As long as no quorum
-/// says which, nothing is done.
+/// Invariant 7: pods and volumes that belong to the object are part of a cluster, whichever software created them.
+/// Until a quorum identifies that cluster, the operator changes nothing.
 pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) -> bool {
     let mut tokens = observed
         .pods
@@ -56,7 +56,7 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
     true
 }
 
-/// Records the cluster that the object's annotation names, to join it. `false` without the annotation.
+/// Records the cluster that the object's annotation names, to join it. Returns `false` without the annotation.
 pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) -> bool {
     if observed.join.is_empty() {
         return false;
@@ -66,15 +66,15 @@ pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut
             return true;
         }
         let said = format!("join cluster {}", list.cluster_id);
-        // It has no first members: it began elsewhere.
+        // The cluster has no first members: it was created elsewhere.
         record(observed, list, BTreeSet::new(), said, draft);
     }
     true
 }
 
-/// Members of both clusters are peers for a while, so they have to talk to each other in the same way: one that talks
-/// TLS reaches none that does not, nor is it reached. `true`, with the reason, where the spec says otherwise than the
-/// peer URLs of the cluster that is joined, and nobody of ours is in its list yet: nothing is begun, or added.
+/// Checks that members of both clusters can talk to each other. They are peers for a while, and a member with TLS and
+/// one without cannot connect. Returns `true`, with the reason, if the spec contradicts the peer URLs of the joined
+/// cluster and no member of this cluster is listed yet. No member is started or added then.
 pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) -> bool {
     let Some(rollout) = observed.tls_rollout.as_ref() else {
         return false;
@@ -112,7 +112,7 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
     true
 }
 
-/// Invariant 1: the list, when a quorum has answered it and nobody contradicts.
+/// Invariant 1: returns the list if a quorum has answered and no member contradicts.
 fn answer<'a>(
     observed: &'a Observed,
     recorded: Option<ClusterId>,
@@ -145,7 +145,7 @@ fn answer<'a>(
     }
 }
 
-/// The token follows from the cluster's ID: two operators that record it at once write the same (invariant 11).
+/// Derives the token from the cluster ID: concurrent operators record the same token (invariant 11).
 pub(super) fn token(observed: &Observed, cluster_id: ClusterId) -> String {
     format!("{}-{cluster_id}", observed.cluster)
 }
@@ -168,8 +168,8 @@ fn record(
     });
 }
 
-/// Whether the quorum that does not answer may be that of members somebody else runs. What is left of ours says nothing
-/// about them, so nothing is recovered from it, approved or not (invariant 16: clients never have two clusters).
+/// Whether the silent quorum may consist of members that other software runs. The remains of this cluster say nothing
+/// about those members, so no recovery starts, approved or not (invariant 16: clients never have two clusters).
 pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> bool {
     if observed.join.is_empty() {
         return false;
@@ -183,8 +183,8 @@ pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> b
     true
 }
 
-/// Whether pods of a cluster that is being taken over are yet to be marked. Until then the client Service is left as
-/// it is, so that it leads to all of them.
+/// Whether pods of a cluster under adoption are not marked yet. Until they are, the client Service stays unchanged,
+/// so that it routes to all of them.
 pub(super) fn is_under_way(observed: &Observed) -> bool {
     let unmarked = observed
         .pods
@@ -193,7 +193,7 @@ pub(super) fn is_under_way(observed: &Observed) -> bool {
     observed.cluster_id.is_some() && unmarked
 }
 
-/// Members of a cluster that is joined are replaced by ours.
+/// Members of a joined cluster are replaced by members of this cluster.
 pub(super) fn is_replaced(observed: &Observed, member: &MemberState) -> bool {
     !observed.join.is_empty() && member.data == Data::Elsewhere && member.joined()
 }

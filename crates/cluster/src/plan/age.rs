@@ -1,10 +1,10 @@
-//! How long something has lasted.
+//! Durations since a timestamp.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// How long ago something was.
+/// The time from `since` to `now`; zero if `since` is later.
 pub(super) fn age(since: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(since)).unwrap_or_default()
 }

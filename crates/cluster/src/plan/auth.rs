@@ -1,7 +1,7 @@
-//! etcd's authentication: turned on, off, and its password changed, so that nobody is ever locked out.
+//! etcd authentication: enables it, disables it and changes its password without locking out the operators.
 //!
-//! Invariant 21: a password is recorded before it is set in etcd, and what is recorded is dropped only when etcd has
-//! taken the wanted one; so at any time one of the passwords in the two Secrets opens the cluster.
+//! Invariant 21: a password is recorded before it is set in etcd, and a record is dropped only when etcd accepts the
+//! wanted password. So at any time a password in one of the two Secrets is valid.
 
 use api::names::auth_secret;
 use etcd::Login;
@@ -13,8 +13,8 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Kept, Observed, Seen};
 use crate::write::Write;
 
-/// Says why nobody could be asked, where that is for want of credentials. Such an answer is one of a cluster that
-/// lives: nothing is lost.
+/// Reports that members rejected the operator's credentials. Such an answer comes from a living cluster: no data is
+/// lost.
 pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
     let Some(why) = &observed.access.refused else {
         return false;
@@ -33,7 +33,7 @@ pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft)
     true
 }
 
-/// The switch and the password of a cluster whose quorum answers.
+/// Maintains authentication and password of a cluster whose quorum answers.
 pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) {
     let (rule, seen) = (&desired.access, &observed.access);
     if rule.secret.is_none() {
@@ -68,7 +68,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         (Some(true), Login::Off) => {
             draft.say("turn etcd's authentication on");
             let mut writes = Vec::new();
-            // Invariant 21: what may be etcd's password by now, of an earlier attempt, is kept.
+            // Invariant 21: an earlier attempt may have set another recorded password in etcd, so it is kept.
             if !is_recorded {
                 writes.push(Write::Access(AccessWrite::Record { others: true }));
             }
@@ -87,7 +87,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
             writes.push(Write::Access(AccessWrite::ChangePassword));
             draft.chain(writes);
         }
-        // Only what the operator turned on.
+        // The operator disables only what it enabled.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
             let text = "spec.auth.enabled is false, and authentication was not turned on by the operator: it is left on";
             draft.wait(Reason::AuthLeftOn, text, STEADY);
@@ -108,7 +108,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
     }
 }
 
-/// The NetworkPolicy, which is there or not as the spec says.
+/// Creates or deletes the NetworkPolicy according to the spec.
 pub(super) fn network(desired: &Desired, observed: &Observed, draft: &mut Draft) {
     match (desired.access.network, observed.access.network) {
         (true, Kept::Missing | Kept::Drifted) => order(AccessWrite::ApplyNetwork, draft),
@@ -155,7 +155,7 @@ mod tests {
 
     /// Invariant 21: whatever an earlier attempt left, the password is recorded before etcd gets it.
     #[test]
-    fn invariant_21_a_password_is_recorded_before_etcd_gets_it() {
+    fn invariant_21_records_password_before_etcd_gets_it() {
         use AccessWrite::{ChangePassword, Enable, Record as Note};
         let off = |record| writes(&planned(Some(true), Login::Off, record));
         assert_eq!(off(Record::None), [Note { others: true }, Enable]);
@@ -170,9 +170,9 @@ mod tests {
         assert_eq!(former(Record::WantedFirst), [ChangePassword]);
     }
 
-    /// Invariant 21: the one before is dropped only when etcd takes the new one.
+    /// Invariant 21: the former password is dropped only when etcd accepts the new one.
     #[test]
-    fn invariant_21_the_password_before_is_kept_until_etcd_takes_the_new_one() {
+    fn invariant_21_keeps_former_password_until_etcd_accepts_new_one() {
         let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));
         for record in [Record::None, Record::Others, Record::WantedFirst] {
             assert_eq!(accepted(record), [AccessWrite::Record { others: false }]);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_operator_turned_on_is_turned_off() {
+    fn disables_auth_only_if_operator_enabled_it() {
         let by_user = planned(Some(false), Login::Accepted, Record::None);
         assert_eq!(writes(&by_user), []);
         assert!(
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_switch_etcds_users_are_left_alone() {
+    fn leaves_users_unchanged_without_auth_enabled_field() {
         for login in [Login::Off, Login::Accepted, Login::Former] {
             for record in [Record::None, Record::Others, Record::Wanted] {
                 assert_eq!(writes(&planned(None, login.clone(), record)), []);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn authentication_is_turned_on_for_root_alone() {
+    fn enables_auth_for_root_only() {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         scene.desired.access.auth = Some(true);
         scene.desired.access.secret = Some("admin".to_owned());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_follows_the_spec() {
+    fn network_policy_follows_spec() {
         let with = |wanted: bool, network| {
             let mut scene = Scene::formed(&["a", "b", "c"]);
             scene.desired.access.network = wanted;

@@ -1,7 +1,7 @@
-//! A formed cluster without a trustworthy member list: what may be done all the same.
+//! Planning for a formed cluster without a trustworthy member list.
 //!
-//! Invariant 1: nothing is removed, added or deleted here; pods that have ended for good hold nothing, and the seed of a
-//! recovery that was given up is none of its members.
+//! Invariant 1: no member is removed, added or deleted here. Failed pods hold nothing, and the seed of a cancelled
+//! recovery is not a member of this cluster.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Intent, Observed, Pod, Role};
 use crate::write::{Label, Start, State, Write};
 
-/// No trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods go back on disks,
-/// because a quorum of disks is a cluster (invariant 8).
+/// Plans without a trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods are recreated on
+/// their volumes, because a quorum of volumes is a cluster (invariant 8).
 pub(super) fn blind(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     intent: &Intent,
@@ -58,7 +58,7 @@ pub(super) fn blind(
     ended::clear(observed, &initial, draft);
     roll::in_the_dark(desired, observed, intent, draft);
     objects::troubles(observed, &initial, now, draft);
-    // Members that refuse to answer live, and a refusal says nothing of the quorum.
+    // Members that refuse the operator's login are alive, and a refusal says nothing about the quorum.
     if auth::refused(desired, observed, draft) {
         return;
     }
@@ -75,10 +75,10 @@ pub(super) fn blind(
     recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
 }
 
-/// Invariant 7: what carries the ID of another cluster is neither claimed nor started; nor what carries another
-/// token, such as a disk of the cluster before a recovery.
+/// Invariant 7: an object with the ID of another cluster, or with another token, is neither adopted nor started. A
+/// volume of the cluster before a recovery has another token.
 ///
-/// Invariant 25: nor is a volume started whose member someone else removed from etcd.
+/// Invariant 25: a volume whose member was removed from etcd by other software is not started either.
 fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
     if observed.disks.get(name).is_some_and(Disk::is_evidence) {
         return false;
@@ -93,7 +93,7 @@ fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && token.is_none_or(|token| *token == intent.token)
 }
 
-/// Children that were left behind by a deleted object and carry this cluster's token become ours.
+/// Adopts orphaned objects of a deleted EtcdCluster if they carry the token of this cluster.
 fn own(observed: &Observed, intent: &Intent, cluster_id: ClusterId, draft: &mut Draft) {
     let label = |name: &str, uid: &str| Label {
         member: name.to_owned(),

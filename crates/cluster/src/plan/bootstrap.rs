@@ -1,7 +1,7 @@
-//! Before the cluster ID is recorded: the intent, the first members, and giving a bootstrap up.
+//! Planning before the cluster ID is recorded: the intent, the first members, and abandoning a bootstrap.
 //!
-//! Invariant 6: a member is started with state `new` only inside the recorded bootstrap, and only once on an
-//! empty disk. Invariant 7: what may be a cluster that was formed is never bootstrapped beside.
+//! Invariant 6: a member is started with state `new` only inside the recorded bootstrap, and only once on an empty
+//! volume. Invariant 7: no bootstrap starts while a formed cluster may exist.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +17,10 @@ use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::write::{Start, State, Write};
 
-/// How long first members' Services stay without endpoints when none of the members is seen running.
+/// Time without endpoints for the Services of first members if no member is seen running.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
-/// No bootstrap is recorded: begin one, or find again what the status has forgotten.
+/// Starts a bootstrap, or restores a lost record, when no bootstrap is recorded.
 pub(super) fn unrecorded(
     desired: &Desired,
     observed: &Observed,
@@ -32,14 +32,14 @@ pub(super) fn unrecorded(
     }
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
-        // The others were never formed.
+        // The other clusters were never formed.
         traces.retain(|(.., found)| found.is_some());
     }
     if let [(token, members, found)] = traces.as_slice() {
-        // Invariant 7: the token on pods and disks tells that there is a cluster; it is recorded again.
+        // Invariant 7: the token on pods and volumes proves that a cluster exists; it is recorded again.
         draft.say(format!("record the cluster found on {}", join(members)));
         let cluster_id = recorded.or(*found);
-        // What was joined has no first members, and goes on to be asked for elsewhere.
+        // A joined cluster has no first members, and the operator continues to ask its external members.
         let joined = !observed.join.is_empty()
             && cluster_id.is_some_and(|id| adoption::token(observed, id) == *token);
         let intent = Intent {
@@ -76,7 +76,7 @@ pub(super) fn unrecorded(
         return;
     }
     if !observed.recovery.named_before.is_empty() {
-        // Invariant 7: that nothing is left of a cluster does not mean that there was none.
+        // Invariant 7: a cluster may have existed although no object of it is left.
         let text = format!(
             "the status names members ({}), and nothing is left of them: restore the cluster from a backup with an \
              EtcdRestore, or delete the object and make it anew",
@@ -86,7 +86,7 @@ pub(super) fn unrecorded(
         return;
     }
     if !observed.strangers.is_empty() {
-        // Invariant 7: no pods of ours does not mean no cluster.
+        // Invariant 7: a cluster may exist although no pod belongs to this object.
         let text = format!(
             "{} carry this cluster's labels and belong to another object; a bootstrap waits until they are gone",
             observed.strangers.join(", ")
@@ -107,7 +107,7 @@ pub(super) fn unrecorded(
 fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
     let count = desired.first;
     draft.say(format!("record the names of the first {count} members"));
-    // Invariant 10: token and names are in the API server before the first object is made.
+    // Invariant 10: token and names are in the API server before the first object is created.
     let intent = Intent {
         token: draft.new_token(),
         members: (0..count).map(|_| draft.new_member()).collect(),
@@ -119,7 +119,7 @@ fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
     });
 }
 
-/// A bootstrap is recorded and no cluster ID yet.
+/// Plans while a bootstrap is recorded and no cluster ID is.
 pub(super) fn unformed(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     intent: &Intent,
@@ -170,7 +170,8 @@ pub(super) fn unformed(
     objects::troubles(observed, &intent.members, now, draft);
 }
 
-/// Only pods with the recorded token are asked; one of the first members in the list is the last doubt.
+/// Whether the list contains a first member. Only pods with the recorded token are asked, so this settles the
+/// identity.
 fn answers_for(list: &Members, intent: &Intent) -> bool {
     let names = list.members.iter().flat_map(|member| &member.peer_urls);
     names
@@ -178,8 +179,8 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
         .any(|name| intent.members.contains(name))
 }
 
-/// Whether pods or disks carry a cluster ID. Invariant 7: that of this bootstrap is recorded again; another one's
-/// is a problem for people.
+/// Whether pods or volumes carry a cluster ID. Invariant 7: the ID of this bootstrap is recorded again. The ID of
+/// another cluster is a problem that requires manual action.
 fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
     let pods = observed
         .pods
@@ -216,14 +217,15 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The Service comes first and carries the mark from the beginning: without it nothing was made.
+        // The Service comes first and is created with the mark: without it, no pod and no PVC was created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
 }
 
-/// Its data is damaged, or its volume is lost before it has it open, or its node, or the node of its disk, has been away
-/// for as long as the user gives it. Nothing was acknowledged yet, so it is not waited for any longer.
+/// Whether the member cannot start. Its data is damaged, its volume was lost before it was mounted, or a node is
+/// lost: its own, or that of its volume, for the time set by the user. No write was acknowledged yet, so the operator
+/// does not wait longer.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -236,7 +238,7 @@ fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestam
     damaged || bare || lost.is_some_and(|since| age(since, now) >= desired.replace_after)
 }
 
-/// Why this bootstrap cannot come to anything; `None` while it can.
+/// Why this bootstrap can never succeed; `None` while it can.
 fn given_up(
     desired: &Desired,
     observed: &Observed,
@@ -256,7 +258,7 @@ fn given_up(
         .filter_map(|name| observed.pods.get(name))
         .filter(|pod| pod.running);
     if running.count() >= quorum {
-        return None; // They form the cluster by themselves; what changed is done to it afterwards.
+        return None; // The first members form the cluster on their own; changes of the spec are applied afterwards.
     }
     let made = intent
         .members
@@ -288,8 +290,8 @@ fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft)
     begin(desired, observed, draft);
 }
 
-/// Removes what an abandoned bootstrap left behind. Every pod and claim of one carries its token; what carries none is
-/// of somebody else, and may serve (invariant 7).
+/// Deletes the remains of an abandoned bootstrap. Each of its pods and PVCs carries its token. Objects without a
+/// token were created by other software and may serve (invariant 7).
 fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
     for name in member_objects::all_names(observed) {
         if intent.members.contains(&name) {
@@ -308,10 +310,10 @@ fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
     }
 }
 
-/// Whether the first members' Services get their endpoints. They begin without: a first member asks the others, one
-/// after the other and for a second each, whether it was bootstrapped before, and members that start together
-/// listen and do not answer yet. Where connections are refused each starts at once. One that runs has asked; and
-/// after a moment the Services open in any case, so that nothing depends on one pod.
+/// Whether the Services of the first members get their endpoints. They start without endpoints: a first member asks
+/// the others one after another, for a second each, whether it was bootstrapped before. Members that start together
+/// listen and do not answer yet. If connections are refused, each member starts at once. A running member has asked
+/// the others. After a time limit the Services open in any case, so that no member depends on one pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = intent
         .members
@@ -334,7 +336,7 @@ fn start_first(
         initial: intent.members.clone(),
         role: Role::Voter,
         durable: desired.durable || observed.disks.contains_key(name),
-        // What lies on a disk is of the version that used it last.
+        // The data on a volume belongs to the last version that used it.
         version: match observed.disks.get(name) {
             Some(disk) => versions::noted(desired, observed, Some(disk)),
             None => desired.version.clone(),
@@ -364,7 +366,7 @@ fn start_first(
                 draft.chain(member_objects::pod_on_disk(service, start));
             }
         }
-        // Invariant 6: it may have voted already, so it is not started again under its name.
+        // Invariant 6: the member may have voted already, so it is not restarted under its name.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
                 "{name} lost its disk before the cluster was formed; it is replaced afterwards"
@@ -397,18 +399,18 @@ fn waiting(observed: &Observed, intent: &Intent, quorum: usize, now: Timestamp, 
     );
 }
 
-/// The first members of the cluster with this token, as its pods and volumes name them.
+/// The first members of the cluster with this token, according to its pods and volumes.
 pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String> {
     let traces = traces(observed).into_iter();
     let of_token = traces.filter(|(found, ..)| found == token);
     of_token.flat_map(|(_, members, _)| members).collect()
 }
 
-/// The tokens on pods and disks that are ours or nobody's, with whom they stand on.
+/// A token on pods and volumes that belong to this object or to no object, with the members that carry it.
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    // A first member's pod and claim name all first members; those that are gone were members all the same.
+    // The pod and the PVC of a first member name all first members, including those whose objects are lost.
     let named = |name: &String, initial: &BTreeSet<String>| {
         let all = std::iter::once(name).chain(initial);
         all.cloned().collect::<BTreeSet<String>>()

@@ -1,17 +1,18 @@
-//! Generated certificates: made before the first member, renewed in time, and their authorities replaced without
-//! anybody being locked out.
+//! Generated certificates: created before the first member, renewed in time, and their certificate authorities (CAs)
+//! rotated without locking out any member or client.
 //!
-//! Nothing here depends on an answer of etcd, so that a cluster whose certificates have run out, which answers nobody,
-//! gets new ones.
+//! This module does not depend on answers of etcd, so a cluster whose certificates have expired, and which answers no
+//! request, gets new certificates.
 //!
-//! An authority is replaced in four steps, each of which waits until the last has reached every member (invariant 20):
-//! the next one is trusted beside the one that signs, and every member is started with both; the next one signs;
-//! every certificate is made anew and clients are given time to take theirs; the one before is trusted no longer, and
-//! every member is started once more.
+//! A CA is rotated in four steps. Each step waits until the previous one has reached every member (invariant 20):
+//! 1. Members trust the next CA in addition to the signing CA, and every member is restarted with both.
+//! 2. The next CA becomes the signing CA.
+//! 3. Every certificate is reissued, and clients get time to load theirs.
+//! 4. Members no longer trust the former CA, and every member is restarted again.
 //!
-//! An authority that is lost is replaced in the same steps. The new one can sign at once, and does not before every
-//! member trusts it: until then members keep the certificates they have, and only their trust bundles are written anew.
-//! [`rejoin`] restarts members that cannot be reached by these steps: their authorities have expired or are not shared.
+//! A lost CA is replaced in the same steps. The new CA could sign at once, but does not before every member trusts
+//! it. Until then members keep their certificates, and only their trust bundles are rewritten. [`rejoin`] restarts
+//! members that these steps cannot reach: their CAs have expired or are not shared.
 
 mod rejoin;
 mod tell;
@@ -29,21 +30,21 @@ use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
 use crate::write::Write;
 
-/// How long at least clients are given to take certificates by the new authority.
+/// Minimum time for clients to load certificates of the new CA.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
 
-/// What became of the writes of the other phases (`plan::conflicts`).
+/// The result of resolving conflicts with other phases (`plan::conflicts`).
 #[derive(Default)]
 pub(super) struct Settled {
-    /// The members that are started, with their certificates.
+    /// Members whose start includes their certificates.
     pub(super) started: BTreeSet<String>,
-    /// A member was to be added, and the others would not accept it.
+    /// The addition of a member was removed, because the other members would reject it.
     pub(super) adds: bool,
-    /// Certificates are in the way of starts: no serving member is restarted.
+    /// Certificates block starts: no serving member is restarted.
     pub(super) held: bool,
 }
 
-/// Keeps the generated certificates of a cluster.
+/// Maintains the generated certificates of a cluster.
 pub(super) struct Keeper<'a> {
     rule: &'a Rule,
     certificates: &'a Certificates,
@@ -51,7 +52,7 @@ pub(super) struct Keeper<'a> {
     now: Timestamp,
 }
 
-/// Keeps the certificates. Those of members that are started are part of their start already.
+/// Maintains the certificates. The certificates of members to start are already part of their start.
 pub(super) fn keep(
     observed: &Observed,
     keeper: Option<&Keeper>,
@@ -81,8 +82,7 @@ pub(super) fn keep(
     keeper.rejoin(settled, draft);
 }
 
-/// A mistake somewhere in the spec is no reason to let certificates run out: those that are there are made anew in time,
-/// and nothing else is done.
+/// Renews existing certificates in time and does nothing else. An invalid spec must not let certificates expire.
 pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     let Some(keeper) = Keeper::of(observed, now, draft) else {
         return;
@@ -110,7 +110,7 @@ fn say(write: CertificateWrite, draft: &mut Draft) {
 }
 
 impl<'a> Keeper<'a> {
-    /// `None` where the operator makes no certificates.
+    /// `None` if the operator issues no certificates.
     pub(super) fn of(observed: &'a Observed, now: Timestamp, draft: &mut Draft) -> Option<Self> {
         let certificates = &observed.certificates;
         let rule = certificates.rule.as_ref()?;
@@ -127,7 +127,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// The members there is anything of.
+    /// The members of which any object exists.
     fn members(&self) -> BTreeSet<String> {
         let pods = self.observed.pods.keys().cloned();
         let held = self.certificates.secrets.values();
@@ -140,7 +140,7 @@ impl Keeper<'_> {
             .collect()
     }
 
-    /// Nothing is there of this member, and it is in no list.
+    /// Whether no object of the member exists and no list contains it.
     fn is_gone(&self, member: &str) -> bool {
         let observed = self.observed;
         let first = observed.intent.as_ref();
@@ -160,10 +160,10 @@ impl Keeper<'_> {
             && !observed.services.contains_key(member)
     }
 
-    /// One authority: made where there is none, replaced in time.
+    /// Maintains one CA: creates it if missing, and rotates it in time.
     fn authority(&self, circle: Circle, draft: &mut Draft) {
         let Some(held) = self.certificates.authority(circle) else {
-            // What is trusted already stays trusted until everybody trusts the new one.
+            // Trusted CAs stay trusted until every member trusts the new one.
             let beside = self.trusted_already(circle);
             say(
                 CertificateWrite::Authority {
@@ -253,7 +253,7 @@ impl Keeper<'_> {
                 _ => made = false,
             }
         }
-        // Invariant 20: nothing is retired before every member that runs was started with its successor.
+        // Invariant 20: no CA is retired before every running member was started with its successor.
         if !made || !self.reached_all(circle, held) {
             let text = format!(
                 "every member is started with the new {} authority, and every certificate is made by it",
@@ -277,7 +277,7 @@ impl Keeper<'_> {
         draft.wait(Reason::AuthorityRotating, text, left.clamp(BLIND, STEADY));
     }
 
-    /// Every certificate there is to be: whose it is, and what for.
+    /// All required certificates: owner and usage.
     fn all(&self) -> Vec<(String, CertificateUse)> {
         let of_members = self.members().into_iter().flat_map(|member| {
             let uses = self.rule.uses_of_member();
@@ -288,13 +288,13 @@ impl Keeper<'_> {
         of_members.chain(own).collect()
     }
 
-    /// The same of one authority.
+    /// The required certificates of one CA.
     fn all_of(&self, circle: Circle) -> impl Iterator<Item = (String, CertificateUse)> {
         let all = self.all().into_iter();
         all.filter(move |(_, used)| Circle::of(*used) == circle)
     }
 
-    /// The Secrets with certificates of one authority, as far as they are there.
+    /// The existing Secrets with certificates of one CA.
     fn leaves(&self, circle: Circle) -> Vec<&Held> {
         self.all_of(circle)
             .filter_map(|(owner, used)| self.certificates.leaf(&owner, used))
@@ -307,8 +307,8 @@ impl Keeper<'_> {
         uses.into_iter().filter(move |_| clients)
     }
 
-    /// What certificates' Secrets trust, apart from authorities that have run out: nobody can be told of a new one in
-    /// steps by them, as no connection can be made any more.
+    /// The CAs in the trust bundles of existing Secrets, without expired ones: an expired CA allows no connections,
+    /// so a gradual rotation is not possible with it.
     fn trusted_already(&self, circle: Circle) -> Vec<Vec<u8>> {
         let leaves = self.leaves(circle);
         let all = leaves.iter().flat_map(|leaf| &leaf.trusts);
@@ -318,8 +318,8 @@ impl Keeper<'_> {
         pem.collect()
     }
 
-    /// What an authority's bundle is to hold beside the one that signs and the next one, if it lacks one of these or
-    /// one that certificates in use were signed by: the Secret was replaced.
+    /// The additional CAs for the trust bundle of a CA, apart from its signing CA and its next CA. `None` unless the
+    /// bundle lacks one of these two or the issuer of a certificate in use: then its Secret was replaced.
     fn incomplete(&self, circle: Circle, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();
@@ -338,7 +338,7 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // Those before stay trusted as long as clients are given time.
+        // Former CAs stay trusted while clients have time to load new certificates.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
@@ -349,7 +349,8 @@ impl Keeper<'_> {
         Some(beside.map(|(_, anchor)| anchor.pem.clone()).collect())
     }
 
-    /// A pod was started with this authority, or may have been. Where there is no pod, no member has to be told.
+    /// Whether a pod was started with this CA, or may have been. Without pods, no member needs to trust the new CA
+    /// first.
     fn is_trusted(&self, circle: Circle, fingerprint: &str) -> bool {
         self.observed.pods.keys().any(|member| {
             let unknown = self.certificates.started_with(member).is_none();
@@ -357,7 +358,7 @@ impl Keeper<'_> {
         })
     }
 
-    /// The authority that signs, while its Secret holds all it has to.
+    /// The signing CA, if its Secret is complete.
     fn signer(&self, circle: Circle) -> Option<(&Held, &Leaf)> {
         let held = self.certificates.signer(circle)?;
         let signs = held.certificate.as_ref()?;
@@ -371,15 +372,15 @@ impl Keeper<'_> {
         pods.filter(|(_, pod)| pod.running && !pod.failed)
     }
 
-    /// Invariant 20: whom an authority is to be trusted by has been started with it: every certificate's Secret names
-    /// it, and every pod was made after that.
+    /// Invariant 20: whether every member that must trust a CA was started with it. Every certificate Secret contains
+    /// the CA, and every pod was created afterwards.
     fn reached_all(&self, circle: Circle, held: &Held) -> bool {
         let in_secrets = self
             .leaves(circle)
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
-        // By what it noted about this authority alone: the other one may be lost at the moment.
+        // Reads only the annotation for this CA: the other CA may be lost at the moment.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
             pod.stays() && pod.ready && with.started_with_bundle(member, circle, held)
@@ -387,7 +388,7 @@ impl Keeper<'_> {
         in_secrets && started.all(|one| one)
     }
 
-    /// What a certificate's Secret needs now.
+    /// The change that a certificate Secret needs now.
     fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
         let circle = Circle::of(used);
         let (authority, signs) = self.signer(circle)?;
@@ -398,8 +399,8 @@ impl Keeper<'_> {
             over,
             by: by.clone(),
         };
-        // Invariant 20: a member that runs goes on with the files it has, which stay in its pod when their Secret is
-        // lost, until every member accepts what is signed now.
+        // Invariant 20: a running member continues with the files in its pod, which survive the loss of their Secret,
+        // until every member accepts a certificate signed now.
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);
@@ -425,7 +426,7 @@ impl Keeper<'_> {
             let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
             due || !wanted.iter().all(covers)
         } else if leaf.not_after <= self.now {
-            // It is worth nothing.
+            // The certificate is worthless.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
             self.reached_all(circle, authority)
@@ -448,7 +449,7 @@ impl Keeper<'_> {
         uses.filter_map(|used| self.issue(member, used)).collect()
     }
 
-    /// The operators' certificate, and the clients'.
+    /// Issues the certificates of the operators and of the clients.
     fn of_cluster(&self, draft: &mut Draft) {
         for used in self.uses_of_cluster() {
             if let Some(write) = self.issue(&self.rule.cluster, used) {
@@ -457,13 +458,13 @@ impl Keeper<'_> {
         }
     }
 
-    /// Every authority can sign, so every member can be started.
+    /// Whether every CA can sign, so that every member can start.
     pub(super) fn is_ready(&self) -> bool {
         let mut circles = self.rule.circles();
         circles.all(|circle| self.signer(circle).is_some())
     }
 
-    /// Every member that runs would accept the certificates of a new one.
+    /// Whether every running member would accept the certificates of a new member.
     pub(super) fn accepts_new_members(&self) -> bool {
         let running = self.running().map(|(member, _)| member);
         self.certificates.accepts_new_members(running)

@@ -1,4 +1,4 @@
-//! The requests to etcd that change its members or its leader. One plan has one at most.
+//! The requests to etcd that change its members or its leader. A plan contains at most one.
 
 use crate::plan::Draft;
 use crate::plan::view::{MemberState, View};
@@ -27,7 +27,7 @@ pub(super) fn remove(view: &View, seat: &MemberState, why: &str, draft: &mut Dra
         member: seat.name.clone(),
         id: seat.id(),
     };
-    // Invariant 25: noted on the claim before etcd is asked.
+    // Invariant 25: the removal is recorded on the PVC before the request to etcd.
     let by_operator = Some(Removal::ByOperator);
     let disk = seat.disk.filter(|disk| !disk.terminating);
     let noted = disk
@@ -42,7 +42,7 @@ pub(super) fn remove(view: &View, seat: &MemberState, why: &str, draft: &mut Dra
     )
 }
 
-/// Removes a voter; a leader hands over first, so that nobody waits for an election.
+/// Removes a voter. A leader first transfers its leadership, so that no client waits for an election.
 pub(super) fn remove_voter(view: &View, seat: &MemberState, why: &str, draft: &mut Draft) -> bool {
     let able = |next: &&MemberState| next.is_healthy() && next.id() != seat.id();
     if view.leader == Some(seat.id())
@@ -53,7 +53,7 @@ pub(super) fn remove_voter(view: &View, seat: &MemberState, why: &str, draft: &m
     remove(view, seat, why, draft)
 }
 
-/// Hands the leadership of a member to another that is healthy, if there is one.
+/// Transfers the leadership of a member to another healthy member, if one exists.
 pub(super) fn decide_leader(view: &View, from: &MemberState, draft: &mut Draft) -> bool {
     let able = |next: &&MemberState| next.is_healthy() && next.id() != from.id();
     let next = view.voters().filter(able).min_by_key(|next| next.leaves());
@@ -75,7 +75,7 @@ pub(super) fn move_leader(
     decide(view, vec![write], None, said, draft)
 }
 
-/// The note on a claim.
+/// The removal note on a PVC.
 pub(super) fn note_removal(name: &str, disk: &Disk, removal: Option<Removal>) -> Write {
     Write::NoteRemoval {
         member: name.to_owned(),

@@ -1,14 +1,16 @@
-//! Conflicts between the phases of a plan. They are settled here and nowhere else.
+//! Conflicts between the phases of a plan. Only this module resolves them.
 //!
-//! 1. **Priority** is the order in which the phases are called. A phase adds writes. It neither removes nor changes the
-//!    writes of another phase.
-//!    At most one phase changes the members (invariant 2): the first that asks for it.
-//! 2. **Disturbances.** A phase that takes a member out of service for a reason that can wait asks the draft first whether
-//!    a phase before it does so already: [`Draft::is_idle`], [`Draft::disturbs_members`], [`Draft::touches_pods`].
-//! 3. **Certificates forbid** (invariant 20). [`settle`] removes what they do not allow, once, after all other phases: whole
-//!    chains, because the mark on a Service announces the pod of the same chain, and the change of the members.
-//! 4. **Certificates come first.** [`settle`] puts the certificates of a member before its pod and before the mark on its
-//!    Service, and deletes them before the Service by which they are found.
+//! 1. **Priority** is the order in which the phases are called. A phase adds writes. It neither removes nor changes
+//!    the writes of another phase.
+//!    At most one phase changes the members (invariant 2): the first that requests it.
+//! 2. **Disturbances.** A phase that takes a member out of service for a deferrable reason first asks the draft
+//!    whether an earlier phase already does so: [`Draft::is_idle`], [`Draft::disturbs_members`],
+//!    [`Draft::touches_pods`].
+//! 3. **Certificates forbid** (invariant 20). [`settle`] removes forbidden writes once, after all other phases. It
+//!    removes whole chains, because the mark on a Service announces the pod of the same chain, and it removes the
+//!    membership change.
+//! 4. **Certificates come first.** [`settle`] puts the certificates of a member before its pod and before the mark on
+//!    its Service, and deletes them before the Service that is needed to find them.
 //! 5. The certificates themselves are the last phase. Nothing is removed from it.
 
 use std::collections::BTreeSet;
@@ -22,19 +24,19 @@ use crate::snapshot::Observed;
 use crate::write::Write;
 
 impl Draft<'_> {
-    /// No phase so far changes anything.
+    /// Whether no earlier phase changes anything.
     pub(super) fn is_idle(&self) -> bool {
         self.chains.is_empty() && self.change.is_none()
     }
 
-    /// A phase before takes a member out of service, or changes the members.
+    /// Whether an earlier phase takes a member out of service or changes the members.
     pub(super) fn disturbs_members(&self) -> bool {
         let ends =
             |write: &Write| matches!(write, Write::DeletePod { .. } | Write::PatchImage { .. });
         self.change.is_some() || self.chains.iter().flatten().any(ends)
     }
 
-    /// A phase before creates or deletes a pod.
+    /// Whether an earlier phase creates or deletes a pod.
     pub(super) fn touches_pods(&self) -> bool {
         let touches =
             |write: &Write| matches!(write, Write::DeletePod { .. } | Write::CreatePod(_));
@@ -42,7 +44,7 @@ impl Draft<'_> {
         self.chains.iter().flatten().chain(change).any(touches)
     }
 
-    /// Removes the change of the members if one of its writes is forbidden. The result is the removed change.
+    /// Removes the membership change if one of its writes is forbidden, and returns it.
     fn forbid_change(&mut self, forbidden: impl Fn(&Write) -> bool) -> Option<Vec<Write>> {
         let change = self
             .change
@@ -51,15 +53,15 @@ impl Draft<'_> {
     }
 }
 
-/// Applies what certificates forbid and demand to the writes of all other phases.
+/// Applies the restrictions of the certificates to the writes of all other phases.
 pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     let held = hold_back_for_faults(observed, draft);
     let Some(keeper) = keeper else {
         return Settled::default();
     };
     if keeper.cuts_off() {
-        // An operator that is not let in does not decide that no member answers, and members that do not let each other in
-        // have lost nothing.
+        // If members reject the operator's certificate, their silence proves no lost quorum. Members that reject each
+        // other's certificates have lost no data.
         drop_recovery(observed, draft);
     }
     let adds = hold_back_for_authorities(observed, keeper, draft);
@@ -72,8 +74,8 @@ pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut D
     }
 }
 
-/// No member is started with invalid certificates, and no serving member is stopped because a Secret became invalid. The
-/// result is whether certificates are in the way.
+/// Starts no member with invalid certificates, and stops no serving member because a Secret became invalid. Returns
+/// whether certificates block starts.
 fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
     if !observed.tls.faults.is_empty() {
         drop_recovery(observed, draft);
@@ -96,8 +98,8 @@ fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
     true
 }
 
-/// A serving member is not stopped while it could not be started again, and no member is added that the others would not
-/// accept. The result is whether one was to be added.
+/// Stops no serving member that could not be restarted, and adds no member that the others would reject. Returns
+/// whether an addition was removed.
 fn hold_back_for_authorities(observed: &Observed, keeper: &Keeper, draft: &mut Draft) -> bool {
     let ready = keeper.is_ready();
     let joins = keeper.accepts_new_members();
@@ -105,7 +107,7 @@ fn hold_back_for_authorities(observed: &Observed, keeper: &Keeper, draft: &mut D
     let held = |write: &Write| !ready && starts(write, observed) || !joins && adds(write);
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        // A start waits for its certificates, and is taken out with them.
+        // A start waits for its certificates, and is removed together with them.
         let begins = |write: &Write| matches!(write, Write::CreatePod(_));
         chain.iter().any(begins) || !chain.iter().any(held)
     });
@@ -117,7 +119,7 @@ fn hold_back_for_authorities(observed: &Observed, keeper: &Keeper, draft: &mut D
     !joins && change.is_some_and(|change| change.iter().any(adds))
 }
 
-/// The certificates of a member exist before its pod is created. The result is the members that are started.
+/// Creates the certificates of a member before its pod. Returns the members that are started.
 fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<String> {
     let mut started = BTreeSet::new();
     let ready = keeper.is_ready();
@@ -134,8 +136,8 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // Before the mark that a pod may exist: what is rejected here leaves none. A Service that is yet to be created
-        // comes first, because the Secrets are found by it.
+        // The certificates precede the mark that a pod may exist: a rejected certificate leaves no mark. A new
+        // Service precedes them, because the operator finds the Secrets by it.
         let prepares = |write: &Write| {
             matches!(
                 write,
@@ -158,7 +160,7 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
     started
 }
 
-/// The certificates of a deleted member are deleted before its Service, by which they are found.
+/// Deletes the certificates of a member before its Service, which is needed to find them.
 fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
     for chain in &mut draft.chains {
         let writes = chain.iter().enumerate();
@@ -180,7 +182,8 @@ fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
     }
 }
 
-/// No recovery begins if the members may only be silent because of certificates. A recovery in progress continues.
+/// Starts no recovery if certificates may be the only reason for the silence of members. A recovery in progress
+/// continues.
 fn drop_recovery(observed: &Observed, draft: &mut Draft) {
     let known = observed.recovery.record.as_ref();
     let begins = |write: &Write| match write {
@@ -207,8 +210,8 @@ fn starts(write: &Write, observed: &Observed) -> bool {
     }
 }
 
-/// Whether a write uses names of members that have no objects yet: a new bootstrap, or the Service of a member that is
-/// added later. The record of a cluster that was found again names existing members.
+/// Whether a write uses names of members without objects: a new bootstrap, or the Service of a future member. The
+/// record of a rediscovered cluster names existing members.
 fn names_new_members(write: &Write, observed: &Observed) -> bool {
     match write {
         Write::RecordIntent {

@@ -1,8 +1,8 @@
-//! The members' volumes: larger ones grow in place, others are followed by the volumes of other members.
+//! The members' volumes: a volume grows in place, or its member is replaced by a member with a new volume.
 //!
-//! A member keeps its volume for life. So a volume that cannot become what the spec asks for (it would have to
-//! shrink, or to change its class) leaves with its member, which is replaced like any other that leaves: one at a
-//! time, the leadership moved before, and never below the quorum (invariants 2 and 3).
+//! A member keeps its volume for life. If a volume cannot become what the spec asks for (a smaller size, or another
+//! class), its member is replaced like any other: one at a time, after a transfer of leadership, and never below the
+//! quorum (invariants 2 and 3).
 
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
@@ -12,7 +12,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Claim, Desired, Disk};
 use crate::write::Write;
 
-/// Why the volume of a member cannot become what the spec asks for.
+/// Why the volume of a member cannot be changed to meet the spec.
 pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     let wanted = desired
         .claim
@@ -27,9 +27,9 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     }
 }
 
-/// Why a claim cannot become the one the spec asks for.
+/// Why a PVC cannot be changed to meet the spec.
 fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
-    // Without a class in the spec any will do: Kubernetes fills in its default, which may change.
+    // Without a class in the spec, any class is accepted: Kubernetes uses its default class, which may change.
     if let Some(class) = &wanted.class
         && has.class.as_ref() != Some(class)
     {
@@ -48,7 +48,7 @@ fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
     })
 }
 
-/// Volumes that are to be larger, and those that are becoming so.
+/// Grows volumes, and reports volumes that are growing.
 pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
     let Some(wanted) = &desired.claim else {
         return;

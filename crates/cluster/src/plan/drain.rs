@@ -1,11 +1,11 @@
-//! A member whose turn it is to stop, or to be busy, is taken out of the client Service first: whoever connects anew
-//! reaches another one, and whoever is led away by its end does not meet it again.
+//! Takes a member out of the client Service before it stops or becomes busy: new connections reach another member,
+//! and clients that it disconnects do not return to it.
 //!
-//! Nothing remembers that it is out. Each plan says from the world alone who has to be ([`is_drained`], [`keep`]), and
-//! everybody else is put back ([`settle`]), whoever took them out and whatever became of him.
+//! The drain has no memory. Each plan computes from the observed state which members must be out ([`is_drained`],
+//! [`keep`]), and puts all others back ([`settle`]), whichever process took them out.
 //!
-//! Connections that are there stay where they are: neither Kubernetes nor etcd moves them. A member that stops lets
-//! its clients go by itself; one that is defragmented does not, and its clients' deadlines have to do it.
+//! Existing connections stay: neither Kubernetes nor etcd moves them. A member that stops closes its connections. A
+//! member that is defragmented does not: its clients depend on their own deadlines.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
 use crate::write::{Label, Write};
 
-/// How long until new connections surely go elsewhere: kube-proxy writes its rules at most once a second.
+/// Time until new connections certainly reach other members: kube-proxy updates its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
 
-/// Whether new clients go elsewhere by now. Otherwise it is seen to, and waited for.
+/// Whether new clients already reach other members. If not, the plan drains the member and waits.
 pub(super) fn is_drained(
     now: Timestamp,
     view: &View,
@@ -30,12 +30,12 @@ pub(super) fn is_drained(
     draft: &mut Draft,
 ) -> bool {
     if seat.pod.is_none() {
-        // Somebody else runs it, and leads clients to it.
+        // The member is run by other software, which also routes clients to it.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != seat.id());
     if !{ others }.any(|other| is_endpoint(other) && !is_out(other)) {
-        // Nobody else would take them.
+        // No other member would accept its clients.
         return true;
     }
     draft.drained.insert(seat.name.clone());
@@ -52,25 +52,25 @@ pub(super) fn is_drained(
     false
 }
 
-/// It is not over yet: a member that is out stays so.
+/// Keeps a drained member out, because its change is not finished.
 pub(super) fn keep(seat: &MemberState, draft: &mut Draft) {
     if is_out(seat) {
         draft.drained.insert(seat.name.clone());
     }
 }
 
-/// Takes out who has to be, and puts back everybody else.
+/// Takes out the members that must be out, and puts all others back.
 pub(super) fn settle(
     (view, intent, cluster_id): (&View, &Intent, ClusterId),
     now: Timestamp,
     draft: &mut Draft,
 ) {
-    // Invariant 24: one that has not served yet, and whoever went on his own.
+    // Invariant 24: a voter that has not served yet stays out, and so does a drained voter that went down.
     for seat in view.voters().filter(|seat| joining::is_yet_to_serve(seat)) {
         keep(seat, draft);
     }
-    // Invariant 22: clients always find a member that serves. Who is let in by this very plan does not count yet: the
-    // labels of one plan are written beside each other.
+    // Invariant 22: clients always find a serving member. A member that this plan puts back does not count yet: the
+    // labels of one plan are written concurrently.
     let stays = |seat: &MemberState| {
         is_endpoint(seat) && is_in(seat) && !draft.drained.contains(&seat.name)
     };
@@ -79,7 +79,7 @@ pub(super) fn settle(
     } else {
         [].into()
     };
-    // It says itself that it serves nobody yet.
+    // The member reports that it does not serve yet.
     let joining = view.voters().filter(|seat| seat.is_joining());
     out.extend(joining.map(|seat| seat.name.clone()));
     for seat in view.voters() {
@@ -88,7 +88,7 @@ pub(super) fn settle(
         };
         let role = match (pod.role, out.contains(&seat.name)) {
             (Some(Role::Voter), true) => Role::Busy { since: now },
-            // By a clock that is ahead.
+            // The timestamp was written by a clock that is ahead.
             (Some(Role::Busy { since }), true) if since > now => Role::Busy { since: now },
             (Some(Role::Busy { .. }), false) => Role::Voter,
             _ => continue,
@@ -107,7 +107,7 @@ pub(super) fn settle(
     }
 }
 
-/// It has been out, and for no longer than this.
+/// Whether the member is out, and has been for at most this long.
 pub(super) fn is_out_since(now: Timestamp, seat: &MemberState, most: Duration) -> bool {
     match seat.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,
@@ -124,7 +124,7 @@ fn is_in(seat: &MemberState) -> bool {
     seat.pod.is_some_and(|pod| pod.role == Some(Role::Voter))
 }
 
-/// The Service would lead to it, and it would answer.
+/// Whether the Service would route to the member and the member would answer.
 fn is_endpoint(seat: &MemberState) -> bool {
     seat.is_healthy() && seat.pod.is_some_and(|pod| pod.stays() && pod.ready)
 }

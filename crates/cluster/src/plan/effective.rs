@@ -1,8 +1,8 @@
-//! The spec in effect: what the user wrote, with TLS as far as members have been brought to it, and completed by what
-//! the TLS Secrets say. Pure; the object of the user stays as it was read.
+//! The spec in effect: the user's spec, with the TLS stage that the members have reached, completed from the TLS
+//! Secrets. Pure; the user's object stays unchanged.
 //!
-//! Builders, the planner and the comparison of objects with what they should be use the spec in effect. A user may
-//! change `spec.TLS` in one step, and the members follow in several (invariant 23).
+//! Builders, the planner and drift detection use the spec in effect. A user may change `spec.TLS` in one step, and
+//! the members follow in several (invariant 23).
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -14,7 +14,7 @@ use member::tls::{ClusterTls, Fault, FaultKind};
 use crate::objects::Objects;
 use crate::switch::TlsRollout;
 
-/// The spec in effect, and how far a change of TLS is.
+/// The spec in effect, and the progress of a TLS rollout.
 #[derive(Clone, Debug)]
 pub struct Effective {
     cluster: EtcdCluster,
@@ -22,14 +22,14 @@ pub struct Effective {
 }
 
 impl Effective {
-    /// From what was read.
+    /// Computes the spec in effect from the objects that were read.
     pub fn of(objects: &Objects, now: Timestamp) -> Self {
         let mut cluster = objects.cluster.clone();
         let mut rollout = TlsRollout::of(&objects.started, cluster.spec.tls.as_ref());
-        // A cluster that runs goes on with the way its members talk until they are brought to another.
+        // A running cluster keeps its TLS settings until its members are moved to others.
         cluster.spec.tls.clone_from(&rollout.at);
         let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
-        // A cluster that runs stays with its form of address, whatever its certificates cover by now.
+        // A running cluster keeps its form of address, whatever its certificates cover now.
         let form = objects.form.clone();
         let tls = &objects.tls;
         tls.complete_spec(&mut cluster.spec, (&namespace, &name), form);
@@ -39,7 +39,7 @@ impl Effective {
         Self { cluster, rollout }
     }
 
-    /// Of a cluster without members, which takes everything as its user wrote it.
+    /// For a cluster without members, which uses the spec as written.
     #[cfg(test)]
     pub(crate) fn as_written(cluster: EtcdCluster) -> Self {
         let started = crate::switch::Started::default();
@@ -52,13 +52,14 @@ impl Effective {
         &self.cluster
     }
 
-    /// How far a change of TLS is.
+    /// The progress of a TLS rollout.
     pub fn tls_rollout(&self) -> &TlsRollout {
         &self.rollout
     }
 }
 
-/// Problems of the certificates for the next stage. The operator creates missing generated certificates in that stage.
+/// Problems of the certificates for the next stage. The operator creates missing generated certificates in that
+/// stage.
 fn faults(
     cluster: &EtcdCluster,
     held: &ClusterTls,
@@ -96,7 +97,7 @@ mod tests {
     const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
 
     #[test]
-    fn spec_in_effect_follows_the_rollout_and_the_object_stays_as_written() {
+    fn spec_in_effect_follows_rollout_and_keeps_object() {
         let (objects, effective) = effective(PEERS, Some("null"));
         assert_eq!(effective.cluster().spec.tls, None);
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));
@@ -105,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn new_cluster_takes_the_spec_as_written() {
+    fn new_cluster_uses_spec_as_written() {
         let (objects, effective) = effective(PEERS, None);
         assert_eq!(effective.cluster().spec, objects.cluster.spec);
         assert_eq!(effective.tls_rollout().next, None);
     }
 
     #[test]
-    fn stage_in_the_spec_of_a_user_is_ignored() {
+    fn ignores_tls_stage_in_user_spec() {
         let (mut objects, _) = effective(PEERS, None);
         if let Some(tls) = &mut objects.cluster.spec.tls {
             tls.peer_stage = Some(PeerStage::TlsTwice);

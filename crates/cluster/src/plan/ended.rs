@@ -1,15 +1,14 @@
-//! Pods that have ended for good while the data of their members is on volumes: evicted for want of memory or disk on
-//! their node, ended with a node that was shut down in order, refused by a kubelet. Kubernetes starts no container of
-//! theirs again and leaves the objects where they are, so they are deleted, and the members get new pods on their
-//! volumes.
+//! Failed pods whose data is on volumes: evicted by node pressure, ended by a graceful node shutdown, or rejected by
+//! a kubelet. Kubernetes does not restart their containers and keeps the objects. The operator deletes the pods, and
+//! the members get new pods on their volumes.
 //!
-//! Nothing is lost by it, whether a quorum answers or not: such a pod runs nothing and holds nothing.
+//! The deletion loses nothing, with or without a quorum: such a pod runs nothing and holds nothing.
 
 use crate::plan::Draft;
 use crate::snapshot::{Disk, Observed, Pod};
 use crate::write::Write;
 
-/// Makes room for new pods of these members.
+/// Deletes the failed pods of these members.
 pub(super) fn clear<'a>(
     observed: &Observed,
     members: impl IntoIterator<Item = &'a String>,
@@ -26,7 +25,7 @@ pub(super) fn clear<'a>(
     }
 }
 
-/// The pod will not run again, and nobody has deleted it yet.
+/// Whether the pod will never run again and is not deleted yet.
 pub(super) fn has_ended(pod: &Pod) -> bool {
     pod.failed && !pod.terminating
 }

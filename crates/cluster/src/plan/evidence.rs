@@ -1,7 +1,7 @@
-//! What is left of a cluster whose quorum does not answer. Judges, and decides nothing.
+//! Evidence about a cluster whose quorum does not answer. This module judges and decides nothing.
 //!
-//! Who votes is known from the report in the status, and from the lists that members have locally; each may be
-//! behind. So a loss counts only when every list there is says so, and without a list nothing counts as lost
+//! The voters are known from the report in the status and from the local lists of the members. Each of them may be
+//! stale. So a loss counts only if every available list confirms it, and without a list nothing counts as lost
 //! (invariant 1).
 
 use std::collections::BTreeSet;
@@ -12,36 +12,36 @@ use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::snapshot::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 
-/// A member that has data, as far as Kubernetes tells.
+/// A member that has data according to Kubernetes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Member {
-    /// It answers and knows no leader: it is what is left.
+    /// The member answers and knows no leader: it is a survivor.
     Survives(Box<Status>),
-    /// It answers and knows a leader: the quorum is not lost, or comes back.
+    /// The member answers and knows a leader: the quorum is not lost, or recovers.
     Led,
-    /// It does not answer, and may yet.
+    /// The member does not answer, but may answer later.
     Silent(String),
-    /// It does not answer and never will: its data is damaged.
+    /// The member does not answer and never will: its data is damaged.
     Damaged(String),
 }
 
-/// What is left.
+/// The remains of the cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Evidence {
-    /// Everybody who votes by any list.
+    /// All names that any list contains as a voter.
     pub(super) voters: BTreeSet<String>,
     /// The members that have data.
     pub(super) members: Vec<(String, Member)>,
-    /// The data of a majority is gone, or goes with pods that are being deleted.
+    /// The data of a majority is lost, or will be deleted with pods that are terminating.
     pub(super) is_lost: bool,
-    /// The data of a majority is gone: nothing in Kubernetes is left of those members.
+    /// The data of a majority is lost, and no Kubernetes object of those members is left.
     pub(super) is_lost_for_sure: bool,
-    /// No quorum answers, whatever is left of the others.
+    /// No quorum answers, whatever is left of the other members.
     pub(super) is_silent: bool,
 }
 
 impl Evidence {
-    /// From what Kubernetes has of this cluster and what its members answer.
+    /// Collects the evidence from the Kubernetes objects of this cluster and the answers of its members.
     pub(super) fn new(observed: &Observed, intent: &Intent, cluster_id: ClusterId) -> Self {
         let lists = lists(observed, cluster_id);
         let names: BTreeSet<&String> = observed.pods.keys().chain(observed.disks.keys()).collect();
@@ -51,7 +51,7 @@ impl Evidence {
             .map(|name| (name.clone(), member(observed, cluster_id, name)))
             .collect();
         let led = members.iter().any(|(_, member)| *member == Member::Led);
-        // Every list has to have fewer than a quorum of such members.
+        // True if every list has fewer than a quorum of such members.
         let too_few = |counts: &dyn Fn(&str) -> bool| {
             let few = |list: &BTreeSet<String>| {
                 list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
@@ -68,7 +68,7 @@ impl Evidence {
         }
     }
 
-    /// The survivor to go on from: the one that knows most to be committed, then the one that has applied most.
+    /// The survivor from which a recovery starts: highest committed index first, then highest applied index.
     pub(super) fn most_advanced(&self) -> Option<(&str, &Status)> {
         let survivors = self.members.iter().filter_map(|(name, member)| {
             let Member::Survives(status) = member else {
@@ -84,14 +84,14 @@ impl Evidence {
                 !status.is_learner,
             )
         };
-        // The first of several that are equal: two operators choose the same.
+        // Of equal survivors the first wins, so that concurrent operators choose the same.
         survivors.fold(None, |best: Option<(&str, &Status)>, next| match best {
             Some(best) if progress(best.1) >= progress(next.1) => Some(best),
             _ => Some(next),
         })
     }
 
-    /// The voters whose data is gone, going or damaged.
+    /// The voters whose data is lost, being deleted, or damaged.
     pub(super) fn lost(&self) -> Vec<String> {
         let has_data = |name: &String| {
             let found = self.members.iter().find(|(other, _)| other == name);
@@ -101,7 +101,7 @@ impl Evidence {
         lost.cloned().collect()
     }
 
-    /// The voters of which a claim is left and the volume is not.
+    /// The voters whose PVC exists and whose volume is lost.
     pub(super) fn without_volume(&self, observed: &Observed) -> Vec<&str> {
         let is_one = |name: &&String| {
             let data = self.members.iter().any(|(other, _)| other == *name);
@@ -114,7 +114,7 @@ impl Evidence {
             .collect()
     }
 
-    /// Whether it answers and has its data.
+    /// Whether the member answers and has its data.
     pub(super) fn survives(&self, name: &str) -> bool {
         survives(&self.members, name)
     }
@@ -125,7 +125,7 @@ impl Evidence {
         absent.map(String::as_str).collect()
     }
 
-    /// The members that may yet answer, and why they do not.
+    /// The members that may answer later, with the reason for their silence.
     pub(super) fn silent(&self) -> Vec<(&str, &str)> {
         let silent = self.members.iter().filter_map(|(name, member)| {
             if let Member::Silent(why) = member {
@@ -142,7 +142,7 @@ fn survives(members: &[(String, Member)], name: &str) -> bool {
     found.any(|(_, member)| matches!(member, Member::Survives(_)))
 }
 
-/// The voters by each list: the report, unless it is of the cluster before a recovery, and what members answer.
+/// The voters in each list: the report, unless it describes the cluster before a recovery, and the members' answers.
 fn lists(observed: &Observed, cluster_id: ClusterId) -> Vec<BTreeSet<String>> {
     let mut lists = Vec::new();
     let report = &observed.reported_voters;
@@ -175,7 +175,7 @@ fn voters(list: &Members) -> BTreeSet<String> {
     voters.map(view::name_of).collect()
 }
 
-/// One whose token somebody has taken away counts as ours: only another token says that it is not.
+/// An object without a token belongs to this cluster: only a different token proves otherwise.
 fn is_ours(token: Option<&String>, intent: &Intent) -> bool {
     token.is_none_or(|token| *token == intent.token)
 }
@@ -192,16 +192,17 @@ fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a D
 
 fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let (pod, disk) = (pod(observed, intent, name), disk(observed, intent, name));
-    // A pod has an address when its volumes are mounted, and on a volume that is lost one without never had it open.
+    // A pod has an address only after its volumes are mounted. On a lost volume, a pod without an address never
+    // mounted it.
     let lost = disk.is_some_and(|disk| disk.lost);
     let pod = pod.filter(|pod| pod.addressed || !lost);
     (pod.is_some() || disk.is_some())
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// A pod that is being deleted may stand for a container that runs, on a node that does not answer. A claim whose volume
-/// is lost may be given it back by a person. Of a member that somebody else runs nothing is in Kubernetes at all, and it
-/// may be part of a quorum that serves.
+/// Whether a container may run or data may return. A terminating pod can have a running container on an unreachable
+/// node. A PVC whose volume is lost can be given that volume back by a person. A member that other software runs has
+/// no Kubernetes object here, and may be part of a serving quorum.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
     let strange = |other: &String| other.split(' ').next_back() == Some(name);
@@ -237,8 +238,8 @@ fn unheard(observed: &Observed, name: &str) -> String {
     trouble.map_or_else(|| "its pod is starting".to_owned(), str::to_owned)
 }
 
-/// Before 3.5 a learner refuses every stream (`isRPCSupportedForLearner` and the interceptors in etcd's
-/// `api/v3rpc`).
+/// Whether the member can send a snapshot. Before 3.5 a learner refuses every stream (`isRPCSupportedForLearner` and
+/// the interceptors in etcd's `api/v3rpc`).
 fn gives_snapshots(status: &Status) -> bool {
     let version = semver::Version::parse(status.version.trim_start_matches('v'));
     !status.is_learner || version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))

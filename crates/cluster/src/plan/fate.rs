@@ -1,6 +1,6 @@
-//! The fate of each member: it stays, it is replaced while it serves, or it counts as lost.
+//! The fate of each member: the member stays, is replaced while it serves, or counts as lost.
 //!
-//! [`RULES`] is the only place where a fate is decided. Nothing is changed here, and nothing is allowed: every removal asks
+//! [`RULES`] is the only place that decides a fate. A fate changes nothing and permits nothing: every removal asks
 //! the quorum guard first (invariant 3).
 
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::plan::view::{Data, Fate, MemberState};
 use crate::plan::{adoption, disks, roll, upkeep};
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Observed, Pod};
 
-/// What a rule says of a member: its fate, or `None` if the rule does not apply.
+/// A rule returns the fate of a member, or `None` if the rule does not apply.
 type Rule = fn(&Facts, &MemberState) -> Option<Fate>;
 
-/// The rules, in this order: the first that applies decides. A member to which none applies stays.
+/// Rules in order of precedence: the first rule that applies decides. A member to which no rule applies stays.
 const RULES: [Rule; 8] = [
     of_joined_cluster,        // Invariants 2 and 3.
     without_data_but_serving, // Invariant 5.
@@ -29,7 +29,8 @@ const RULES: [Rule; 8] = [
     corrupt,                  // Invariant 19.
 ];
 
-/// The rules for members that have failed. As long as one applies to a member, no other member is replaced for its pod.
+/// The rules for failed members. While one of them applies to any member, no other member is replaced because of its
+/// pod.
 const FAILURES: [Rule; 4] = [
     without_data_but_serving,
     without_data,
@@ -37,42 +38,42 @@ const FAILURES: [Rule; 4] = [
     out_of_service,
 ];
 
-/// After so many restarts etcd's own words about its data are believed: a third start would have read the same.
+/// Number of restarts after which etcd's error about its data is accepted: a third start would read the same data.
 const DAMAGED_RESTARTS: i32 = 2;
-/// After so many since the change to another minor release they are of what that one has read itself: until it has ended,
-/// the end of the one before is told, which may have been started once more while its image was changed.
+/// Number of restarts after a change to another minor release until the error comes from the new release. Before the
+/// new container ends, Kubernetes reports the end of the old container, which may have been restarted during the
+/// change.
 const REREAD_RESTARTS: i32 = 4;
-/// After so many restarts a member that fails for no known reason may be replaced. The kubelet waits 10, 20, 40 and
-/// 80 s in between.
+/// Number of restarts after which a member that fails for an unknown reason may be replaced. The kubelet waits 10,
+/// 20, 40 and 80 s in between.
 const FAILED_RESTARTS: i32 = 5;
 
-/// What is reported of a PVC in phase `Lost`.
+/// Text for a PVC in phase `Lost`.
 const VOLUME_LOST: &str = "its volume is lost: its claim is there, and the PersistentVolume is not";
 
-/// The fate of a member, and when it changes without an event.
+/// The fate of a member, and the time at which it changes without an event.
 pub(super) struct Decision {
-    /// What is to become of it.
     pub(super) fate: Fate,
-    /// When it will count as lost if nothing changes.
+    /// Time at which the member counts as lost if its state does not change.
     pub(super) lost_at: Option<Timestamp>,
-    /// It leaves, and another member comes first.
+    /// The member leaves, and its replacement joins first.
     pub(super) followed: bool,
 }
 
-/// What the rules are decided from.
+/// Input of the rules.
 struct Facts<'f, 'a> {
     members: &'f [MemberState<'a>],
     desired: &'f Desired,
     observed: &'f Observed,
-    /// The time by the clock that is behind (invariant 5).
+    /// Current time by the slower of the two clocks (invariant 5).
     now: Timestamp,
-    /// The member that another one follows for its pod, and why.
+    /// The member to replace because of its pod, and the reason. Its replacement joins first.
     outdated: Option<(MemberId, String)>,
-    /// The members whose data etcd distrusts.
+    /// Members that etcd reports as corrupt.
     corrupt: Vec<MemberId>,
 }
 
-/// Decides the fate of all members. `leader`: the leader on which they agree.
+/// Decides the fate of all members. `leader` is the leader on which the members agree.
 pub(super) fn decide(
     members: &[MemberState],
     (desired, observed, now): (&Desired, &Observed, Timestamp),
@@ -117,15 +118,15 @@ impl Facts<'_, '_> {
     }
 }
 
-/// The pod of a member that does not serve but has its data.
+/// Returns the pod of a member that does not serve but has its data.
 fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
     member
         .pod
         .filter(|_| member.data == Data::There && !member.serves())
 }
 
-/// A member that another operator or person runs leaves when enough of ours vote: leadership is handed over before, as
-/// for each removal.
+/// Replaces a member that another operator or a person runs, once enough members of this cluster vote. As for each
+/// removal, leadership moves first.
 fn of_joined_cluster(facts: &Facts, member: &MemberState) -> Option<Fate> {
     adoption::is_replaced(facts.observed, member).then(|| {
         let why = "it is run by somebody else, and this cluster takes its place";
@@ -137,14 +138,14 @@ fn serves_in_its_pod(member: &MemberState) -> bool {
     member.serves() && member.pod.is_some_and(Pod::stays)
 }
 
-/// Someone deleted the PVC under a pod that has its volume open: the member goes on until it is restarted.
+/// The PVC was deleted while a pod has the volume mounted: the member runs until its next restart.
 fn without_data_but_serving(_: &Facts, member: &MemberState) -> Option<Fate> {
     let on_volume = member.pod.is_some_and(|pod| pod.durable);
     let applies = member.data == Data::Gone && serves_in_its_pod(member) && on_volume;
     applies.then(|| Fate::Leaves("its volume claim is gone".to_owned()))
 }
 
-/// Nothing is left of the data of the member.
+/// The data of the member is lost.
 fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     let lost = member.disk.is_some_and(|disk| !disk.stays() && disk.lost);
     let why = if lost {
@@ -155,8 +156,8 @@ fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     (member.data == Data::Gone).then(|| Fate::Lost(why.to_owned()))
 }
 
-/// A deleted PVC is held back as long as the pod exists. A pod that has its volume open goes on without the
-/// PersistentVolume until it is restarted.
+/// Kubernetes keeps a deleted PVC as long as the pod exists. A pod that has its volume mounted runs without the
+/// PersistentVolume until its next restart.
 fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     let there = member.data == Data::There && member.pod.is_some();
     let disk: &Disk = member.disk.filter(|disk| there && !disk.stays())?;
@@ -173,7 +174,7 @@ fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     Some(fate(why.to_owned()))
 }
 
-/// Its disk cannot be reached, or cannot be read.
+/// The volume of the member is unreachable or unreadable.
 fn out_of_service(facts: &Facts, member: &MemberState) -> Option<Fate> {
     let pod = failing(member)?;
     let after = facts.desired.replace_after;
@@ -188,18 +189,18 @@ fn is_lost(fate: &Fate) -> bool {
     matches!(fate, Fate::Lost(_))
 }
 
-/// Its pod must be created again and its data is in the pod: another member comes first.
+/// The pod must be recreated and holds the data: the replacement joins first.
 fn outdated_in_its_pod(facts: &Facts, member: &MemberState) -> Option<Fate> {
     let (id, why) = facts.outdated.as_ref()?;
     (*id == member.id()).then(|| Fate::Leaves(why.clone()))
 }
 
-/// Its volume cannot become what the spec asks for.
+/// The volume cannot be changed to meet the spec.
 fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
     disks::unfit(facts.desired, member).map(Fate::Leaves)
 }
 
-/// Its data differs from that of the others, as etcd says.
+/// etcd reports that the data of the member differs from the others'.
 fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
     facts.corrupt.contains(&member.id()).then(|| {
         let why = "etcd has found its data to differ from the others' (alarm CORRUPT)";
@@ -207,12 +208,15 @@ fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
     })
 }
 
-/// Invariant 5's exception. A disk on a node that is lost exists and cannot be reached, maybe never again; after the
-/// time the user has set the member counts as gone. It is safe to remove it because the quorum guard lets nobody go
-/// unless the voters that are left, and answer, are a quorum: whatever was acknowledged is in the log of a majority
-/// of the old voters, the removal itself is only committed by a majority of those left, and two majorities share a
-/// member that hands the log on. Should the node come back, its etcd is no member any more and is told so; it can
-/// neither vote nor be started again under its name, and its pod and disk are deleted as leftovers.
+/// Exception to invariant 5: a volume on a lost node exists but is unreachable, maybe forever. The member counts as
+/// lost after the time that the user has set.
+///
+/// The removal is safe because the quorum guard demands that the remaining voters that answer are a quorum. Every
+/// acknowledged write is in the log of a majority of the old voters. A majority of the remaining voters commits the
+/// removal. Two majorities share a member, which passes on the log.
+///
+/// If the node returns, its etcd learns that it was removed. It can neither vote nor be restarted under its name, and
+/// its pod and volume are deleted as leftovers.
 fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timestamp>) {
     let Some(since) = pod.lost_since else {
         return (Fate::Stays, None);
@@ -224,12 +228,13 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
     (Fate::Stays, since.checked_add(after).ok())
 }
 
-/// A member that cannot start on its data. Removing it loses nothing: the guard demands that the other voters are a
-/// quorum, so everything that was acknowledged is with them, and what this member alone had was never acknowledged.
+/// A member that cannot start on its data. Its removal loses nothing: the guard demands that the other voters are a
+/// quorum. They have every acknowledged write, and data on this member alone was never acknowledged.
 ///
-/// etcd's own words about damaged data are believed soon. Any other failure may be the work of a setting, an image
-/// or the machine, which would take member after member: it is put down to the data only when every other voter is
-/// healthy, one of them with the very same image and settings, and when it has lasted as long as a lost node may.
+/// etcd's own error about damaged data is accepted early. Any other failure may come from a setting, an image or the
+/// machine, which would cost one member after another. Such a failure counts as damaged data only under two
+/// conditions: it has lasted as long as a lost node may, and every other voter is healthy, one of them with the same
+/// image and settings.
 fn unusable(
     seat: &MemberState,
     pod: &Pod,
@@ -240,11 +245,10 @@ fn unusable(
     let Some(Ending { at, cause }) = &pod.ending else {
         return (Fate::Stays, None);
     };
-    // It has not come back from another image: that is put right by setting the version back, not by a new member.
-    // One that was set back already has nothing more to wait for.
-    // Nor has one whose data etcd itself calls damaged, and goes on to: no release of the same minor reads it
-    // otherwise. Nor one whose data neither minor release can read: no image mends that, and it may not be able to go
-    // back (`repair`).
+    // A member that failed after a change of its image is repaired by setting the version back, not by a replacement.
+    // This does not hold for a member that was already set back. Nor does it hold if etcd reports damaged data
+    // repeatedly: no release of the same minor reads the data differently. Nor does it hold if neither minor release
+    // can read the data: no image repairs that, and the way back may be closed (`repair`).
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);
@@ -252,12 +256,13 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // Nor a learner: it had failed before it was changed (`roll`), and the next one begins with what the others run.
+    // A learner is replaced: it failed before the change (`roll`), and its replacement starts with the version of the
+    // others.
     let to_blame = |changed: &Changed| seat.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
-    // It has not been ready since before it ended, so this is not the end of a long and healthy life.
+    // The pod was not ready before the container ended, so the container did not end after a long healthy run.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);
     };
@@ -285,8 +290,8 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
     runs.is_some() && runs == minor(from)
 }
 
-/// All other voters are healthy, and one of them runs with the same image and settings; a learner that was changed had
-/// failed before with what it was made for.
+/// Whether all other voters are healthy and one of them runs with the same image and settings. A learner whose image
+/// was changed is compared by its former version, with which it failed.
 fn is_alone_in_it(seat: &MemberState, pod: &Pod, seats: &[MemberState]) -> bool {
     let others = || {
         seats

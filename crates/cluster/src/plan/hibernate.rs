@@ -1,7 +1,7 @@
-//! Hibernation: no pods, while disks, Services and the members' identities stay.
+//! Hibernation: no pods, while volumes, Services and the members' identities stay.
 //!
-//! Nothing is forgotten by it: the cluster comes back as one does whose pods were all deleted (invariant 8). While
-//! it hibernates no quorum is missed and nothing is recovered.
+//! Hibernation loses nothing: the cluster returns like a cluster whose pods were all deleted (invariant 8). A
+//! hibernating cluster reports no lost quorum and is not recovered.
 
 use api::cluster::RecoveryPhase;
 
@@ -10,13 +10,13 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed};
 use crate::write::Write;
 
-/// Stops the members, or leaves them stopped; `false` when the cluster does not hibernate, or not yet.
+/// Stops the members, or leaves them stopped. Returns `false` if the cluster does not hibernate, or not yet.
 pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
     if !desired.hibernate {
         return false;
     }
     let Some(intent) = &observed.intent else {
-        // One that lost its status is found again first; nothing is started by that.
+        // A cluster that lost its status is identified first; that starts nothing.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return false;
@@ -25,14 +25,14 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         draft.wait(Reason::Hibernated, text, STEADY);
         return true;
     };
-    // What has begun goes to its end first.
+    // A bootstrap or recovery in progress finishes first.
     let recovers = observed.recovery.record.as_ref();
     if observed.cluster_id.is_none()
         || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
     {
         return false;
     }
-    // Invariant 9: only who has its data on a volume that stays is stopped.
+    // Invariant 9: only members whose data is on a volume that stays are stopped.
     let at_risk: Vec<&str> = observed
         .pods
         .iter()
@@ -52,14 +52,14 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         draft.problem(Reason::HibernationRefused, text);
         return false;
     }
-    // With no volume left there is nothing to come back: that is a lost quorum, and is called so.
+    // Without a volume there is no data to return to: this is a lost quorum and is reported as one.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return false;
     }
     let open = recovery::lets_clients_in(observed, intent);
     objects::shared_services(observed, open, draft);
-    // All together: whoever stayed would be without a quorum all the same.
+    // All members stop together: the rest would have no quorum anyway.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
         draft.write(Write::DeletePod {

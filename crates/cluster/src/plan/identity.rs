@@ -1,5 +1,5 @@
-//! Token and cluster ID: recorded in the status, and marked on each pod and volume. A record that contradicts all marks
-//! was changed by hand and is corrected.
+//! Token and cluster ID: recorded in the status, and marked on each pod and volume. A record that contradicts all
+//! marks was edited by hand and is corrected.
 
 use etcd::ClusterId;
 
@@ -7,11 +7,11 @@ use crate::plan::{Draft, bootstrap};
 use crate::snapshot::{Intent, Observed};
 use crate::write::Write;
 
-/// Invariant 26. Returns `true` if the record is corrected first.
+/// Invariant 26. Returns `true` if the record must be corrected first.
 ///
-/// Token and cluster ID are always recorded and marked together: a recovery or a restore replaces both. So a record and
-/// a mark that agree on one of them are of the same cluster, and the marks, which are many and unanimous, are right
-/// about the other.
+/// Token and cluster ID are always recorded and marked together: a recovery or a restore replaces both. So a record
+/// and a mark that agree on one of them belong to the same cluster. The marks, which are many and unanimous, are then
+/// right about the other.
 pub(super) fn correct(
     observed: &Observed,
     (intent, recorded): (&Intent, ClusterId),

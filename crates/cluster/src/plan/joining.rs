@@ -1,12 +1,12 @@
 //! Members that follow the leader and do not serve clients yet.
 //!
-//! A member's vote is Raft's affair alone, and Raft begins seconds before clients are served: a member serves them when it
-//! has applied its own entry, for which it may wait 7 s (docs/benchmarks.md). In that time it tells on its listener for
-//! health who it is, that it knows a leader, whom it is connected with, and what it has applied. That is more than the
-//! planner asks of a member that serves; like that answer it is given by the process itself, in this very look.
+//! A member takes part in Raft seconds before it serves clients: it first applies its own entry, for which it may
+//! wait 7 s (docs/benchmarks.md). During that time it reports its ID, its leader, its connections and its applied
+//! index on its health listener. This report contains more than the planner requires of a serving member. The process
+//! itself gives it, during the current reconcile.
 //!
-//! Invariant 24: it counts for promotions and for nothing else. Such a member is not healthy: nothing is asked of it, no
-//! leadership is handed to it, no removal counts on it, and it is in no client Service until it serves.
+//! Invariant 24: such a member counts for promotions only. It is not healthy: it receives no requests and no
+//! leadership, no removal counts on it, and it is in no client Service until it serves.
 
 use std::time::Duration;
 
@@ -17,11 +17,13 @@ use crate::plan::age::age;
 use crate::plan::view::{Data, Health, MemberState};
 use crate::snapshot::{Observed, Pod, Role, Seen};
 
-/// For how long a voter may not serve before something is wrong with it: etcd waits 7 s for its own entry.
+/// Maximum time in which a voter may not serve before the operator reports a problem: etcd waits 7 s for its own
+/// entry.
 const LATE: Duration = Duration::from_secs(30);
 
-/// What a member has applied that follows the leader and does not serve yet. Only of one that has not been seen serving:
-/// a learner, or a voter that the client Service has passed by since, for a while.
+/// Returns the applied index of a member that follows the leader and does not serve yet. Only for a member that has
+/// not served before: a learner, or a voter that has been out of the client Service since its promotion, for a
+/// limited time.
 pub(super) fn applied(
     member: &Member,
     (name, pod): (&str, Option<&Pod>),
@@ -34,15 +36,15 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: that is why it is silent.
+    // Invariant 19: the defragmentation is the reason for its silence.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
-    // Its own entry, with its client URLs, is committed.
+    // The member's own entry, with its client URLs, is committed.
     let joined = !member.client_urls.is_empty();
     let silent = matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
     let pulse = observed.pulses.get(name).filter(|_| joined && silent)?;
-    // A learner never gives up a leader: that it knows one is of the past where it is not connected with it.
+    // A learner never gives up its leader: without a connection to that leader, the reported leader is stale.
     let connected = is_connected(pulse, observed.leader()?);
     let follows = pulse.member_id == member.id && pulse.has_leader && connected;
     follows.then_some(pulse.raft_applied_index)
@@ -52,8 +54,8 @@ fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
     leader == pulse.member_id || pulse.peers.contains(&leader)
 }
 
-/// Whether a learner says itself that it is not connected with the leader: whatever it answers clients is of the past then,
-/// the leader that it names too. One that is not asked for its health says nothing.
+/// Whether a learner reports that it is not connected to the leader: all its answers to clients are stale then,
+/// including the leader it names. A learner that is not asked for its health reports nothing.
 pub(super) fn is_cut_off(seat: &MemberState, observed: &Observed) -> bool {
     let pulse = observed.pulses.get(&seat.name);
     let pulse = pulse.filter(|pulse| pulse.member_id == seat.id());
@@ -62,7 +64,7 @@ pub(super) fn is_cut_off(seat: &MemberState, observed: &Observed) -> bool {
         .is_some_and(|(pulse, leader)| !is_connected(pulse, leader))
 }
 
-/// Whether a member would serve by now if it were only joining.
+/// Whether the member would already serve if it were only joining.
 pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
     let since = match pod.role {
         Some(Role::Busy { since }) => Some(since),
@@ -72,19 +74,19 @@ pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
     since.is_some_and(|since| age(since, now) >= LATE)
 }
 
-/// Whether the member has so much of what is committed that etcd gives it a vote: nine tenths (`isLearnerReady` in etcd's
+/// Whether etcd would promote the member: it needs nine tenths of the committed entries (`isLearnerReady` in etcd's
 /// `server/etcdserver/server.go`).
 pub(super) fn has_caught_up(applied: u64, committed: u64) -> bool {
     applied >= committed - committed / 10
 }
 
-/// Invariant 24: for a promotion a member counts as soon as it follows the leader.
+/// Invariant 24: a member counts for a promotion as soon as it follows the leader.
 pub(super) fn takes_part(seat: &MemberState, committed: u64) -> bool {
     let follows = seat.follows.filter(|_| seat.is_joining());
     seat.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))
 }
 
-/// A voter that has not served yet stays out of the client Service: its pod may be ready before.
+/// A voter that has not served yet stays out of the client Service: its pod may become ready earlier.
 pub(super) fn is_yet_to_serve(seat: &MemberState) -> bool {
     let ours = seat.data != Data::Elsewhere && seat.votes();
     ours && !seat.serves() && seat.health != Health::Busy

@@ -1,10 +1,13 @@
-//! Volumes of members that someone else removed from etcd: evidence, not leftovers.
+//! Volumes of members that other software removed from etcd: kept as evidence, not deleted as leftovers.
 //!
-//! Invariant 25: the operator notes on a volume claim that it removes the member before it asks etcd to. A claim without
-//! that note whose member is missing from etcd's list belongs to a member that `--force-new-cluster`, `etcdctl member
-//! remove` or a restore by hand removed. Acknowledged writes may be on that volume alone, so the claim is noted, reported
-//! and kept; nothing is started on it. It is deleted when the cluster is at its size, healthy and compared, and
-//! `spec.memberReplacement.keepVolumes` has passed. When a majority of the voters was missing, only a person deletes it.
+//! Invariant 25: before the operator asks etcd to remove a member, it records the removal on the PVC. A PVC without
+//! that note whose member is missing from etcd's list was removed by `--force-new-cluster`, `etcdctl member remove`
+//! or a manual restore. That volume may hold the only copy of acknowledged writes, so the operator annotates, reports
+//! and keeps the PVC, and starts nothing on it.
+//!
+//! The PVC is deleted when the cluster has its full size, is healthy, its data were compared, and
+//! `spec.memberReplacement.keepVolumes` has passed. If a majority of the voters was missing, only a person deletes
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +23,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed, Removal};
 use crate::write::Write;
 
-/// The claims of members that someone else removed, by member.
+/// The PVCs of members that other software removed, by member.
 pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str, &'a Disk> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let of_this_cluster = |disk: &Disk| {
@@ -40,7 +43,7 @@ pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str,
         .collect()
 }
 
-/// Notes, reports and in the end releases the claims.
+/// Annotates, reports and eventually deletes the PVCs.
 pub(super) fn settle(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
@@ -92,7 +95,7 @@ pub(super) fn settle(
     }
 }
 
-/// Takes a note off the claim of a member that etcd lists and that stays.
+/// Removes the note from the PVC of a member that etcd lists and that stays.
 pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
     let shrinks = view.staying().count() > desired.size;
     let removes = draft.change.as_ref().is_some_and(|change| {

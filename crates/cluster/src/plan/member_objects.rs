@@ -1,4 +1,4 @@
-//! The objects of one member: which there are, and the writes that make and delete them.
+//! The objects of one member, and the writes that create and delete them.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::plan::view::View;
 use crate::snapshot::{Observed, Seen, Service};
 use crate::write::{Start, Write};
 
-/// Every name a member's object has.
+/// The names of all members with at least one object.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
     let pods = observed.pods.keys();
     pods.chain(observed.disks.keys())
@@ -18,7 +18,8 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
         .collect()
 }
 
-/// Whether etcd lists a member of this name, or the pod's etcd answers as one, whatever its peer URLs are.
+/// Whether etcd lists a member of this name, or the etcd in the pod answers as a listed member, whatever its peer
+/// URLs are.
 pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     if view.seats.iter().any(|seat| seat.name == name) {
         return true;
@@ -35,7 +36,8 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
 }
 
-/// A Service made for a member to come: no mark, no pod, no disk, and not a first member's, whose name was used.
+/// Whether the Service was created for a future member: no mark, no pod and no volume. The name of a first member
+/// does not qualify, because it was used.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent
@@ -52,7 +54,7 @@ pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
             .is_some_and(|service| !service.started && service.owned)
 }
 
-/// Makes or repairs the Service of a member that is there; `open`: it is to have endpoints.
+/// Creates or repairs the Service of an existing member. `open`: the Service has endpoints.
 pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &mut Draft) {
     match service {
         None => {
@@ -81,7 +83,7 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
     }
 }
 
-/// The mark that from now on a pod may have been made.
+/// Marks the Service: from now on a pod may exist.
 pub(super) fn mark(name: &str, service: &Service) -> Write {
     let over = Some(service.resource_version.clone());
     Write::MarkService {
@@ -91,8 +93,8 @@ pub(super) fn mark(name: &str, service: &Service) -> Write {
     }
 }
 
-/// The mark once more, before a member is started whose start somebody else has begun and may mean to take back.
-/// Once: each is a change, which would be looked at at once where what follows it is refused.
+/// Renews the mark before a member is started whose start another process has begun and may take back. At most once:
+/// each renewal is a change, which would requeue at once if the API server refuses the following write.
 pub(super) fn mark_again(name: &str, service: &Service) -> Option<Write> {
     (!service.renewed).then(|| Write::RenewMark {
         member: name.to_owned(),
@@ -100,7 +102,7 @@ pub(super) fn mark_again(name: &str, service: &Service) -> Option<Write> {
     })
 }
 
-/// The last two writes of a start: the disk, where there is one, then the pod.
+/// The last two writes of a start: the PVC, if the member has one, then the pod.
 pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
     if start.durable {
         vec![Write::CreateDisk(start.clone()), Write::CreatePod(start)]
@@ -109,7 +111,7 @@ pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
     }
 }
 
-/// A pod on a disk that is there. The mark is set before it, as before every pod.
+/// Creates a pod on an existing volume. As before every pod, the mark is set first.
 pub(super) fn pod_on_disk(service: Option<&Service>, start: Start) -> Vec<Write> {
     let mark = service
         .filter(|service| !service.started)
@@ -117,7 +119,7 @@ pub(super) fn pod_on_disk(service: Option<&Service>, start: Start) -> Vec<Write>
     mark.into_iter().chain([Write::CreatePod(start)]).collect()
 }
 
-/// Deletes what there is under this name: exactly the objects that were seen.
+/// Deletes the objects of this name, with the observed UIDs as preconditions.
 pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
     let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
     let disk = disk.map(|disk| Write::DeleteDisk {
@@ -127,7 +129,7 @@ pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
     discard_with(observed, name, disk, draft);
 }
 
-/// The same without its disk.
+/// Deletes the same objects except the volume.
 pub(super) fn discard_all_but_disk(observed: &Observed, name: &str, draft: &mut Draft) {
     discard_with(observed, name, None, draft);
 }
@@ -143,7 +145,7 @@ fn discard_with(observed: &Observed, name: &str, disk: Option<Write>, draft: &mu
         });
     }
     writes.extend(disk);
-    // The name stays resolvable as long as the pod does: a removed member still hears that it was removed.
+    // The name resolves as long as the pod exists, so that a removed member learns of its removal.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {

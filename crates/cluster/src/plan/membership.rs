@@ -1,6 +1,7 @@
-//! The members of a formed cluster: dead ones out, pods back on their disks, and whose turn it is.
+//! The members of a formed cluster: removes dead members, recreates pods on their volumes, and selects the next
+//! change.
 //!
-//! At most one change a plan (invariant 2); each asks the quorum guard (invariant 3).
+//! A plan has at most one change (invariant 2); each change asks the quorum guard (invariant 3).
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Role};
 use crate::write::{Start, State, Write};
 
-/// Pods for members that have none: back on their disk, or for the first time.
+/// Creates pods for members without one, on the existing volume or for the first time.
 pub(super) fn start(
     desired: &Desired,
     observed: &Observed,
@@ -31,7 +32,7 @@ pub(super) fn start(
     cluster_id: ClusterId,
     draft: &mut Draft,
 ) {
-    // A member compares `--initial-cluster` with the list when it joins: all additions come before the pods.
+    // A joining member compares `--initial-cluster` with the list: all additions precede the pods.
     let adding = changes(draft).any(|write| matches!(write, Write::AddMember { .. }));
     let removed: Vec<String> = changes(draft)
         .filter_map(|write| {
@@ -72,7 +73,7 @@ pub(super) fn start(
         };
         match (seat.data, seat.service, disk) {
             (Data::There, _, Some(_)) => {
-                // Invariant 5: the disk is there, so the member gets its pod back and its membership stays.
+                // Invariant 5: the volume exists, so the member gets its pod back and stays in the list.
                 draft.say(format!("start {} again on its disk", seat.name));
                 draft.chain(member_objects::pod_on_disk(seat.service, start));
             }
@@ -91,7 +92,7 @@ fn changes<'d>(draft: &'d Draft) -> impl Iterator<Item = &'d Write> {
     draft.change.iter().flat_map(|change| &change.chain)
 }
 
-/// The next change of the members, or what it waits for.
+/// Requests the next change of the members, or reports what the change waits for.
 pub(super) fn change(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
@@ -116,7 +117,7 @@ pub(super) fn change(
     }
 }
 
-/// A voter that does not serve and stays a member, as long as it is not gone for good.
+/// Reports a voter that does not serve, stays a member and is not lost.
 fn unhealthy(seat: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
     if let Some(at) = seat.gone_at {
         let text = format!(
@@ -124,7 +125,7 @@ fn unhealthy(seat: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
             seat.name
         );
         let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
-        // Not a moment later, and not asked for again and again before.
+        // Requeue exactly when the member counts as lost, and not before.
         draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;
     }
@@ -142,8 +143,8 @@ fn unhealthy(seat: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
     );
 }
 
-/// Members that somebody else added and that never started. They are counted for the quorum when they vote; whether
-/// they are wanted nobody here can know, so they are named and left alone.
+/// Reports members that other software added and that never started. They count for the quorum if they vote. The
+/// operator cannot know whether they are wanted, so it reports them and changes nothing.
 fn foreigners(view: &View, draft: &mut Draft) {
     let unstarted = |seat: &&MemberState| seat.data == Data::Elsewhere && !seat.joined();
     for seat in view.seats.iter().filter(unstarted) {
@@ -161,7 +162,7 @@ fn foreigners(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Before etcd 3.4 a member joins with a vote: until it runs, the quorum depends on it.
+/// Before etcd 3.4, a member joins as a voter: the quorum depends on it before it runs.
 fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     let joins = |seat: &&MemberState| !seat.joined() && seat.fate == Fate::Stays;
     if rules.learners {
@@ -179,14 +180,14 @@ fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     }
 }
 
-/// Learners that will never catch up: they have no vote, so nothing is asked before they go.
+/// Removes learners that can never catch up. They have no vote, so their removal has no precondition.
 fn settle_learners(view: &View, draft: &mut Draft) -> bool {
     let lost = view.learners().find(|seat| seat.fate != Fate::Stays);
     lost.is_some_and(|seat| remove(view, seat, seat.why(), draft))
 }
 
-/// A pod made for an older list of members, whose etcd has refused it, is made again on its disk. Without a
-/// disk of its own the member counts as gone.
+/// Recreates a pod on its volume if it was made for an older list of members and its etcd has refused that list. A
+/// member without a volume counts as lost instead.
 fn renew(view: &View, draft: &mut Draft) {
     let names = view.names();
     for seat in view
@@ -208,8 +209,7 @@ fn renew(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Invariant 5: a voter whose disk is gone, cannot be reached or cannot be started on, is removed before its
-/// replacement is added.
+/// Invariant 5: a voter whose volume is lost, unreachable or unreadable is removed before its replacement is added.
 fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     let Some(dead) = view.voters().find(|seat| seat.is_lost()) else {
         return false;
@@ -226,8 +226,8 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     remove_voter(view, dead, dead.why(), draft)
 }
 
-/// A voter that serves and is to be replaced, in a cluster where one less is a quorum still. In a smaller one the
-/// next member comes first: `grow` adds it and `shrink` takes the old one.
+/// Removes a voter that serves and must be replaced, if the cluster has a quorum with one voter fewer. In a smaller
+/// cluster the replacement joins first: `grow` adds it, and `shrink` removes the old member.
 fn replace(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
@@ -236,7 +236,7 @@ fn replace(
     let Some(old) = view.voters().find(|seat| seat.leaves()) else {
         return false;
     };
-    // One after the other: the last replacement is a voter before the next begins.
+    // One replacement at a time: the last replacement is a voter before the next starts.
     let complete = view.seats.len() >= desired.size && view.learners().next().is_none();
     if comes_first(desired, view) || !complete {
         return false;

@@ -1,10 +1,10 @@
-//! Pods that a node has and whose start has failed at the first attempt: the kubelet is asked to try again at once.
+//! Asks the kubelet to retry at once if the first start of an assigned pod has failed.
 //!
-//! A kubelet may ask for a pod's volume claim before the API server's node authorizer has heard that the pod is its
-//! own (both watch the same event), and is refused: `no relationship found between node and this object`. It tries
-//! again only after `backOffPeriod` (10 s and up to half as much more, `pkg/kubelet/kubelet.go`). Any change of the pod
-//! makes it look at once (`podWorkers.UpdatePod`), so one annotation is worth ten seconds without a quorum. It is set
-//! once, and changes nothing for a pod that takes its time for another reason, such as its image.
+//! A kubelet may request the PVC of a pod before the API server's node authorizer knows where the pod is; both watch
+//! the same event. The request is refused: `no relationship found between node and this object`. The kubelet retries
+//! only after `backOffPeriod` (10 s plus up to 50 %, `pkg/kubelet/kubelet.go`). Any change of the pod triggers an
+//! immediate retry (`podWorkers.UpdatePod`), so one annotation saves ten seconds without a quorum. It is set once,
+//! and has no effect on a pod that is slow for another reason, such as its image.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::plan::age::age;
 use crate::snapshot::{Observed, Pod};
 use crate::write::Write;
 
-/// How long a pod may be on a node and have no address: a start takes less than one second, and the API server tells
-/// when a pod was made in whole seconds.
+/// Maximum time between assignment and address of a pod: a start takes less than one second, and the API server
+/// reports creation times in whole seconds.
 const PROMPT: Duration = Duration::from_secs(2);
-/// After this it is nothing that passes.
+/// After this time the cause is not transient.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Has kubelets look again at pods that have not begun to start.
+/// Triggers a kubelet retry for pods that have not begun to start.
 pub(super) fn slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     let waits = |pod: &Pod| {
         let assigned = pod.node.is_some() && pod.lost_since.is_none() && pod.stays();
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_asked_once_to_look_again_at_a_pod_that_does_not_begin_to_start() {
+    fn triggers_kubelet_retry_once_for_stalled_pod() {
         let waiting = |seconds: i64, change: &dyn Fn(&mut Pod)| {
             let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");
             let pod = scene.observed.pods.get_mut("b").unwrap();

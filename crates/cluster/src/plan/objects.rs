@@ -1,4 +1,4 @@
-//! Kubernetes objects that follow the membership: Services, the disruption budget, labels, what is left over.
+//! Kubernetes objects that follow the membership: Services, the disruption budget, labels and leftovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 use crate::write::{Label, Write};
 
-/// How long a pod may take to start before it is worth a word; a large image takes its time.
+/// Time after which the operator reports a pod that does not start; pulling a large image takes time.
 const SLOW: Duration = Duration::from_secs(20);
-/// How long a pod may be without a node before that is a problem; a new node takes its time.
+/// Time after which a pod without a node is a problem; provisioning a node takes time.
 const UNPLACED: Duration = Duration::from_mins(1);
 
-/// The Services of the whole cluster. Clients are let in once the cluster ID is recorded, in the status and on the pods
-/// and disks: nothing can be acknowledged through the client Service before.
+/// Maintains the Services of the whole cluster. The client Service gets endpoints once the cluster ID is recorded in
+/// the status and on the pods and volumes: no write can be acknowledged through it before.
 pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft) {
     match observed.shared.headless {
         Kept::AsMade(()) => {}
@@ -33,11 +33,11 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
         taken("Service", &client_service(&observed.cluster), draft);
         return;
     }
-    // Clients of a cluster that is taken over go on through the Service as it is.
+    // Clients of a cluster under adoption continue to use the unchanged Service.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return;
     }
-    // Invariant 7: whatever is lost from now on, status included, what is left tells that there was a cluster.
+    // Invariant 7: whatever is lost later, including the status, the remaining objects prove that a cluster existed.
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
@@ -47,7 +47,7 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
     }
 }
 
-/// Every pod and disk of this cluster carries its ID, and there are some.
+/// Whether at least one pod or volume exists and all carry the cluster ID.
 fn is_marked(observed: &Observed) -> bool {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let pods = observed.pods.values().filter(|pod| pod.stays());
@@ -62,7 +62,7 @@ fn is_marked(observed: &Observed) -> bool {
     ours.peek().is_some() && ours.all(|(_, cluster_id)| cluster_id == observed.cluster_id)
 }
 
-/// The disruption budget: as many voters as a quorum stay through a drain.
+/// Maintains the disruption budget: a node drain leaves a quorum of voters.
 pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
     let quorum = quorum_of(view.voters().count());
     match observed.shared.budget {
@@ -83,8 +83,9 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
     }
 }
 
-/// The name of one of the cluster's objects is in use. It is neither changed nor deleted: another cluster may live by
-/// it, as the client Service of `db` and the headless one of `db-client` have one name.
+/// Reports that the name of a cluster object is in use. The operator neither changes nor deletes the other object:
+/// another cluster may need it. For example, the client Service of `db` and the headless one of `db-client` have the
+/// same name.
 fn taken(kind: &str, name: &str, draft: &mut Draft) {
     let text = format!(
         "{kind} {name} is somebody else's and is left alone: delete it if it is not wanted; this cluster goes on \
@@ -93,7 +94,7 @@ fn taken(kind: &str, name: &str, draft: &mut Draft) {
     draft.problem(Reason::NameTaken, text);
 }
 
-/// Owner, role and cluster ID on pods and disks follow what etcd says.
+/// Updates owner, role and cluster ID on pods and volumes from etcd's member list.
 pub(super) fn labels(
     (view, now): (&View, Timestamp),
     intent: &Intent,
@@ -102,7 +103,7 @@ pub(super) fn labels(
 ) {
     for seat in &view.seats {
         let role = match seat.pod.and_then(|pod| pod.role) {
-            // Whether it has to be is said last (`drain`).
+            // `drain` decides last whether the member must stay out.
             Some(role @ Role::Busy { .. }) if seat.votes() => role,
             // Invariant 24.
             Some(Role::Learner) if joining::is_yet_to_serve(seat) => Role::Busy { since: now },
@@ -136,7 +137,7 @@ pub(super) fn labels(
     }
 }
 
-/// The Service of every member in the list, as long as the member has anything that needs it.
+/// Maintains the Service of every listed member, as long as the member has an object that needs it.
 pub(super) fn member_services(
     (observed, now): (&Observed, Timestamp),
     view: &View,
@@ -156,8 +157,8 @@ pub(super) fn member_services(
     }
 }
 
-/// Pods, disks and Services of members that are not in the list any more. The list was read after them, so
-/// nothing here belongs to a member that has just been added (invariant 5).
+/// Deletes pods, volumes and Services of members that are no longer listed. The list was read after the objects, so
+/// none of them belongs to a member that was just added (invariant 5).
 pub(super) fn leftovers(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
@@ -187,7 +188,7 @@ pub(super) fn leftovers(
                 continue;
             }
         }
-        // Invariant 7: what carries the ID of another cluster is not ours to delete.
+        // Invariant 7: an object with the ID of another cluster is not deleted.
         if let Some(other) = member_objects::another_cluster(observed, &name) {
             let text = format!(
                 "{name} carries the ID of cluster {other} and is left alone; delete it if it is not wanted"
@@ -199,7 +200,7 @@ pub(super) fn leftovers(
     }
 }
 
-/// Pods that do not run, and why: each is named, none stops anything else. What is said of several is said once.
+/// Reports pods that do not run, with the reason. A problem pod blocks nothing else. Equal reports are combined.
 pub(super) fn troubles(
     observed: &Observed,
     members: &BTreeSet<String>,
@@ -252,7 +253,7 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
             Some((Kind::Image, text))
         }
         Some(Trouble::Unschedulable(text)) => {
-            // A node may be on its way.
+            // A node may be in provisioning.
             let kind = if age(pod.created, now) > UNPLACED {
                 Kind::Unplaced
             } else {
@@ -285,7 +286,7 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
     }
 }
 
-/// Whether the pod's etcd may answer at any moment, so that asking often is worth it.
+/// Whether the pod's etcd may answer at any moment, so that frequent requests are useful.
 pub(super) fn is_about_to_answer(pod: &Pod, now: Timestamp) -> bool {
     pod.addressed && pod.trouble.is_none() && age(pod.created, now) < SLOW
 }

@@ -1,25 +1,25 @@
-//! The quorum guard: computed once from the member list, asked by every step that could cost a voter.
+//! The quorum guard: computed once from the member list, and asked by every step that could cost a voter.
 //!
-//! Invariant 3: no step takes the number of healthy voters below quorum, and none removes a member while a
-//! removal would leave quorum to luck.
+//! Invariant 3: no step reduces the healthy voters below a quorum. No step removes a member if the quorum might be
+//! lost by the removal.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use etcd::MemberId;
 
-/// The voters, and which of them answer, keep their data and know a leader.
+/// The voters. A healthy voter answers, keeps its data and knows a leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quorum {
     healthy: BTreeMap<MemberId, bool>,
 }
 
-/// Why a step is unsafe.
+/// The reason why a step is unsafe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsafe {
-    /// Voters that would be healthy afterwards.
+    /// Number of healthy voters after the step.
     pub healthy: usize,
-    /// Voters there would be.
+    /// Number of voters after the step.
     pub voters: usize,
 }
 
@@ -34,30 +34,30 @@ impl fmt::Display for Unsafe {
     }
 }
 
-/// How many of so many voters are a quorum.
+/// The size of a quorum of `voters` voters.
 pub(crate) fn quorum_of(voters: usize) -> usize {
     voters / 2 + 1
 }
 
 impl Quorum {
-    /// From each voter's ID and whether it is healthy and will stay.
+    /// Takes the ID of each voter, and whether it is healthy and stays.
     pub fn new(voters: impl IntoIterator<Item = (MemberId, bool)>) -> Self {
         Self {
             healthy: voters.into_iter().collect(),
         }
     }
 
-    /// How many voters there are.
+    /// The number of voters.
     pub fn voters(&self) -> usize {
         self.healthy.len()
     }
 
-    /// How many of them are healthy.
+    /// The number of healthy voters.
     pub fn healthy(&self) -> usize {
         self.healthy.values().filter(|healthy| **healthy).count()
     }
 
-    /// Unsafe because of what would be left without this voter; `None` when it is safe.
+    /// Whether the removal of this voter is unsafe; `None` if it is safe.
     pub fn unsafe_without(&self, voter: MemberId) -> Option<Unsafe> {
         let others = self.healthy.iter().filter(|(id, _)| **id != voter);
         let (mut healthy, mut voters) = (0, 0);
@@ -69,7 +69,7 @@ impl Quorum {
         (voters == 0 || healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
     }
 
-    /// Unsafe because of what one more, healthy voter would make of the quorum.
+    /// Whether the addition of a healthy voter is unsafe; `None` if it is safe.
     pub fn unsafe_with_one_more(&self) -> Option<Unsafe> {
         let (healthy, voters) = (self.healthy() + 1, self.voters() + 1);
         (healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_3_a_voter_may_only_go_when_the_rest_is_a_quorum() {
+    fn invariant_3_removes_voter_only_if_rest_is_quorum() {
         let cases: [(&[bool], bool); 8] = [
             (&[true, true, true], true),
             (&[false, true, true], true),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_says_what_would_be_left() {
+    fn quorum_guard_names_remaining_voters() {
         let why = quorum(&[true, false, true])
             .unsafe_without(MemberId(0))
             .unwrap();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_voter_must_not_cost_the_quorum() {
+    fn additional_voter_must_not_cost_quorum() {
         assert_eq!(quorum(&[true]).unsafe_with_one_more(), None);
         assert_eq!(quorum(&[true, true, false]).unsafe_with_one_more(), None);
         assert!(

@@ -1,11 +1,11 @@
-//! The way back from a lost quorum: a new cluster that begins with what the most advanced survivor has.
+//! Recovery from a lost quorum: a new cluster that starts with the data of the most advanced survivor.
 //!
-//! Everything is decided before anything is made, and the decision is recorded first (invariant 10). The survivor
-//! and whatever else is left stays untouched until the new cluster answers and is recorded (invariant 9). Until
-//! then nothing is deleted but the pod of a seed that was given up, and a quorum that comes back cancels the recovery.
+//! The operator decides everything before it creates an object, and records the decision first (invariant 10). The
+//! survivor and all other remains stay unchanged until the new cluster answers and is recorded (invariant 9). Until
+//! then the operator deletes only the pod of an abandoned seed, and a returning quorum cancels the recovery.
 //!
-//! Invariant 16: there is never a choice of two clusters for clients. The client Service has no endpoints from the
-//! record of the recovery until the old pods are gone.
+//! Invariant 16: clients never reach two clusters. The client Service has no endpoints from the record of the
+//! recovery until the old pods are deleted.
 
 mod given_up;
 mod leftover;
@@ -29,14 +29,14 @@ use crate::write::{RecoveryRecord, Write};
 
 pub(super) use leftover::{Leftover, leftover};
 
-/// What the user's approval says.
+/// The approval of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Approval<'a> {
     None,
     Given,
-    /// It was there before the quorum was lost.
+    /// The approval existed before the quorum was lost.
     Stale,
-    /// It names another cluster.
+    /// The approval names another cluster.
     Wrong(&'a str),
 }
 
@@ -45,7 +45,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        // It approved the recovery this cluster came from, and may stay.
+        // This value approved the recovery that created this cluster, and may stay.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -68,8 +68,8 @@ pub(super) fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
     (record.phase == RecoveryPhase::InProgress).then_some(record)
 }
 
-/// Whether the client Service may have endpoints. Invariant 16: not while a recovery is under way, and not while a
-/// pod of another cluster that it was about could be among them.
+/// Whether the client Service may have endpoints. Invariant 16: not while a recovery is in progress, and not while a
+/// pod of the former cluster could be an endpoint.
 pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     if in_progress(observed).is_some() || replaced::may_serve(observed) {
         return false;
@@ -77,14 +77,14 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     if observed.recovery.record.is_none() {
         return true;
     }
-    // The old cluster's, and the seed of any recovery that was given up.
+    // Pods of the old cluster, and seeds of abandoned recoveries.
     let other = |pod: &Pod| pod.token.is_some() && pod.token.as_ref() != Some(&intent.token);
-    // A pod that is ending and not ready is no endpoint, however long its node holds it.
+    // A pod that is terminating and not ready is not an endpoint, however long it stays on its node.
     let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
     !observed.pods.values().any(|pod| counts(&pod))
 }
 
-/// A quorum answers: a recovery under way is cancelled, and an approval that is there now approves no later one.
+/// A quorum answers: cancels a recovery in progress, and invalidates the current approval for later losses.
 pub(super) fn settle(
     observed: &Observed,
     cluster_id: ClusterId,
@@ -128,7 +128,7 @@ fn write(
     draft.write(Write::RecordRecovery(Box::new(record)));
 }
 
-/// No quorum answers: what is left, what is done about it, or what has to be decided.
+/// No quorum answers: reports the remains, and the planned recovery or the decision that the user must make.
 pub(super) fn without_quorum(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     intent: &Intent,
@@ -137,7 +137,7 @@ pub(super) fn without_quorum(
     draft: &mut Draft,
 ) {
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
-        // Taken off: the next one counts.
+        // The approval was removed: the next one is valid.
         write(observed, observed.recovery.record.clone(), None, draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
@@ -162,7 +162,7 @@ pub(super) fn without_quorum(
     refuse(approval, cluster_id, draft);
 }
 
-/// Why an approval is none.
+/// Reports why an approval is not accepted.
 fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
     match approval {
         Approval::Wrong(text) => draft.problem(
@@ -189,18 +189,18 @@ struct Scene<'a> {
     now: Timestamp,
     cluster_id: ClusterId,
     evidence: &'a Evidence,
-    /// The seed of the recovery before is being stopped.
+    /// The seed of the previous recovery is being stopped.
     stops: bool,
 }
 
 impl Scene<'_> {
-    /// Quorum has been lost for as long as the spec asks for.
+    /// Whether the quorum has been lost for the time set in the spec.
     fn is_overdue(&self) -> bool {
         let since = self.observed.recovery.unavailable_since;
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// The disks of a quorum may be there: the members are waited for. Only a person may know better.
+    /// The volumes of a quorum may exist: the operator waits for the members, unless a person approves the recovery.
     fn silent(&self, intent: &Intent, approval: Approval, why: &str, draft: &mut Draft) {
         let soon = self
             .observed
@@ -240,7 +240,7 @@ impl Scene<'_> {
         draft.wait(Reason::NoQuorum, text, look_again);
     }
 
-    /// The cluster cannot come back by itself.
+    /// The cluster cannot recover on its own.
     fn lost(&self, intent: &Intent, approval: Approval, draft: &mut Draft) {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {
@@ -267,12 +267,12 @@ impl Scene<'_> {
         }
     }
 
-    /// The way on in words, and who decided, once that can be acted upon.
+    /// Describes the next step. Returns the kind of approval if the recovery can start.
     fn decide(&self, approval: Approval) -> (String, Option<RecoveryApproval>) {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();
         if approval == Approval::Given {
-            // Whoever may yet answer may be more advanced, and so may whoever gets the volume back.
+            // A member that may still answer, or may get its volume back, may be more advanced.
             let bare = self.evidence.without_volume(self.observed);
             let bare = bare.into_iter().map(|name| {
                 (
@@ -364,7 +364,7 @@ impl Scene<'_> {
         text
     }
 
-    /// Invariant 10: the decision is in the API server before anything is made.
+    /// Invariant 10: the decision is in the API server before any object is created.
     fn begin(
         &self,
         intent: &Intent,

@@ -1,11 +1,12 @@
-//! Running members changed to what the spec says, one at a time: the followers, then the leader, which hands over
-//! first.
+//! Rolling updates: changes running members to the spec one at a time, first the followers, then the leader after it
+//! has handed over its leadership.
 //!
-//! A new image is patched into the running pod: the kubelet starts the container again in place, the pod keeps its
-//! address and what is in it. What cannot be changed in place recreates the pod: a member with a disk comes back on
-//! it, one without is followed by a learner first and then leaves ([`outdated`]). The next member is touched when all
-//! of them serve, run what their pods say, have caught up and hold the same data. A member that does not come back
-//! stops everything but its own repair.
+//! The operator patches a new image into the running pod: the kubelet restarts the container in place, and the pod
+//! keeps its address and its `emptyDir`. Other changes recreate the pod. A member with a volume then restarts on that
+//! volume. A member without one is replaced: a learner joins first ([`outdated`]).
+//!
+//! The next member is changed when all members serve, run the version of their pods, have caught up and hold the same
+//! data. If a member does not recover, only its own repair continues.
 
 use std::time::Duration;
 
@@ -24,22 +25,22 @@ use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
 use crate::write::Write;
 
-/// How many entries of the log a member may be behind and count as caught up: the members are asked one after the
-/// other while clients write.
+/// Number of log entries by which a member may lag and still count as caught up: clients write while the operator
+/// asks the members one after another.
 const CAUGHT_UP: u64 = 500;
-/// For how long a comparison of the members' data holds.
+/// For how long a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
-/// Longer than etcd's leader takes to see that all members run a later release.
+/// Longer than etcd's leader takes to detect that all members run a later release.
 const GOES_OVER: Duration = Duration::from_secs(10);
-/// How long a member may take to come back before it is said that everything waits for it.
+/// How long a member may take to recover before the operator reports that the rollout waits for it.
 const SLOW: Duration = Duration::from_mins(1);
 
-/// What has to be done with a member's pod.
+/// The change that a member's pod needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Need {
     /// Another image in the same pod.
     Image(EtcdVersion),
-    /// Another pod, and why.
+    /// A new pod, and the reason.
     Pod(EtcdVersion, String),
 }
 
@@ -51,8 +52,9 @@ fn need(desired: &Desired, course: &Course, seat: &MemberState) -> Option<Need> 
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
     let other_image = pod.image != version.image(&desired.repository);
     let fits = versions::fits(pod, &version);
-    // Into the pod that is there: where the version cannot be had or does not start, what ran before is known and can be
-    // gone back to. A pod made with it tells nothing, and without a quorum no one else does.
+    // Patch the image into the existing pod: if the image is not available or does not start, the pod annotation
+    // records the previous version, and the operator can roll back. A new pod has no such record, and without a
+    // quorum no other record exists.
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -70,8 +72,8 @@ fn need(desired: &Desired, course: &Course, seat: &MemberState) -> Option<Need> 
     Some(Need::Pod(version, why))
 }
 
-/// The next member to change, or what it waits for. `busy`: something else is being done about the members; what is
-/// broken is mended all the same, since the other may be waiting for it.
+/// Changes the next member, or reports what the change waits for. `busy`: another step is changing the members.
+/// Broken members are still repaired, because that other step may be waiting for them.
 pub(super) fn next(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
@@ -111,7 +113,7 @@ pub(super) fn next(
     let Some((seat, need)) = in_place.min_by_key(by_turn) else {
         return;
     };
-    // They were compared before it was taken out of the client Service.
+    // The data were compared before the member was removed from the endpoints of the client Service.
     let compared = drain::is_out_since(now, seat, COMPARED);
     if !compared && !holds_the_same(observed, view, draft) {
         return;
@@ -119,7 +121,7 @@ pub(super) fn next(
     if !drain::is_drained(now, view, seat, draft) {
         return;
     }
-    // Invariant 18: the leader is the last, and hands over before; to one that has been changed, if there is one.
+    // Invariant 18: the leader is last and hands over first, preferably to a member that was already changed.
     if view.leader == Some(seat.id()) {
         let able = view.voters().filter(|next| next.id() != seat.id());
         let waits = |next: &&MemberState| needs.iter().any(|(other, _)| other.id() == next.id());
@@ -128,18 +130,18 @@ pub(super) fn next(
             return;
         }
     }
-    // `stopped` notes that it is back, beside all else that is written.
+    // `stopped` records that the member has recovered, together with the other writes.
     if seat.pod.is_none_or(|pod| pod.changed.is_none()) {
         change(observed, seat, need, draft);
     }
 }
 
-/// Whether the member is changed by touching its own pod.
+/// Whether the change touches the member's own pod.
 fn touches(seat: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || seat.pod.is_some_and(|pod| pod.durable)
 }
 
-/// A member that was changed and has not come back is stopped at, and said so.
+/// Stops at a member that was changed and has not recovered, and reports it.
 fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) {
     for seat in view.seats.iter().filter(|seat| seat.fate == Fate::Stays) {
         let Some(pod) = seat.pod.filter(|pod| pod.stays()) else {
@@ -173,9 +175,9 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
     }
 }
 
-/// A member that does not serve is given what the spec says now without further ado: it costs nobody anything, and
-/// setting the version back has to reach the one that is broken first. Up to another minor release it does not go
-/// while it is down, unless it is what it was made for.
+/// Applies the spec at once to a member that does not serve: this costs no availability, and setting the version back
+/// must reach the broken member first. A member that is down is not upgraded to another minor release, unless its pod
+/// was made for that release.
 fn repair(
     observed: &Observed,
     course: &Course,
@@ -186,7 +188,7 @@ fn repair(
     for (seat, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
         let down = |pod: &&Pod| !seat.serves() && !pod.ready && failed(pod);
-        // Also one that is to be replaced: nobody is, while it is down.
+        // Includes members to be replaced: no member is replaced while one is down.
         let Some(pod) = seat.pod.filter(down).filter(|_| !seat.is_lost()) else {
             continue;
         };
@@ -201,8 +203,8 @@ fn repair(
     repaired
 }
 
-/// Invariant 18: one member at a time, and only when every other one serves, has come back from its own change and
-/// has caught up, so that a quorum stays while one restarts (invariant 3).
+/// Invariant 18: one member at a time. Every other member must serve, have recovered from its own change and have
+/// caught up, so that the quorum survives the restart (invariant 3).
 fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) -> bool {
     let wait = |what: String, draft: &mut Draft| {
         let text = format!("the next member is changed when {what}");
@@ -230,7 +232,7 @@ fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draf
     true
 }
 
-/// Why a member is not as it should be after its last change.
+/// Why a member is not in its final state after its last change.
 fn unsettled(observed: &Observed, view: &View, seat: &MemberState) -> Option<String> {
     let name = &seat.name;
     let Some(pod) = seat.pod else {
@@ -271,9 +273,10 @@ fn unsettled(observed: &Observed, view: &View, seat: &MemberState) -> Option<Str
         .then(|| format!("{name} has applied {applied} of {newest} log entries"))
 }
 
-/// Invariant 18: no minor release is skipped. Every few seconds etcd's leader looks whether all members run a later
-/// release, and only then the cluster speaks it (`monitorVersionInterval` in its server). From 3.6 on what is on the
-/// disks follows and is told; before, the members have to have run for longer than that.
+/// Invariant 18: no minor release is skipped. etcd's leader checks every few seconds whether all members run a later
+/// release, and only then raises the cluster version (`monitorVersionInterval` in its server). From 3.6 on, the
+/// storage version follows and members report it. Before 3.6, the members must have run for longer than that
+/// interval.
 fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &mut Draft) -> bool {
     let answers = view.seats.iter().filter_map(|seat| {
         let status = observed.statuses.get(&seat.name)?.known()?;
@@ -301,7 +304,7 @@ fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &m
     true
 }
 
-/// What etcd has to be told, or be waited for, before members go back by a minor release.
+/// Requests the downgrade from etcd, or waits for it, before members return to the previous minor release.
 fn told_etcd(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
     let (to, said) = match downgrade {
         Downgrade::None | Downgrade::Ready => return false,
@@ -315,8 +318,8 @@ fn told_etcd(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
     decide(view, vec![Write::Downgrade { to }], None, said, draft)
 }
 
-/// The members hold the same data: etcd's own hash, at one revision, of every voter. It is asked for when all else is
-/// well, as each member reads its whole database for it.
+/// Whether all voters hold the same data: compares etcd's hash of every voter at one revision. It is requested last,
+/// because each member reads its whole database to compute it.
 pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
     if view.voters().count() < 2 {
         return true;
@@ -367,8 +370,8 @@ pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft
     true
 }
 
-/// Releases before 3.4.34 and 3.5.16 drop a deletion that was made at the revision of the compaction, and later ones
-/// keep it (etcd pull requests 18274 and 18475): their hashes are of other data, though neither has lost any.
+/// Releases before 3.4.34 and 3.5.16 drop a deletion made at the revision of the compaction, and later releases keep
+/// it (etcd pull requests 18274 and 18475). Their hashes differ although no member has lost data.
 fn compacts_like(observed: &Observed, seat: &MemberState) -> bool {
     let version = seat
         .pod
@@ -383,8 +386,8 @@ fn compacts_like(observed: &Observed, seat: &MemberState) -> bool {
     })
 }
 
-/// Changes one member: its disk is told the version first, so that whatever is lost in between, the member is not
-/// started with another one.
+/// Changes one member. The version is recorded on its volume first, so that after an interruption the member does not
+/// start with another version.
 fn change(observed: &Observed, seat: &MemberState, need: &Need, draft: &mut Draft) {
     let Some(pod) = seat.pod else {
         return;
@@ -424,15 +427,15 @@ fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) ->
         version,
         changed: Changed {
             from: from.map(|from| from.to_string()).unwrap_or_default(),
-            // Where nothing runs, what is started next is what is waited for, whether it counts as a restart or not.
+            // If no container runs, the next start is the one to wait for, whether or not it counts as a restart.
             restarts: pod.restarts - i32::from(!pod.running),
             unreadable: is_unreadable(pod),
         },
     }
 }
 
-/// Whether the version that a pod was made for could not read its data. What it was changed to since does not count: that
-/// may be the image's fault. If it is ready, its data was read.
+/// Whether the version that a pod was made for could not read its data. Failures of versions that were patched in
+/// later do not count: the image may be their cause. A ready pod has read its data.
 fn is_unreadable(pod: &Pod) -> bool {
     let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
     let noted = match &pod.changed {
@@ -442,8 +445,8 @@ fn is_unreadable(pod: &Pod) -> bool {
     noted && !pod.ready
 }
 
-/// The member that another one follows, because its pod must be created again and its data is in the pod, and why. The
-/// choice depends on the members alone, so it stays the same until the next one has taken its place.
+/// The member whose replacement joins first, because its pod must be recreated and holds the data; and the reason.
+/// The choice depends on the members alone, so it stays the same until the replacement is complete.
 pub(super) fn outdated(
     (desired, observed): (&Desired, &Observed),
     members: &[MemberState],
@@ -473,8 +476,8 @@ pub(super) fn outdated(
     })
 }
 
-/// No quorum answers, and it is a bad image that keeps one away: in a cluster of one or two nothing answers then.
-/// Setting the version back reaches it all the same.
+/// Repairs a bad image while no quorum answers: in a cluster of one or two members, one bad image takes the quorum
+/// away. Setting the version back still reaches that member.
 pub(super) fn in_the_dark(
     desired: &Desired,
     observed: &Observed,

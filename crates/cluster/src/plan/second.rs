@@ -1,5 +1,5 @@
-//! The second member of a cluster before etcd 3.4, which joins with a vote: from its addition until it runs the first
-//! member has no quorum, and nobody but the first member's own list tells of it.
+//! The second member of a cluster before etcd 3.4, which joins as a voter: from its addition until it runs, the first
+//! member has no quorum. Only the first member's own list contains the second member.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod, Role, Seen, Service};
 use crate::write::{Start, State, Write};
 
-/// Starts members that were added and do not run. If the list is behind, etcd finds another one and does not start.
-/// Returns whom it has seen to.
+/// Starts members that were added and do not run. If the list is stale, etcd finds a different list and does not
+/// start. Returns the members that were handled.
 pub(super) fn start_added(
     desired: &Desired,
     observed: &Observed,
@@ -30,7 +30,7 @@ pub(super) fn start_added(
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
     for seat in view.voters().filter(|seat| !seat.joined()) {
-        // On a claim whose volume is lost nothing can be started, and its name is taken.
+        // No member can start on a PVC whose volume is lost, and the name of the PVC is taken.
         let taken = seat.disk.is_some_and(|disk| disk.lost);
         let Some(service) = seat.service.filter(|_| seat.pod.is_none() && !taken) else {
             continue;
@@ -58,7 +58,7 @@ pub(super) fn start_added(
         } else if disk.is_some() {
             vec![Write::CreatePod(start)]
         } else {
-            // Invariant 6: whoever has marked it may have slept since.
+            // Invariant 6: the process that set the mark may have been suspended since.
             let mark = member_objects::mark_again(&seat.name, service).into_iter();
             mark.chain(member_objects::disk_and_pod(start)).collect()
         };
@@ -69,8 +69,8 @@ pub(super) fn start_added(
     started
 }
 
-/// Says the remedy where a member that was added has a claim whose volume is lost: without it nobody has a quorum, and no
-/// pod can be made on that claim.
+/// Reports the remedy for an added member whose PVC has lost its volume: without that member the cluster has no
+/// quorum, and no pod can start on that PVC.
 pub(super) fn without_volume(
     desired: &Desired,
     observed: &Observed,
@@ -84,10 +84,10 @@ pub(super) fn without_volume(
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     for seat in view.voters().filter(|seat| !seat.joined()) {
-        // A pod without an address never had the volume.
+        // A pod without an address never mounted the volume.
         let bare =
             seat.disk.is_some_and(|disk| disk.lost) && seat.pod.is_none_or(|pod| !pod.addressed);
-        // Without the claim it would be started as one that has nothing.
+        // Without the PVC, the member would be started as one without data.
         let again = |service: &Service| {
             let fresh = view::data(None, None, Some(service), false) == Data::NeverMade;
             fresh && !intent.members.contains(&seat.name) || is_second(observed, intent, list, seat)
@@ -104,15 +104,16 @@ pub(super) fn without_volume(
     }
 }
 
-/// Whether it may begin with nothing although its Service is marked, so that a pod of it may have run: the operator
-/// may have died between the mark and the pod.
+/// Whether the second member may start without data although its Service is marked, so that a pod of it may have run:
+/// the operator may have died between the mark and the pod.
 ///
-/// It was added to a cluster of one, by that member's own list, and nothing in Kubernetes tells of a third. Of two
-/// voters both have to agree, so whatever was acknowledged, and each change of the members, is in the log of the first,
-/// which answers. Should the second have run before, it forgets nothing that anybody counts on: without an entry it is
-/// elected by nobody, the first would not vote for it, and with the first's vote alone nobody leads. That it was never
-/// heard of as started keeps this to members that were lost before they had joined. In a larger cluster none of it
-/// holds (invariant 6).
+/// The member was added to a cluster of one, according to that member's own list, and no Kubernetes object indicates
+/// a third member. Both voters must agree, so every acknowledged write and membership change is in the log of the
+/// first member, which answers.
+///
+/// If the second member has run before, it loses nothing that counts. Without an entry it is never elected: the first
+/// member would not vote for it, and one vote elects no leader. The member was never reported as started, so this
+/// rule covers only members lost before they joined. In a larger cluster none of this holds (invariant 6).
 fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &MemberState) -> bool {
     let [one, other] = &list.members[..] else {
         return false;
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
     use crate::plan::tests::scene::{self, Scene};
 
-    /// The second member was added to `a`, and nobody answers but `a`, which knows no leader.
+    /// The second member was added to `a`, and only `a` answers, without a leader.
     fn added(durable: bool) -> Scene {
         let mut scene = Scene::formed(&["a"]);
         if durable {
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_member_before_3_4_is_started_wherever_the_operator_died() {
+    fn second_voter_starts_after_any_operator_crash() {
         for durable in [false, true] {
             let unmarked = added(durable);
             let marked = added(durable).marked("d");
@@ -176,9 +177,9 @@ mod tests {
         }
     }
 
-    /// An operator that has marked it and slept through its lease may be about to take that mark back.
+    /// An operator that marked the member and was suspended beyond its lease may still remove that mark.
     #[test]
-    fn invariant_6_a_second_member_that_is_marked_is_marked_again_before_its_pod() {
+    fn invariant_6_renews_mark_before_pod_of_second_member() {
         let again =
             |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "d");
         for durable in [false, true] {
@@ -196,7 +197,7 @@ mod tests {
             };
             assert!(!writes.iter().any(marks), "{writes:?}");
             assert!(!added(durable).writes().iter().any(again));
-            // Once: where the claim is refused, each look would bring the next at once.
+            // At most once: if the API server refuses the PVC, each renewal would requeue at once.
             let mut renewed = added(durable).marked("d");
             renewed.observed.services.get_mut("d").unwrap().renewed = true;
             let writes = renewed.writes();
@@ -205,10 +206,9 @@ mod tests {
         }
     }
 
-    /// Nothing can be started on its claim, and a person can see to that.
+    /// No member can start on this PVC, and a person can resolve that.
     #[test]
-    fn a_second_member_whose_volume_is_lost_is_said_with_the_remedy_and_started_when_that_was_done()
-    {
+    fn second_member_with_lost_volume_starts_after_remedy() {
         for scene in [added(true), added(true).marked("d")] {
             let lost = scene.clone().with_disk("d").volume_lost("d");
             assert_eq!(starts(&lost), []);
@@ -223,15 +223,14 @@ mod tests {
                     .iter()
                     .any(|one| one.reason == Reason::NoQuorum)
             );
-            // What the remedy says.
+            // Applies the reported remedy.
             assert_eq!(starts(&scene).len(), 1);
             assert_eq!(scene.plan().problems, []);
         }
     }
 
-    /// Invariant 6.
     #[test]
-    fn invariant_6_only_the_second_of_two_voters_begins_with_nothing_again() {
+    fn invariant_6_only_second_of_two_voters_restarts_without_data() {
         let joined = {
             let mut scene = added(true).marked("d");
             let list = &mut scene.observed.recovery.local[0].members;

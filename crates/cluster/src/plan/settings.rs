@@ -1,5 +1,5 @@
-//! What of the spec reaches running pods in place: labels and annotations at once, CPU and memory one member after
-//! the other. What needs a new pod is the business of `roll`.
+//! Parts of the spec that are applied to running pods in place: labels and annotations at once, CPU and memory one
+//! member at a time. `roll` handles changes that need a new pod.
 
 use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, SHORTLY, STEADY, versions};
@@ -7,7 +7,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod};
 use crate::write::Write;
 
-/// Labels and annotations: nothing is restarted, so nobody is asked.
+/// Applies labels and annotations. They restart nothing and have no precondition.
 pub(super) fn metadata(view: &View, draft: &mut Draft) {
     for (seat, pod) in staying(view) {
         if let Some(patch) = &pod.difference.metadata {
@@ -24,8 +24,8 @@ pub(super) fn metadata(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Invariant 26: the version on a volume is that of the pod which has it open. While versions change, it is written
-/// before the pod.
+/// Invariant 26: the version on a volume is that of the pod that has it mounted. During a version change, the volume
+/// is written before the pod.
 pub(super) fn volume_versions(
     (desired, observed): (&Desired, &Observed),
     view: &View,
@@ -51,9 +51,9 @@ pub(super) fn volume_versions(
     }
 }
 
-/// CPU and memory. Nothing is restarted where all goes well; but a limit below what a member takes ends it, so it is
-/// one after the other, and not under a quorum that would not survive that (invariant 18). One that does not serve
-/// costs nothing: it may be too little memory that it fails for.
+/// Resizes CPU and memory. A resize normally restarts nothing, but a limit below the current usage ends the
+/// container. So members are resized one at a time, and only while the quorum would survive such a restart (invariant
+/// 18). A member that does not serve is resized at once: too little memory may be the cause.
 pub(super) fn resources(view: &View, draft: &mut Draft) {
     for (seat, pod) in staying(view) {
         if let Some(resizing) = &pod.difference.resizing {
@@ -75,8 +75,8 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     let Some((seat, pod)) = all.first() else {
         return;
     };
-    // Invariant 24: one that follows and does not serve yet may be what the quorum counts on, a learner when it gets its
-    // vote in this very step.
+    // Invariant 24: the quorum may count on a member that follows and does not serve yet. A learner counts if it is
+    // promoted in this step.
     let counts = seat.serves() || (seat.is_joining() && seat.votes());
     if (counts || seat.is_joining()) && draft.disturbs_members() {
         return;

@@ -1,6 +1,7 @@
-//! The number of voters: names reserved, members added, learners promoted, members removed.
+//! The number of voters: reserves names, adds members, promotes learners, removes members.
 //!
-//! What etcd's own `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` would refuse is waited for instead.
+//! The operator waits instead of sending requests that etcd's `mayAddMember`, `mayRemoveMember` or `mayPromoteMember`
+//! would refuse.
 
 use jiff::Timestamp;
 
@@ -16,8 +17,8 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 use crate::write::Write;
 
-/// Services for members to come, made before the members: a name that is never absent leaves nothing for a
-/// DNS cache to get wrong. Already while the dead are being removed, so that nothing waits for it.
+/// Creates the Services of new members before the members, so that DNS never caches a missing name. The Services are
+/// created while dead members are still being removed, so that no later step waits for them.
 pub(super) fn reserve(
     desired: &Desired,
     observed: &Observed,
@@ -59,15 +60,16 @@ pub(super) fn reserve(
     reserved
 }
 
-/// Whether a member that is to be replaced is followed before it is removed: where the voters that are left would
-/// survive no failure, and where nothing is wrong with it but its pod. Not otherwise in larger clusters: there may be no
+/// Whether the replacement joins before the old member is removed. This is so if the remaining voters would survive
+/// no failure, and if only the pod of the old member is to blame. Otherwise larger clusters remove first: a node for
+/// one more member may not exist.
 /// node for one member more.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3 || view.seats.iter().any(|seat| seat.followed && seat.leaves())
 }
 
-/// More members than wanted: those that are to be replaced first, then learners, unhealthy voters, the newest. The
-/// leader never, unless it is to be replaced; then it hands over before.
+/// Removes surplus members: members to be replaced first, then learners, unhealthy voters, the newest. The leader is
+/// removed only if it must be replaced, after it has handed over the leadership.
 pub(super) fn shrink(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
@@ -75,7 +77,7 @@ pub(super) fn shrink(
 ) -> bool {
     let (stay, size) = (view.staying().count(), desired.size);
     let all_vote = view.staying().filter(|seat| seat.votes()).count() >= size;
-    // Who is to be replaced stays until those that follow have their vote, and as long as the quorum depends on it.
+    // A member to be replaced stays until its replacements are voters, and as long as the quorum depends on it.
     let spared =
         |seat: &MemberState| !seat.votes() || view.quorum().unsafe_without(seat.id()).is_none();
     let replaced = view
@@ -103,7 +105,7 @@ pub(super) fn shrink(
             );
             return true;
         }
-        // Invariant 2: what was changed last is healthy before the next change.
+        // Invariant 2: the member that changed last is healthy before the next change.
         let waits = |draft: &mut Draft| {
             wait_for_voters(observed, view, "the cluster shrinks", draft)
                 || wait_for_connections(view, now, draft)
@@ -138,7 +140,7 @@ fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v MemberState<'a>> {
     view.seats.iter().filter(may_go).min_by_key(first)
 }
 
-/// Whether a change of the voters has to wait for one of them.
+/// Whether a change of the voters must wait for one of the voters.
 pub(super) fn wait_for_voters(
     observed: &Observed,
     view: &View,
@@ -169,7 +171,7 @@ fn wait_for_all(
     true
 }
 
-/// What etcd's own rule of five seconds would refuse is waited for. A voter alone is connected to itself.
+/// Waits as long as etcd's rule of five seconds would refuse the change. A single voter is connected to itself.
 pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool {
     if view.voters().count() == 1 {
         return false;
@@ -190,7 +192,7 @@ pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draf
     true
 }
 
-/// Invariant 4: a learner that has caught up becomes a voter, one after the other (invariant 2).
+/// Invariant 4: promotes learners that have caught up, one at a time (invariant 2).
 pub(super) fn promote(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
@@ -216,7 +218,7 @@ pub(super) fn promote(
             .and_then(|seen| seen.known())
             .map(|s| s.raft_applied_index)
             .or(seat.follows)
-            // Of a voter whose start nobody has heard of it is thought that it was added as one (`second`).
+            // The planner assumes that a voter without a reported start was added as a voter (`second`).
             .filter(|_| seat.joined() && !together::begins_apart(seat));
         match has {
             // Invariant 24.
@@ -225,7 +227,7 @@ pub(super) fn promote(
                 draft.wait(Reason::LearnerCutOff, text, SHORTLY);
             }
             Some(has) if joining::takes_part(seat, committed) && has_caught_up(has, committed) => {
-                // One that serves comes first.
+                // A learner that serves is promoted first.
                 ready = ready.filter(|first| first.serves() || !seat.serves());
                 ready = ready.or(Some(seat));
             }
@@ -285,7 +287,7 @@ fn wait_for_start(seat: &MemberState, now: Timestamp, draft: &mut Draft) {
     draft.wait(Reason::LearnerStarting, text, look_again);
 }
 
-/// Fewer members than wanted. Invariant 4: they join as learners where etcd has them.
+/// Adds members that are missing. Invariant 4: they join as learners if the version of etcd has learners.
 pub(super) fn grow(
     (desired, now): (&Desired, Timestamp),
     view: &View,
@@ -310,7 +312,7 @@ pub(super) fn grow(
         return false;
     }
     if names.len() < count {
-        return false; // The other Services are being made; all join together.
+        return false; // The other Services are not created yet; all members join together.
     }
     // etcd refuses an addition unless every voter has been connected for 5 s.
     if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {

@@ -1,4 +1,4 @@
-//! Puts etcd's list, the Kubernetes objects and the members' answers together.
+//! Combines etcd's member list, the Kubernetes objects and the answers of the members.
 
 use etcd::{Member, Members};
 use jiff::Timestamp;
@@ -13,7 +13,7 @@ use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
 
 impl<'a> View<'a> {
-    /// Puts list and Kubernetes objects together.
+    /// Combines the member list with the Kubernetes objects.
     pub fn new(
         list: &'a Members,
         (desired, observed, now): (&Desired, &'a Observed, Timestamp),
@@ -25,7 +25,7 @@ impl<'a> View<'a> {
             .collect();
         let names = seats.iter().map(|seat| seat.name.clone()).collect();
         for seat in &mut seats {
-            // What is in an `emptyDir` of a member that can never join is of no use to anybody.
+            // The `emptyDir` of a member that can never join has no useful data.
             if seat.cannot_join(&names) && seat.pod.is_some_and(|pod| !pod.durable) {
                 seat.data = Data::Gone;
             }
@@ -36,9 +36,10 @@ impl<'a> View<'a> {
             (seat.fate, seat.gone_at) = (decision.fate, decision.lost_at);
             seat.followed = decision.followed;
         }
-        // Invariant 19: nobody counts on it until it is done. From 3.6 on it does not even answer for itself meanwhile:
-        // its status has the version of its storage, which it reads under the lock (`StorageVersion` in etcd's
-        // `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
+        // Invariant 19: nothing counts on the member until it is defragmented. From 3.6 on it does not even answer
+        // for itself meanwhile: its status contains the version of its storage, which it reads under the lock
+        // (`StorageVersion` in etcd's `server/etcdserver/server.go`, `defrag` in
+        // `server/storage/backend/backend.go`).
         if let Some(member) = observed.upkeep.defragmenting() {
             let asked = observed.upkeep.call == Some(Call::Running);
             for seat in seats.iter_mut().filter(|seat| seat.name == member) {
@@ -55,7 +56,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name under which there is something of a member: its own, or one its peer URLs tell.
+/// The name under which objects of a member exist: its own name, or a name in its peer URLs.
 fn known_as(member: &Member, observed: &Observed) -> Option<String> {
     let urls = member.peer_urls.iter();
     let told = urls.filter_map(|url| member_of_url(url));

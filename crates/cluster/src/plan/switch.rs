@@ -1,9 +1,9 @@
-//! TLS switched on or off while members run.
+//! Switches TLS on or off while members run.
 //!
-//! Invariant 23: every member is dialled where it listens, by members that can dial it. Members are started with the
-//! next stage when all of them run with this one, or with the next already, and when every peer URL in etcd's list
-//! names the listener that both stages have; that decision is recorded in one write before the first is. The rest is
-//! the ordinary way in which running members are changed, and what is recorded holds for every pod that is made.
+//! Invariant 23: every member is dialed where it listens, by members that can dial it. Members start with the next
+//! stage only when two conditions hold: all members run the current or the next stage, and every peer URL in etcd's
+//! list names the listener that both stages have. The decision is recorded in one write before the first member
+//! starts. The rest is an ordinary rolling update, and every new pod uses the recorded stage.
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
@@ -15,7 +15,7 @@ use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsRollout, Way};
 use crate::write::Write;
 
-/// Records what members are started with, and takes the next step of a switch.
+/// Records the TLS settings with which members start, and takes the next step of a switch.
 pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &mut Draft) {
     let Some(rollout) = &observed.tls_rollout else {
         return;
@@ -44,7 +44,7 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: whoever is being added was given its URL for the stage that is recorded now.
+    // Invariant 2: a member that is being added got its URL for the stage that is recorded now.
     if draft.change.is_some() {
         return;
     }
@@ -67,11 +67,11 @@ fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> W
     }
 }
 
-/// Why it is too early for the next step.
+/// Why the next step has to wait.
 fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<String> {
     let next = rollout.next.as_ref()?;
     let ways = [Way::of(rollout.at.as_ref()), Way::of(next.to.as_ref())];
-    // The second port is there before anybody is dialled on it.
+    // The second port exists before any member is dialed on it.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
     }
@@ -86,7 +86,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         if !serves(seat) {
             return Some(format!("{name} serves"));
         }
-        // What it answers is of the past then.
+        // The answer of a member that is cut off is stale.
         if joining::is_cut_off(seat, observed) {
             return Some(format!("{name} is connected with the leader"));
         }
@@ -102,9 +102,9 @@ fn serves(seat: &MemberState) -> bool {
     ready && seat.is_healthy()
 }
 
-/// Invariant 23, put right: a member that runs and serves as it should, and whose URL names a listener that only other
-/// stages have, is dialled where it listens. So comes back the seed of a recovery that was lost with its pod before what it
-/// had been started with was recorded, when the spec says something else by then: nobody who is added could reach it.
+/// Repairs invariant 23: a serving member whose URL names a listener that only other stages have gets the URL of its
+/// real listener. The seed of a recovery can be in this state. Its pod may be lost before its TLS settings are
+/// recorded, while the spec changes. New members could not reach such a seed.
 fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let (way, here) = (Way::of(rollout.at.as_ref()), peers_of(rollout.at.as_ref()));
     let stages = PeerStage::ALL.iter();
@@ -120,13 +120,13 @@ fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     redirect(view, is_astray, here.usual(), draft)
 }
 
-/// Whether one of its peer URLs names such a listener.
+/// Whether one of the member's peer URLs names such a listener.
 fn names_any(seat: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
     let mut urls = seat.member.peer_urls.iter();
     urls.any(|url| such(listener_of(url)))
 }
 
-/// Gives the next such member the peer URL of this listener; `false` when there is none.
+/// Gives the next such member the peer URL of this listener; `false` if there is none.
 fn redirect(
     view: &View,
     such: impl Fn(&MemberState) -> bool,
@@ -155,19 +155,19 @@ fn parts(url: &str) -> Option<(bool, &str, u16)> {
     Some((scheme == "https", host, port.parse().ok()?))
 }
 
-/// Which listener a peer URL names.
+/// The listener that a peer URL names.
 fn listener_of(url: &str) -> Option<PeerListener> {
     parts(url).map(|(tls, _, port)| (tls, port))
 }
 
-/// The same host's URL for another listener.
+/// The URL of the same host for another listener.
 fn at_listener(url: &str, (tls, port): PeerListener) -> Option<String> {
     let (_, host, _) = parts(url)?;
     let scheme = if tls { "https" } else { "http" };
     Some(format!("{scheme}://{host}:{port}"))
 }
 
-/// Whether a member at this stage is dialled there.
+/// Whether a member at this stage listens on that URL.
 #[cfg(test)]
 pub(super) fn listens(stage: PeerStage, url: &str) -> bool {
     listener_of(url).is_some_and(|listener| stage.listeners().contains(&listener))

@@ -1,4 +1,4 @@
-//! Stories the planner has to get right. Each builds a world in a line or two and says what is done about it.
+//! Scenarios for the planner. Each builds an observed state in a line or two and checks the plan.
 
 mod actions;
 mod adoption;
@@ -33,11 +33,11 @@ use crate::write::{State, Write};
 
 use scene::Scene;
 
-// ---- beginnings ----
+// ---- bootstrap ----
 
 /// Invariant 10.
 #[test]
-fn records_the_first_members_before_anything_is_made() {
+fn records_first_members_before_creating_objects() {
     let plan = Scene::nothing(3).plan();
     let chains = plan.step.chains.clone();
     assert_eq!(scene::begun(&chains), Some((3, "1")));
@@ -46,7 +46,7 @@ fn records_the_first_members_before_anything_is_made() {
 }
 
 #[test]
-fn a_seed_bootstrap_begins_with_one_member() {
+fn seed_bootstrap_starts_with_one_member() {
     let mut scene = Scene::nothing(3);
     scene.desired.first = 1;
     let chains = scene.plan().step.chains;
@@ -55,7 +55,7 @@ fn a_seed_bootstrap_begins_with_one_member() {
 }
 
 #[test]
-fn starts_all_first_members_at_once_each_after_its_service() {
+fn starts_first_members_concurrently_after_their_services() {
     let plan = Scene::begun(&["a", "b", "c"]).plan();
     for member in ["a", "b", "c"] {
         let mut chains = plan.step.chains.iter();
@@ -78,7 +78,7 @@ fn starts_all_first_members_at_once_each_after_its_service() {
 }
 
 #[test]
-fn first_members_reach_each_other_once_one_of_them_runs() {
+fn opens_services_once_a_first_member_runs() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["a", "b", "c"].map(|member| {
@@ -96,13 +96,13 @@ fn first_members_reach_each_other_once_one_of_them_runs() {
         scene.young(member).not_running(member)
     });
     assert_eq!(opened(&young), [false; 3]);
-    // Whatever the pods do, the Services do not stay closed.
+    // The Services open after a time limit, whatever the state of the pods.
     let slow = young.aged();
     assert_eq!(opened(&slow), [true; 3]);
 }
 
 #[test]
-fn keeps_clients_out_until_the_cluster_id_is_recorded() {
+fn client_service_opens_after_cluster_id_is_recorded() {
     let writes = Scene::begun(&["a", "b", "c"]).writes();
     assert!(writes.contains(&Write::ApplyClient { open: false }));
     let mut formed = Scene::formed(&["a", "b", "c"]);
@@ -111,15 +111,14 @@ fn keeps_clients_out_until_the_cluster_id_is_recorded() {
 }
 
 #[test]
-fn records_the_cluster_id_as_soon_as_a_quorum_answers() {
+fn records_cluster_id_once_quorum_answers() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("c");
     scene.observed.cluster_id = None;
     assert!(matches!(scene.writes()[0], Write::RecordClusterId { .. }));
 }
 
-/// Invariant 6.
 #[test]
-fn invariant_6_a_first_member_that_lost_its_disk_is_not_started_again() {
+fn invariant_6_never_restarts_first_member_without_its_volume() {
     let scene = Scene::starting(&["a", "b", "c"]).without_pod("a");
     assert!(
         !scene
@@ -131,7 +130,7 @@ fn invariant_6_a_first_member_that_lost_its_disk_is_not_started_again() {
 }
 
 #[test]
-fn a_bootstrap_without_a_quorum_of_disks_begins_again_under_new_names() {
+fn bootstrap_restarts_with_new_names_without_volume_quorum() {
     let scene = Scene::starting(&["a", "b", "c"])
         .without_pod("a")
         .without_pod("b");
@@ -142,7 +141,7 @@ fn a_bootstrap_without_a_quorum_of_disks_begins_again_under_new_names() {
 }
 
 #[test]
-fn a_bootstrap_that_cannot_start_follows_a_corrected_spec() {
+fn stuck_bootstrap_follows_corrected_spec() {
     let mut scene = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b")
@@ -152,7 +151,7 @@ fn a_bootstrap_that_cannot_start_follows_a_corrected_spec() {
 }
 
 #[test]
-fn what_an_abandoned_bootstrap_left_is_deleted() {
+fn deletes_leftovers_of_abandoned_bootstrap() {
     let mut scene = Scene::starting(&["a", "b", "c"]);
     scene.observed.intent.as_mut().unwrap().members = ["x".into(), "y".into(), "z".into()].into();
     for pod in scene.observed.pods.values_mut() {
@@ -161,9 +160,8 @@ fn what_an_abandoned_bootstrap_left_is_deleted() {
     assert!(scene.writes().contains(&scene::delete_pod("a")));
 }
 
-/// Invariant 7.
 #[test]
-fn invariant_7_a_cluster_whose_object_lost_its_status_is_found_again() {
+fn invariant_7_recovers_lost_status_from_existing_objects() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.intent = None;
     scene.observed.cluster_id = None;
@@ -179,18 +177,16 @@ fn invariant_7_a_cluster_whose_object_lost_its_status_is_found_again() {
     assert_eq!(*cluster_id, Some(scene::CLUSTER));
 }
 
-/// Invariant 7.
 #[test]
-fn invariant_7_nothing_is_bootstrapped_beside_pods_of_another_object() {
+fn invariant_7_no_bootstrap_alongside_pods_of_another_object() {
     let mut scene = Scene::nothing(3);
     scene.observed.strangers.push("pod db-older".into());
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.waits(), [Reason::StrangersPresent]);
 }
 
-/// Invariant 7.
 #[test]
-fn invariant_7_no_pods_does_not_mean_no_cluster() {
+fn invariant_7_volumes_without_pods_prevent_bootstrap() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     for member in ["a", "b", "c"] {
         scene = scene.without_pod(member);
@@ -210,21 +206,21 @@ fn invariant_7_no_pods_does_not_mean_no_cluster() {
 
 /// Invariant 5.
 #[test]
-fn removes_the_dead_member_before_adding_one() {
+fn removes_dead_member_before_adding_replacement() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
-    // The new member's Service is made meanwhile.
+    // The Service of the new member is created in the meantime.
     assert_eq!(scene::reserved(&scene.plan().step.chains), [false]);
 }
 
 #[test]
-fn a_pod_that_is_being_deleted_is_lost_already() {
+fn terminating_pod_without_volume_counts_as_lost() {
     let scene = Scene::formed(&["a", "b", "c"]).terminating("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
 }
 
 #[test]
-fn leadership_is_moved_before_a_dying_leader_is_removed() {
+fn transfers_leadership_before_removing_terminating_leader() {
     let scene = Scene::formed(&["a", "b", "c"]).leader("b").terminating("b");
     let [Write::MoveLeader { from, .. }] = &scene.changes()[..] else {
         panic!("{:?}", scene.changes())
@@ -233,7 +229,7 @@ fn leadership_is_moved_before_a_dying_leader_is_removed() {
 }
 
 #[test]
-fn adds_a_learner_once_the_dead_member_is_removed() {
+fn adds_learner_after_removing_dead_member() {
     let scene = Scene::formed(&["a", "c"]).size(3).reserved("d");
     assert_eq!(
         scene.changes(),
@@ -245,7 +241,7 @@ fn adds_a_learner_once_the_dead_member_is_removed() {
 }
 
 #[test]
-fn starts_an_added_member_with_the_whole_list() {
+fn starts_added_member_with_complete_member_list() {
     let scene = Scene::formed(&["a", "c"]).size(3).reserved("d").added("d");
     let writes = scene.writes();
     let at = writes
@@ -271,7 +267,7 @@ fn starts_an_added_member_with_the_whole_list() {
 }
 
 #[test]
-fn a_phantom_whose_service_is_gone_is_removed_and_not_started() {
+fn removes_never_started_member_without_service() {
     let scene = Scene::formed(&["a", "b", "c"])
         .size(4)
         .added("db-pppppppppp");
@@ -279,13 +275,13 @@ fn a_phantom_whose_service_is_gone_is_removed_and_not_started() {
 }
 
 #[test]
-fn a_member_this_operator_does_not_run_is_left_alone() {
+fn leaves_foreign_member_unchanged() {
     let scene = Scene::formed(&["a", "b", "c"]).size(3).added("elsewhere");
     assert_eq!(scene.changes(), [], "none of its own leaves for it");
 }
 
 #[test]
-fn a_joining_member_whose_pod_was_lost_is_removed_and_not_started_again() {
+fn removes_joining_member_that_lost_its_pod() {
     let scene = Scene::formed(&["a", "b", "c"])
         .size(4)
         .reserved("d")
@@ -300,9 +296,8 @@ fn a_joining_member_whose_pod_was_lost_is_removed_and_not_started_again() {
     );
 }
 
-/// Invariant 4.
 #[test]
-fn invariant_4_a_learner_is_promoted_when_it_has_caught_up() {
+fn invariant_4_promotes_learner_after_it_caught_up() {
     let learner = Scene::formed(&["a", "b"]).size(3).learner("d");
     assert_eq!(learner.changes(), [scene::promote("d")]);
     let behind = Scene::formed(&["a", "b"]).size(3).learner("d").behind("d");
@@ -311,9 +306,8 @@ fn invariant_4_a_learner_is_promoted_when_it_has_caught_up() {
     assert!(behind.plan().requeue <= Duration::from_millis(100));
 }
 
-/// Invariant 2.
 #[test]
-fn invariant_2_nobody_is_promoted_while_a_voter_is_not_healthy() {
+fn invariant_2_promotes_no_learner_while_voter_is_unhealthy() {
     let scene = Scene::formed(&["a", "b", "c", "e"])
         .size(5)
         .learner("d")
@@ -322,9 +316,8 @@ fn invariant_2_nobody_is_promoted_while_a_voter_is_not_healthy() {
     assert!(scene.waits().contains(&Reason::VoterNotHealthy));
 }
 
-/// Invariant 5.
 #[test]
-fn invariant_5_a_member_whose_disk_exists_gets_its_pod_back_and_stays_a_member() {
+fn invariant_5_member_with_volume_gets_pod_back() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().without_pod("b");
     assert_eq!(scene.changes(), []);
     let [Write::CreatePod(start)] = &scene.writes()[..] else {
@@ -334,14 +327,13 @@ fn invariant_5_a_member_whose_disk_exists_gets_its_pod_back_and_stays_a_member()
 }
 
 #[test]
-fn waits_until_the_old_pod_of_a_durable_member_is_gone() {
+fn waits_for_deletion_of_old_pod_on_volume() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().terminating("b");
     assert!(scene.plan().step.is_empty(), "{:?}", scene.plan().step);
 }
 
-/// Invariant 8.
 #[test]
-fn invariant_8_all_pods_come_back_on_their_disks_when_nothing_answers() {
+fn invariant_8_recreates_all_pods_on_volumes_without_quorum() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         scene = scene.without_pod(member);
@@ -358,9 +350,8 @@ fn invariant_8_all_pods_come_back_on_their_disks_when_nothing_answers() {
     assert_eq!(scene.plan().problems, []);
 }
 
-/// Invariant 1.
 #[test]
-fn invariant_1_without_a_list_nobody_is_removed_and_nothing_deleted() {
+fn invariant_1_removes_and_deletes_nothing_without_member_list() {
     let scene = Scene::formed(&["a", "b", "c"])
         .without_pod("b")
         .leftover("z")
@@ -369,9 +360,8 @@ fn invariant_1_without_a_list_nobody_is_removed_and_nothing_deleted() {
     assert_eq!(scene.waits(), [Reason::NoQuorum]);
 }
 
-/// Invariant 1.
 #[test]
-fn invariant_1_the_answer_of_another_cluster_is_no_answer() {
+fn invariant_1_ignores_answer_of_another_cluster() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     let other = Some(etcd::ClusterId(7));
     scene.observed.cluster_id = other;
@@ -381,18 +371,17 @@ fn invariant_1_the_answer_of_another_cluster_is_no_answer() {
     assert_eq!(scene.plan().problems[0].reason, Reason::ForeignCluster);
 }
 
-/// Invariant 3.
 #[test]
-fn invariant_3_a_dying_member_is_not_removed_when_another_is_down() {
+fn invariant_3_keeps_terminating_member_while_another_is_down() {
     let scene = Scene::formed(&["a", "b", "c"]).terminating("b").down("c");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
 }
 
-// ---- what is kept ----
+// ---- maintained objects ----
 
 #[test]
-fn nothing_is_done_when_all_is_as_desired() {
+fn converged_cluster_needs_no_action() {
     let plan = Scene::formed(&["a", "b", "c"]).plan();
     assert!(
         plan.step.is_empty() && plan.waiting_for.is_empty() && plan.problems.is_empty(),
@@ -402,7 +391,7 @@ fn nothing_is_done_when_all_is_as_desired() {
 }
 
 #[test]
-fn deleted_services_and_the_budget_come_back() {
+fn recreates_deleted_services_and_disruption_budget() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.shared.headless = Kept::Missing;
     scene.observed.shared.client = Kept::Drifted;
@@ -424,7 +413,7 @@ fn deleted_services_and_the_budget_come_back() {
 }
 
 #[test]
-fn the_budget_goes_when_it_is_not_wanted() {
+fn deletes_unwanted_disruption_budget() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.desired.budget = false;
     assert_eq!(scene.writes(), [Write::DeleteBudget]);
@@ -433,14 +422,14 @@ fn the_budget_goes_when_it_is_not_wanted() {
 }
 
 #[test]
-fn labels_follow_the_membership() {
+fn labels_follow_membership() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.pods.get_mut("b").unwrap().role = Some(crate::snapshot::Role::Learner);
     assert!(matches!(&scene.writes()[..], [Write::LabelPod(label)] if label.member == "b"));
 }
 
 #[test]
-fn one_pending_pod_stops_nothing_else() {
+fn pending_pod_blocks_no_other_step() {
     let mut scene = Scene::formed(&["a", "b", "c", "d", "e"])
         .not_running("a")
         .without_pod("b");
@@ -457,7 +446,7 @@ fn one_pending_pod_stops_nothing_else() {
 }
 
 #[test]
-fn a_pod_that_no_node_takes_is_a_problem_after_a_minute() {
+fn unschedulable_pod_is_problem_after_a_minute() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
     let now = scene::at(1000);
     let pod = scene.observed.pods.get_mut("a").unwrap();
@@ -475,7 +464,7 @@ fn a_pod_that_no_node_takes_is_a_problem_after_a_minute() {
 }
 
 #[test]
-fn a_pod_that_takes_long_to_start_is_worth_a_word() {
+fn reports_slow_pod_start() {
     let mut scene = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b");
@@ -493,7 +482,7 @@ fn a_pod_that_takes_long_to_start_is_worth_a_word() {
 }
 
 #[test]
-fn an_image_that_does_not_exist_names_the_field() {
+fn missing_image_names_spec_field() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
     scene.observed.pods.get_mut("a").unwrap().trouble =
         Some(Trouble::Image("ErrImagePull: not found".into()));
@@ -506,10 +495,10 @@ fn an_image_that_does_not_exist_names_the_field() {
     );
 }
 
-// ---- hands off ----
+// ---- no changes ----
 
 #[test]
-fn nothing_is_changed_while_paused_claimed_refused_or_deleted() {
+fn changes_nothing_while_paused_restoring_invalid_or_deleted() {
     type Mend = fn(&mut Scene);
     let cases: [(&str, Mend); 4] = [
         ("paused", |scene| scene.desired.paused = true),
@@ -538,7 +527,7 @@ fn nothing_is_changed_while_paused_claimed_refused_or_deleted() {
 }
 
 #[test]
-fn nothing_is_started_under_a_field_that_must_not_be_ignored() {
+fn starts_nothing_if_spec_field_is_unsupported() {
     for mut scene in [Scene::nothing(3), Scene::begun(&["a", "b", "c"])] {
         scene.desired.refused = Some("spec.TLS is not in effect".into());
         assert!(scene.plan().step.is_empty());

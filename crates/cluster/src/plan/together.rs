@@ -1,9 +1,10 @@
-//! Members that join together: while they start, they do not find each other.
+//! Members that join concurrently: they do not reach each other while they start.
 //!
-//! A member that joins asks every other one for its list, its version, and whether a downgrade is under way, one after
-//! the other and with 10 s, 7 s and 7 s of patience for each (`bootstrapExistingClusterNoWAL` and
-//! `isCompatibleWithCluster` in etcd's `server/etcdserver`). It listens from its first moment and answers when it has
-//! asked: two that start together wait for each other, all of it. Where connections are refused nobody waits.
+//! A joining member asks every other member for its list, its version, and whether a downgrade is in progress. It
+//! asks one after another and waits 10 s, 7 s and 7 s for each (`bootstrapExistingClusterNoWAL` and
+//! `isCompatibleWithCluster` in etcd's `server/etcdserver`). It listens from its first moment, but answers only after
+//! it has asked: two members that start together wait for each other the full time. If connections are refused, no
+//! member waits.
 
 use std::time::Duration;
 
@@ -13,45 +14,47 @@ use crate::plan::age::age;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Observed, Pod};
 
-/// How long a member's Service stays without endpoints for the sake of others that have not started.
+/// How long a member's Service has no endpoints because other members have not started.
 const CLOSED: Duration = Duration::from_secs(5);
 
-/// For how long a member that runs is given to ask: a tenth of a second is common. The kubelet tells whole seconds.
+/// Time that a running member gets for its questions: 0.1 s is common. The kubelet reports whole seconds.
 const ASKING: Duration = Duration::from_secs(2);
 
-/// Whether members to come begin behind Services without endpoints: several, beside one voter. There they need its
-/// snapshot, as after a restore, and wait for their own entries longer than for the Service. A member that joins several
-/// voters may get all it needs from the log over its own connections, and a Service that opens late would cost it that.
+/// Whether new members start behind Services without endpoints: several members that join one voter. They need its
+/// snapshot, as after a restore, and wait for their own entries longer than for the Service. A member that joins
+/// several voters may get all entries from the log over its own connections. A Service that opens late would cost it
+/// that.
 pub(super) fn begin_apart(view: &View, count: usize) -> bool {
     count > 1 && view.voters().count() == 1
 }
 
-/// Whether the member's Service gets its endpoints: all that begin behind closed ones have asked; and after a moment in
-/// any case, so that nothing depends on another's pod.
+/// Whether the member's Service gets its endpoints: all members behind closed Services have asked, or a time limit
+/// has passed, so that no member depends on the pod of another.
 pub(super) fn may_be_reached(
     (observed, now): (&Observed, Timestamp),
     view: &View,
     seat: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
-    // Who votes is found: only learners begin apart, and first members, of which enough run by now.
+    // A voter is reachable: only learners start apart, and first members, of which enough run by now.
     seat.votes() || seat.pod.is_none_or(is_old) || { view.seats.iter() }
         .filter(|seat| begins_apart(seat) && !seat.votes())
         .all(|seat| has_asked((observed, now), seat))
 }
 
-/// Whether nobody finds the member yet.
+/// Whether the member's Service still has no endpoints.
 pub(super) fn begins_apart(seat: &MemberState) -> bool {
     seat.service.is_some_and(|service| service.closed)
 }
 
-/// That its container runs says nothing: one that is slow to ask is still asking then, and a learner that has asked
-/// answers whether a downgrade is under way only when it has the leader's snapshot. etcd's listener for health opens
-/// after it has asked (`StartEtcd` in etcd's `server/embed/etcd.go`); where it is closed to us, a moment has to do.
+/// Whether the member has asked the others. A running container proves nothing: a slow one may still be asking. A
+/// learner that has asked answers about downgrades only after it has received the leader's snapshot. etcd's health
+/// listener opens after the questions (`StartEtcd` in etcd's `server/embed/etcd.go`). If the operator cannot use that
+/// listener, a fixed time has to do.
 fn has_asked((observed, now): (&Observed, Timestamp), seat: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&seat.name) || seat.serves();
     let has_had_time = |pod: &Pod| {
-        // By a clock that is behind it has not begun yet.
+        // By a clock that is behind, the container has not started yet.
         let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };

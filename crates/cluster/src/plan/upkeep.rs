@@ -1,9 +1,9 @@
-//! The members' databases: alarms that are raised, and defragmentation.
+//! Maintenance of the members' databases: alarms and defragmentation.
 //!
-//! Invariant 19: a member answers nobody while it is defragmented. So it is one at a time, when every voter is
-//! healthy and nothing else is being changed, the leader last and only after it has handed over. Which one it is
-//! stands in the status before it is told (invariant 10): a process that dies midway is followed by one that tells
-//! the same member again. An alarm is taken back when its cause is gone, never to look better.
+//! Invariant 19: a member answers no requests while it is defragmented. So members are defragmented one at a time,
+//! when every voter is healthy and nothing else is changing. The leader is last and transfers its leadership first.
+//! The member is recorded in the status before the call (invariant 10): if the process dies, its successor calls the
+//! same member again. An alarm is disarmed when its cause is removed, and never earlier.
 
 mod schedule;
 
@@ -22,29 +22,32 @@ use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
 use crate::write::Write;
 
-/// What has to be free for a defragmentation by schedule to be worth it.
+/// Minimum free bytes for a scheduled defragmentation.
 const SENSIBLE: i64 = 1 << 20;
-/// Without effect a run for a full database is not repeated for so long.
+/// Delay before a run for a full database is repeated after a run without effect.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// With effect it may be, after so long: somebody fills the database again.
+/// Delay after a run with effect: clients may fill the database again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// Without effect but with new history to compact it rests so many times as long as it took: where keys go one by one
-/// each of them is history, and no member is to be defragmented for nothing most of the time.
+/// Delay after a run without effect if there is new history to compact, as a multiple of the run's duration. If
+/// clients delete keys one by one, each deletion is history, and members must not be defragmented without effect most
+/// of the time.
 const REST: i32 = 3;
-/// How long a member's status is given to show what a compaction has freed. It need not ever show it: a member counts
-/// pages as free one commit after the one that freed them, which may be the compaction's last one, and a full database
-/// takes no writes that would bring another (`begin` in etcd's `backend.go`, `scheduleCompaction` in its
-/// `kvstore_compaction.go`). So after that one is told blindly, and the others when that has made room.
+/// Time for a member's status to show the space that a compaction has freed. The status may never show it: a member
+/// counts pages as free one commit after the commit that freed them. That may be the compaction's last commit, and a
+/// full database accepts no writes that would cause another (`begin` in etcd's `backend.go`, `scheduleCompaction` in
+/// its `kvstore_compaction.go`). After this time one member is defragmented regardless, and the others if that freed
+/// space.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
-/// How long a member that was told may say nothing, as long as a call for it may take.
+/// Time that a member under defragmentation may be silent: the longest duration of a call.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
-/// How long the share of free bytes starts no other run.
+/// Minimum interval between runs that are started by the share of free bytes.
 const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
 type Situation<'a> = (&'a Desired, &'a Observed, Timestamp);
 
-/// The members to replace because etcd found their data to differ. Only if it is clear which data is right: fewer than a
-/// quorum are named, and three or more vote. In a smaller cluster the replacement might copy the wrong data.
+/// The members to replace because etcd reports that their data differs. Only if the correct data is known: fewer than
+/// a quorum are reported, and there are three or more voters. In a smaller cluster the replacement might copy the
+/// wrong data.
 pub(super) fn corrupt_members(members: &[MemberState], observed: &Observed) -> Vec<MemberId> {
     let voters = members.iter().filter(|member| member.votes()).count();
     let named: Vec<MemberId> = corrupt(observed).collect();
@@ -73,7 +76,7 @@ fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
     of_kind(observed, AlarmKind::Corrupt)
 }
 
-/// What the members' databases need: whatever it is, after everything else.
+/// Plans the maintenance of the databases, after all other phases.
 pub(super) fn keep_up(situation: Situation, view: &View, draft: &mut Draft) {
     let (_, observed, _) = situation;
     told_of_corruption(observed, view, draft);
@@ -85,14 +88,14 @@ pub(super) fn keep_up(situation: Situation, view: &View, draft: &mut Draft) {
     run.told_of_no_space(draft);
 }
 
-/// Who has lost the trust of the others, and what is done about it.
+/// Reports members that etcd marks as corrupt, and the planned action.
 fn told_of_corruption(observed: &Observed, view: &View, draft: &mut Draft) {
     let mut named = Vec::new();
     for id in corrupt(observed) {
         let seat = view.seats.iter().find(|seat| seat.id() == id);
         match seat {
             Some(seat) => named.push(seat),
-            // Invariant 19: whoever it was is no member any more, and its data with it.
+            // Invariant 19: the reported member was removed, together with its data.
             None if id != MemberId(0) => disarm(view, AlarmKind::Corrupt, id, draft),
             None => {
                 let text = "etcd has found the members' data to differ and cannot tell which is right (alarm \
@@ -129,7 +132,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What each voter says of itself; `None` as long as one of them says nothing.
+    /// The status of each voter; `None` if any voter does not answer.
     fn databases(&self) -> Option<Vec<(&MemberState<'_>, &Status)>> {
         let (_, observed, _) = self.situation;
         let voters = self.view.voters();
@@ -146,7 +149,7 @@ impl Run<'_> {
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
-    /// A tenth of the quota: less is no room.
+    /// A tenth of the quota: less does not count as free space.
     fn room(&self) -> i64 {
         (self.situation.0.upkeep.quota / 10).max(1)
     }
@@ -155,14 +158,14 @@ impl Run<'_> {
         size <= self.situation.0.upkeep.quota - self.room()
     }
 
-    /// No run is under way: whether one begins, or an alarm is taken back.
+    /// Starts a run, or disarms an alarm, while no run is in progress.
     fn begin(&self, draft: &mut Draft) {
         let (desired, observed, now) = self.situation;
         let Some(databases) = self.databases() else {
             return;
         };
         if self.is_full() {
-            // Invariant 19: only when there is room again, in every database.
+            // Invariant 19: the alarm is disarmed only when every database has free space again.
             if databases
                 .iter()
                 .all(|(_, status)| self.roomy(status.db_size))
@@ -203,8 +206,8 @@ impl Run<'_> {
         }
     }
 
-    /// The floor: a run begins when it would make room, or when there is history to compact that the last one did
-    /// not; and after one without effect not soon again.
+    /// The limit of repetition: a run starts if it would free space, or if there is history to compact that the last
+    /// run did not compact. After a run without effect, the next one is delayed.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.situation;
         let last = observed.upkeep.record.as_ref();
@@ -225,7 +228,7 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // There is more to free by now than the last run could.
+        // More space can be freed now than the last run could free.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -255,7 +258,7 @@ impl Run<'_> {
         self.record_run(Cause::NoSpace, compact_to, draft);
     }
 
-    /// Nothing else is being changed, and everybody is well. Says what is waited for.
+    /// Whether nothing else is changing and every member is healthy. Reports the reason if not.
     fn is_quiet(&self, draft: &mut Draft) -> bool {
         let (_, observed, _) = self.situation;
         let waits = |draft: &mut Draft, text: String| {
@@ -304,7 +307,7 @@ impl Run<'_> {
         draft.chain(writes);
     }
 
-    /// Whether a member's file is worth writing anew.
+    /// Whether defragmenting a member is worthwhile.
     fn is_worth_it(&self, cause: &Cause, status: &Status) -> bool {
         let (desired, _, _) = self.situation;
         let free = status.db_size - status.db_size_in_use;
@@ -324,17 +327,17 @@ impl Run<'_> {
         }
     }
 
-    /// A run is under way: the member that was told, or the next.
+    /// Continues a run: the current member, or the next one.
     fn go_on(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         match record.members.last() {
             Some(last) if last.completion_time.is_none() => self.attend(record, last, draft),
-            // One that fails ends the run: what it met the next one might meet.
+            // A failure ends the run: the next member might fail for the same reason.
             Some(last) if last.error.is_some() => self.finish(record, draft),
             _ => self.tell_next(record, draft),
         }
     }
 
-    /// The member that was told.
+    /// Handles the member whose defragmentation was recorded.
     fn attend(
         &self,
         record: &DefragmentationStatus,
@@ -347,7 +350,8 @@ impl Run<'_> {
         let error = match (&observed.upkeep.call, seat) {
             (_, None) => Some("it is no member any more".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
-            // Silent: it writes on for a process that is gone, or was asked a moment before it had done.
+            // The member is silent: it may still be working for a former process, or was asked just before it
+            // finished.
             (_, Some(seat)) if seat.health != Health::Busy => {
                 let may_be_done = seat.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
@@ -366,7 +370,7 @@ impl Run<'_> {
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
-            // Invariant 19: what was so when its turn was recorded may be no longer so when it comes to telling it.
+            // Invariant 19: the conditions under which the member was recorded may have changed before the call.
             (None, Some(seat)) if !self.may_be_told(seat) => {
                 let mut record = record.clone();
                 record.members.pop();
@@ -375,7 +379,7 @@ impl Run<'_> {
                 return;
             }
             (None, Some(seat)) if !drain::is_drained(now, self.view, seat, draft) => return,
-            // Told by a process that is gone, or not told yet.
+            // A former process sent the call, or no call was sent yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
                 draft.write(Write::Defragment {
@@ -395,7 +399,7 @@ impl Run<'_> {
         draft.write(recorded(observed, record));
     }
 
-    /// Every other voter serves, and none of them waits for this one to lead it.
+    /// Whether every other voter serves and the member is not the leader of others.
     fn may_be_told(&self, seat: &MemberState) -> bool {
         let mut others = self.view.voters().filter(|other| other.id() != seat.id());
         let leads = self.view.leader == Some(seat.id()) && self.view.voters().count() > 1;
@@ -405,7 +409,7 @@ impl Run<'_> {
     fn tell_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         let (_, observed, now) = self.situation;
         let Some(databases) = self.databases() else {
-            // Says which.
+            // Reports the reason.
             self.is_quiet(draft);
             return;
         };
@@ -413,7 +417,7 @@ impl Run<'_> {
         let leads = |seat: &MemberState| self.view.leader == Some(seat.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
-        // By what they say now: what was recorded may be of the moment before.
+        // Compares with the current status: the recorded sizes may be slightly older.
         let shrank = databases.iter().any(|(seat, status)| {
             let mut told = record.members.iter().filter(|one| one.name == seat.name);
             told.any(|one| one.size_before - status.db_size >= self.room() / 2)
@@ -464,7 +468,7 @@ impl Run<'_> {
         draft.write(recorded(observed, record));
     }
 
-    /// A full database is a problem as long as the alarm is raised, whatever is being done about it.
+    /// Reports a full database as long as the alarm is raised, whatever action is in progress.
     fn told_of_no_space(&self, draft: &mut Draft) {
         let (desired, observed, _) = self.situation;
         if !self.is_full() {
@@ -492,7 +496,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether a member's file has become smaller by so many bytes.
+/// Whether the file of a member shrank by at least this many bytes.
 fn made_room(run: &DefragmentationStatus, bytes: i64) -> bool {
     let freed = |one: &MemberDefragmentation| Some(one.size_before - one.size_after?);
     let mut freed = run.members.iter().filter_map(freed);

@@ -1,9 +1,9 @@
-//! What is not kept waiting by etcd: pods that are gone go back on their disks.
+//! Urgent actions that do not wait for etcd: recreate missing pods on their volumes.
 //!
-//! A member whose disk is there gets its pod back whether etcd answers or not (invariants 5 and 8), and while a quorum is
-//! missing, or a leader is yet to be elected, the answer takes seconds. So when it does not come soon this much of the
-//! plan without an answer is done, and nothing else of it: that nothing answered yet is no outage to be told, and
-//! nothing is removed, added or deleted for it (invariant 1).
+//! A member whose volume exists gets its pod back whether or not etcd answers (invariants 5 and 8). While a quorum is
+//! missing or an election is in progress, the answer takes seconds. If the answer is late, the operator executes only
+//! this part of the plan for an unavailable quorum. A late answer is not reported as an outage, and nothing is
+//! removed, added or deleted because of it (invariant 1).
 
 use jiff::Timestamp;
 
@@ -14,7 +14,7 @@ use crate::plan::decide;
 use crate::snapshot::{Desired, Observed};
 use crate::write::{State, Step, Write};
 
-/// The pods that go back on their disks; `observed` without any answer of etcd.
+/// Plans the pods to recreate on their volumes. `observed` contains no answer of etcd.
 pub fn urgent(
     desired: &Desired,
     observed: &Observed,
@@ -35,8 +35,8 @@ pub fn urgent(
     builder.plan(decided).step
 }
 
-/// The member whose pod this chain creates on an existing volume. A member that has not joined yet may need the current
-/// member list.
+/// Returns the member whose pod this chain creates on an existing volume. A member that has not joined yet may need
+/// the current member list.
 fn put_back(chain: &[Write]) -> Option<&String> {
     let Some((Write::CreatePod(start), before)) = chain.split_last() else {
         return None;
@@ -58,7 +58,7 @@ mod tests {
 
     /// Invariant 1.
     #[test]
-    fn invariant_1_a_pod_goes_back_on_its_disk_before_etcd_has_answered_and_nothing_else_is_done() {
+    fn invariant_1_urgent_plan_only_recreates_pods_on_volumes() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let gone = step(three().terminating("a").without_pod("b").size(5));
         let [writes] = &gone.chains[..] else {

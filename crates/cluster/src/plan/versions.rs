@@ -1,7 +1,7 @@
-//! Which version of etcd the members are to run, and whether etcd has been told of a way back.
+//! The etcd version that the members should run, and the state of a downgrade in etcd.
 //!
-//! The rules of the path are those of [`api::version::path`]; here they meet what each member answers. Nothing is
-//! changed here; `roll` changes the members, one at a time.
+//! The version path follows the rules of [`api::version::path`], applied to the answers of the members. This module
+//! changes nothing; `roll` changes the members, one at a time.
 
 use api::version::EtcdVersion;
 use api::version::path::{UpgradeDirection, direction};
@@ -12,33 +12,33 @@ use crate::plan::replaced;
 use crate::plan::view::{MemberState, View, name_of};
 use crate::snapshot::{Desired, Disk, Observed, Pod, Seen};
 
-/// Where the members' version is to go.
+/// The planned change of the members' version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Course {
-    /// What all members are to run; `None`: each goes on with what it runs.
+    /// The version for all members; `None` if each member keeps its version.
     pub(crate) target: Option<EtcdVersion>,
-    /// How they get there from the lowest version that runs.
+    /// The direction from the lowest running version.
     pub(crate) way: Option<UpgradeDirection>,
-    /// Why they do not go where the spec says, and what to do about it.
+    /// Why the members cannot reach the version in the spec, and the remedy.
     pub(crate) refused: Option<String>,
 }
 
-/// What etcd has been told, or is to be told, about going back by a minor release.
+/// The state of a downgrade to the previous minor release in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Downgrade {
-    /// Nothing.
+    /// No downgrade.
     None,
-    /// It has to be allowed first, to this version.
+    /// etcd must enable the downgrade to this version first.
     Allow(String),
-    /// It is allowed, and these words say what is not ready for it.
+    /// The downgrade is enabled; the text names the members that are not ready.
     Settling(String),
-    /// It is allowed, and every member's disk can be read by the version before.
+    /// The downgrade is enabled, and the previous version can read every member's volume.
     Ready,
-    /// It is allowed and not wanted any more.
+    /// The downgrade is enabled and no longer wanted.
     TakeBack,
 }
 
-/// The version a member runs: asked of the member; as long as it does not answer, what is known to have run last.
+/// The version that a member runs: its own answer, or without an answer the last version known to have run.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.statuses.get(name).and_then(Seen::known);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -49,16 +49,16 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
     answered.or_else(before).or_else(|| made_for(pod))
 }
 
-/// The version a pod's image is of.
+/// The version of a pod's image.
 pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
     pod.version
         .as_ref()
         .and_then(|version| EtcdVersion::parse(version).ok())
 }
 
-/// What the members run; as long as nobody knows who is a member, what the pods run.
+/// The versions of the members; while the member list is unknown, those of the pods.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // What a restore has replaced ran what it ran, and so did a member that was removed.
+    // Ignores the versions of clusters replaced by a restore, and of removed members.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
     let list = observed.members.known();
     let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
@@ -66,7 +66,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
     let is_member = |name: &String| listed.as_ref().is_none_or(|names| names.contains(name));
     let pods = observed.pods.iter();
     let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
-    // Members that somebody else runs and this cluster joins: whoever joins them has to start beside them.
+    // Members that other software runs and this cluster joins: new members must be compatible with them.
     let elsewhere = observed.elsewhere.keys();
     let answers = elsewhere.filter_map(|name| observed.statuses.get(name)?.known());
     let answers = answers.filter_map(|status| EtcdVersion::parse(&status.version).ok());
@@ -75,7 +75,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
         .collect()
 }
 
-/// The version the cluster runs, the lowest of its members'; without pods that of its disks.
+/// The version of the cluster: the lowest of its members; without pods, that of its volumes.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
     let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
     let disks = observed.disks.values();
@@ -95,7 +95,7 @@ pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String 
         .unwrap_or_else(spec)
 }
 
-/// Where the members' version is to go, from what they run and what the spec says.
+/// Plans the version change from the running versions and the spec.
 pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     let running = running(observed);
     let (Ok(wanted), Some(lowest)) = (EtcdVersion::parse(&desired.version), running.iter().min())
@@ -106,8 +106,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // A member of the next minor release is on its way there, or not back yet: it is let through either way, as the
-    // cluster speaks what the lowest speaks. Of the lowest minor release each member has to be let go.
+    // Members of the next minor release are in the middle of an upgrade or a downgrade. Both directions are open to
+    // them, because the cluster version is that of the lowest member. Every member of the lowest minor release must
+    // be able to take the path.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let ways: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();
@@ -130,9 +131,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     }
 }
 
-/// The way back by a minor release leads through etcd: it lowers the cluster's version and what lies on the disks
-/// first (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`), and ends the downgrade by itself
-/// when all members run the version before.
+/// The state of a downgrade by a minor release. etcd first lowers the cluster version and the storage version
+/// (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`). It ends the downgrade when all members
+/// run the previous version.
 pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let Some(target) = &course.target else {
         return Downgrade::None;
@@ -179,12 +180,12 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The version a new member is started with: the lowest that runs, which every other one can serve beside. One that
-/// takes the place of a member whose pod cannot change to the target gets the target.
+/// The version for a new member: the lowest running version, with which every other member is compatible. The
+/// replacement of a member whose pod cannot change to the target gets the target.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view.seats.iter().any(|seat| seat.followed && seat.leaves());
     let course = course(desired, observed);
-    // Back by a minor release nobody joins before etcd lets the members go there.
+    // During a downgrade, no member joins with the target before etcd permits it.
     let settled = course.way != Some(UpgradeDirection::Down)
         || downgrade(&course, observed) == Downgrade::Ready;
     let target = course.target.filter(|_| follows && settled);
@@ -194,12 +195,12 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
     )
 }
 
-/// The version a member gets its pod back with: the one its disk was used by last, which nobody but `roll` changes.
+/// The version for a recreated pod: the last version that used the volume, which only `roll` changes.
 pub(super) fn returning(desired: &Desired, observed: &Observed, seat: &MemberState) -> String {
     noted(desired, observed, seat.disk)
 }
 
-/// The version noted on a disk.
+/// The version recorded on a volume.
 pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>) -> String {
     let noted = disk.and_then(|disk| disk.version.as_ref());
     let noted = noted.and_then(|version| EtcdVersion::parse(version).ok());
@@ -209,8 +210,8 @@ pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>)
     )
 }
 
-/// Whether the container of a pod can be started again with the image of another version: the flags it has, which no
-/// running pod changes, are known to that version, and the readiness probe is answered.
+/// Whether the container can restart with the image of another version: that version knows the pod's flags, which are
+/// immutable, and answers the readiness probe.
 pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     let has = |flag: &str| pod.flags.contains(flag);
     let learners = !has(MAX_LEARNERS_FLAG) || version.has_max_learners();
@@ -219,15 +220,15 @@ pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     learners && metrics && probe
 }
 
-/// How pods of the first release said how many learners may join at once.
+/// Flag with which pods of the first release limited concurrent learners.
 const MAX_LEARNERS_FLAG: &str = "--max-learners";
 
-/// Whether the member lets in several learners at once, from 3.6 on.
+/// Whether the member accepts several learners at once, from 3.6 on.
 pub(super) fn takes_several_learners(pod: &Pod) -> bool {
     pod.flags.contains(MAX_LEARNERS_FLAG) || pod.flags.contains(VARIABLE_MAX_LEARNERS)
 }
 
-/// What the etcd version the cluster runs allows; the lowest of the members' counts.
+/// The features of the cluster's etcd version; the lowest member counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRules {
     /// Members join as learners (3.4 and later).
@@ -237,7 +238,7 @@ pub struct VersionRules {
 }
 
 impl VersionRules {
-    /// From what the members answer, or the version they were made for.
+    /// Computes the rules from the answers of the members, or from the version of their pods.
     pub fn new(observed: &Observed, fallback: &str) -> Self {
         let answered = observed
             .statuses
@@ -249,8 +250,8 @@ impl VersionRules {
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));
-        // Each member applies the limit of its own flag to what the others have agreed upon
-        // (`ValidateConfigurationChange` in etcd); a member that began with an older release has none.
+        // Each member applies the limit of its own flag to committed changes (`ValidateConfigurationChange` in etcd).
+        // A member that started with an older release has no limit.
         Self {
             learners: lowest >= (3, 4),
             several_learners: lowest >= (3, 6)

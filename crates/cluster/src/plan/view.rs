@@ -1,6 +1,6 @@
-//! The members as etcd lists them, each with what Kubernetes has of it.
+//! The members in etcd's list, each with its Kubernetes objects.
 //!
-//! Members are matched by name and named by ID, never by position. The name is the first label of the peer URL.
+//! Members are matched by name and addressed by ID, never by position. The name is the first label of the peer URL.
 
 use std::collections::BTreeSet;
 
@@ -11,115 +11,112 @@ use jiff::Timestamp;
 use crate::plan::quorum::Quorum;
 use crate::snapshot::{Disk, Observed, Pod, Service};
 
-/// What became of a member's data.
+/// State of a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// It is on a disk that is there and stays.
+    /// The data is on a volume that exists and is not being deleted.
     There,
-    /// The disk was there, or may have been, and is gone or going.
+    /// The data existed, or may have existed, and is deleted or being deleted.
     Gone,
-    /// The member never started, and surely no pod was ever made for it.
+    /// The member never started, and certainly no pod was ever created for it.
     NeverMade,
-    /// Nothing in Kubernetes belongs to it, and its name is not one of ours: it is somebody else's.
+    /// No Kubernetes object belongs to the member, and its name is not one of this cluster's: the operator does not
+    /// run it.
     Elsewhere,
 }
 
-/// What is to become of a member.
+/// The planned fate of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays a member.
+    /// The member stays.
     Stays,
-    /// It serves, and is replaced when that is safe; this is why.
+    /// The member serves and is replaced when that is safe, for this reason.
     Leaves(String),
-    /// It does not serve and will not again; this is why.
+    /// The member does not serve and never will again, for this reason.
     Lost(String),
 }
 
-/// Whether a member serves.
+/// Health of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It answers for itself and knows a leader.
+    /// The member answers for itself and knows a leader.
     Healthy,
-    /// It does not, and this is why.
+    /// The member does not answer, or knows no leader, for this reason.
     Unhealthy(String),
-    /// It is being defragmented, and serves again when that is done.
+    /// The member is being defragmented, and serves again afterwards.
     Busy,
 }
 
-/// One member of the list.
+/// A member of the list.
 #[derive(Clone, Debug)]
 pub struct MemberState<'a> {
-    /// Its entry in the list.
+    /// The member's entry in the list.
     pub member: &'a Member,
-    /// Its name.
     pub name: String,
-    /// Its pod.
     pub pod: Option<&'a Pod>,
-    /// Its volume claim.
+    /// The persistent volume claim (PVC) of the member.
     pub disk: Option<&'a Disk>,
-    /// Its Service.
     pub service: Option<&'a Service>,
-    /// What became of its data.
+    /// State of the data.
     pub data: Data,
-    /// Whether it serves.
     pub health: Health,
-    /// What is to become of it.
+    /// The planned fate.
     pub fate: Fate,
-    /// When it will count as gone if nothing changes.
+    /// Time at which the member counts as lost if its state does not change.
     pub gone_at: Option<Timestamp>,
-    /// It leaves because its pod has to be made anew; another member comes first.
+    /// The member leaves because its pod must be recreated; the replacement joins first.
     pub followed: bool,
-    /// What it has applied, where it follows the leader and does not serve clients yet. It counts for promotions alone.
+    /// Applied index of a member that follows the leader and does not serve clients yet. Only promotions use it.
     pub follows: Option<u64>,
 }
 
 impl MemberState<'_> {
-    /// What membership changes name it by.
+    /// The ID that membership changes use.
     pub fn id(&self) -> MemberId {
         self.member.id
     }
 
-    /// It votes.
+    /// Whether the member is a voter.
     pub fn votes(&self) -> bool {
         !self.member.is_learner
     }
 
-    /// It has joined: it published its client URLs through a quorum.
+    /// Whether the member has joined: it published its client URLs through a quorum.
     pub fn joined(&self) -> bool {
         !self.member.client_urls.is_empty()
     }
 
-    /// It answers for itself and knows a leader.
+    /// Whether the member answers for itself and knows a leader.
     pub fn serves(&self) -> bool {
         self.health == Health::Healthy
     }
 
-    /// It does not answer, and nobody knows why.
+    /// Whether the member does not answer, without a known cause.
     pub fn is_down(&self) -> bool {
         !self.is_healthy() && self.health != Health::Busy && !self.is_joining()
     }
 
-    /// It follows the leader and does not serve clients yet.
+    /// Whether the member follows the leader and does not serve clients yet.
     pub fn is_joining(&self) -> bool {
         self.follows.is_some() && !self.is_lost() && self.health != Health::Busy
     }
 
-    /// It answers and will go on answering.
+    /// Whether the member serves and is expected to continue.
     pub fn is_healthy(&self) -> bool {
         self.serves() && !self.is_lost()
     }
 
-    /// It counts as gone.
+    /// Whether the member counts as lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.fate, Fate::Lost(_))
     }
 
-    /// It serves and is to be replaced.
+    /// Healthy, but scheduled for replacement.
     pub fn leaves(&self) -> bool {
         matches!(self.fate, Fate::Leaves(_))
     }
 
-    /// Why it is to be replaced.
+    /// The reason for the replacement.
     pub fn why(&self) -> &str {
         match &self.fate {
             Fate::Stays => "",
@@ -127,9 +124,8 @@ impl MemberState<'_> {
         }
     }
 
-    /// The pod was started with a list of members that is not the list any more, and etcd has refused it:
-    /// it compares the two once, at its first start, and its flags do not change. One that was started as a first
-    /// member compares nothing.
+    /// Whether the pod was started with an outdated member list and etcd has refused it. etcd compares the two lists
+    /// only at its first start, and its flags do not change. First members compare nothing.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
         let stale =
             |pod: &Pod| pod.restarts > 0 && !pod.ready && pod.joins && pod.initial != *names;
@@ -137,14 +133,14 @@ impl MemberState<'_> {
     }
 }
 
-/// The whole list.
+/// All members of the list.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
-    /// As etcd answered it.
+    /// The list as etcd returned it.
     pub list: &'a Members,
     /// Sorted by ID.
     pub seats: Vec<MemberState<'a>>,
-    /// The leader the members agree on.
+    /// The leader on which the members agree.
     pub leader: Option<MemberId>,
 }
 
@@ -154,38 +150,36 @@ impl<'a> View<'a> {
         self.seats.iter().map(|seat| seat.name.clone()).collect()
     }
 
-    /// The members that vote.
     pub fn voters(&self) -> impl Iterator<Item = &MemberState<'a>> {
         self.seats.iter().filter(|seat| seat.votes())
     }
 
-    /// The members that do not vote yet.
     pub fn learners(&self) -> impl Iterator<Item = &MemberState<'a>> {
         self.seats.iter().filter(|seat| !seat.votes())
     }
 
-    /// The members of ours that stay or are yet to be started: those that are to be replaced do not count. Nor do those
-    /// that somebody else has added: none of ours leaves for them.
+    /// The members that stay or are not started yet. Members to be replaced do not count. Members added by other
+    /// software do not count either: no member is removed in their favor.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
         let ours = |seat: &&MemberState| seat.data != Data::Elsewhere;
         let all = self.seats.iter().filter(ours);
         all.filter(|seat| seat.fate == Fate::Stays)
     }
 
-    /// As many of our voters stay as the spec asks for, and all voters are healthy: volumes that the cluster no longer
-    /// needs may be deleted (invariant 9).
+    /// Whether enough voters stay for the size in the spec and all voters are healthy. Only then may volumes that the
+    /// cluster no longer needs be deleted (invariant 9).
     pub fn is_complete(&self, size: usize) -> bool {
         let staying = self.staying().filter(|seat| seat.votes()).count();
         let quorum = self.quorum();
         staying >= size && quorum.healthy() == quorum.voters()
     }
 
-    /// The quorum guard.
+    /// The quorum guard for the voters.
     pub fn quorum(&self) -> Quorum {
         Quorum::new(self.voters().map(|seat| (seat.id(), seat.is_healthy())))
     }
 
-    /// The members to ask for a change: voters that are healthy, those that stay first, the leader before all.
+    /// The members to which a change is sent: healthy voters, staying members first, the leader before all others.
     pub fn via(&self, without: Option<MemberId>) -> Vec<String> {
         let able =
             |seat: &&MemberState| seat.health == Health::Healthy && Some(seat.id()) != without;
@@ -195,8 +189,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// What a member is called here: the first label of its peer URL, else its own name, else its ID.
-/// Of one of ours that has started etcd's own name is the pod's, whatever somebody has changed its peer URLs to.
+/// The name of a member: the first label of its peer URL, else its own name, else its ID. For a started member of
+/// this cluster, etcd's name is the name of the pod, whatever the peer URLs are.
 pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();
@@ -209,7 +203,7 @@ pub fn name_of(member: &Member) -> String {
     }
 }
 
-/// Whether nothing in Kubernetes belongs to a member, and its name is not one of ours.
+/// Whether no Kubernetes object belongs to the member and its name is not one of this cluster's.
 pub(super) fn is_elsewhere(observed: &Observed, name: &str) -> bool {
     !is_known(observed, name) && cluster_of_member(name) != Some(&observed.cluster)
 }
@@ -220,22 +214,23 @@ pub(super) fn is_known(observed: &Observed, name: &str) -> bool {
         || observed.services.contains_key(name)
 }
 
-/// What became of a member's data. `may_have_run`: etcd knows it has joined, or it belonged to the bootstrap.
+/// Returns the state of a member's data. `may_have_run`: etcd reports that the member joined, or it was a first
+/// member.
 pub(super) fn data(
     pod: Option<&Pod>,
     disk: Option<&Disk>,
     service: Option<&Service>,
     may_have_run: bool,
 ) -> Data {
-    // A claim that is being deleted, or whose volume is gone, is worth as much as its pod, which may have the volume
-    // open; a pod on a claim that is gone has nothing.
+    // A PVC that is being deleted, or whose volume is lost, is only of use to a pod that has the volume mounted. A
+    // pod without its PVC has no data.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;
     }
     let had_volume = disk.is_some_and(|disk| disk.lost);
     match service {
-        // The mark is set before a pod is made: without it, and without a pod, none ever was.
+        // The mark is set before a pod is created: without a mark and without a pod, no pod ever existed.
         Some(service) if !service.started && !may_have_run && pod.is_none() && !had_volume => {
             Data::NeverMade
         }

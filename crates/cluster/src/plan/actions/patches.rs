@@ -1,4 +1,4 @@
-//! Patches of objects that were seen. Each contains the UID or the resourceVersion as its precondition.
+//! Patches of observed objects. Each contains the UID or the resourceVersion as its precondition.
 
 use api::names;
 use api::version::EtcdVersion;
@@ -14,12 +14,12 @@ use crate::reason::Reason;
 use crate::snapshot::{Changed, Removal, Role};
 use crate::write::Label;
 
-/// The mark that a pod may exist; without `started`, its removal.
+/// Sets the mark that a pod may exist, or removes it without `started`.
 pub(super) fn mark(member: &str, started: bool, over: Option<&str>) -> Request {
     Request::Patch(marked(member, started, over))
 }
 
-/// The removal of a mark over the version of the Service that set it.
+/// Removes a mark. The precondition is the resourceVersion of the Service with the mark.
 pub(crate) fn unmark(member: &str, version: &str) -> Patch {
     marked(member, false, Some(version))
 }
@@ -33,7 +33,7 @@ fn marked(member: &str, started: bool, over: Option<&str>) -> Patch {
     merge(Kind::Service, member, &metadata)
 }
 
-/// With a value that no mark had before: a patch that changes nothing keeps the resourceVersion.
+/// Uses a value that no earlier mark had: a patch without a change keeps the resourceVersion.
 pub(super) fn mark_again(member: &str, over: &str, now: Timestamp) -> Request {
     let metadata = json!({
         "annotations": { names::ANNOTATION_STARTED: now.to_string() },
@@ -60,7 +60,7 @@ pub(super) fn settle_image(member: &str, uid: &str) -> Request {
     annotate(Kind::Pod, (member, uid), &annotations)
 }
 
-/// Kubernetes rejects it unless the StorageClass allows volumes to grow.
+/// Kubernetes rejects this patch unless the StorageClass allows volume expansion.
 pub(super) fn grow(member: &str, uid: &str, size: &str) -> Request {
     Request::Patch(Patch {
         kind: Kind::VolumeClaim,
@@ -88,7 +88,7 @@ pub(super) fn metadata(member: &str, uid: &str, patch: &MetadataPatch) -> Reques
     Request::Patch(merge(Kind::Pod, member, &metadata))
 }
 
-/// The answer of the API server is recorded on the pod. A pod whose resize is rejected is created again later.
+/// The response of the API server is recorded on the pod. A pod whose resize is rejected is recreated later.
 pub(super) fn resize(member: &str, uid: &str, patch: &ResourcesPatch) -> Request {
     let container = json!({ "name": names::CONTAINER_ETCD, "resources": patch.resources });
     let note = |annotations: &Value| {
@@ -106,7 +106,7 @@ pub(super) fn resize(member: &str, uid: &str, patch: &ResourcesPatch) -> Request
     }))
 }
 
-/// Annotations by which the kubelet reads the Secrets of a pod at once, instead of within a minute.
+/// Sets annotations that make the kubelet reload the Secrets of a pod at once, instead of within a minute.
 pub(super) fn tell(
     (member, uid): (&str, &str),
     (trust, authorities): (&Option<String>, &Option<String>),
@@ -123,7 +123,7 @@ pub(super) fn tell(
 }
 
 impl Builder<'_> {
-    /// Image and annotations in one request, so the pod never says something else than it runs.
+    /// Changes image and annotations in one request, so that the annotations always match the running version.
     pub(super) fn patch_image(
         &self,
         (member, uid): (&str, &str),
@@ -150,13 +150,13 @@ impl Builder<'_> {
         }))
     }
 
-    /// Owner, labels and identity of a pod or a PVC.
+    /// Sets owner, labels and identity of a pod or a PVC.
     pub(super) fn label(&self, kind: Kind, label: &Label) -> Request {
         let mut annotations = json!({ names::ANNOTATION_CLUSTER_TOKEN: label.token });
         if let Some(id) = label.cluster_id {
             annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
         }
-        // Someone may have removed the labels by which Services select pods.
+        // The labels by which Services select pods may have been removed.
         let mut labels = json!(names::member_labels(&self.observed.cluster, &label.member));
         if kind == Kind::Pod {
             labels[names::LABEL_TOKEN] = json!(names::token_label(&label.token));

@@ -1,7 +1,8 @@
 //! Records in the status that neither etcd nor another object can supply.
 //!
-//! Each field manager writes all its fields over the version that was read (invariants 10 and 11): a field that it omits
-//! is removed. No manager is that of the report, so no report removes a record, however old it is.
+//! Each field manager writes all its fields with the observed resourceVersion as precondition (invariants 10 and 11):
+//! a field that it omits is removed. The report has its own field manager, so no report removes a record, however old
+//! it is.
 
 use api::cluster::{BootstrapStatus, DefragmentationStatus, TlsStatus};
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
 impl Builder<'_> {
-    /// The identity of the cluster with the change that the write asks for.
+    /// Writes the identity of the cluster with the requested change.
     pub(super) fn identity(&self, write: &Write) -> Request {
         let observed = self.observed;
         let mut intent = observed.intent.as_ref();

@@ -1,4 +1,4 @@
-//! The pod and the PVC of a member that is started.
+//! The pod and the PVC of a member to start.
 
 use api::names;
 use api::version::{EtcdVersion, VersionError};
@@ -16,8 +16,8 @@ use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
 use crate::write::{Start, State};
 
-/// By how much the revision of a recovered cluster is raised, as etcd advises for restores. The lost members cannot have
-/// been ahead of the survivor by more, so no revision that a client has seen means another write.
+/// Increment of the revision of a recovered cluster, as etcd advises for restores. The lost members cannot have been
+/// further ahead of the survivor, so no revision seen by a client is reused for another write.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
@@ -33,7 +33,8 @@ impl Builder<'_> {
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         if start.state == State::New {
-            // The PVC of a first member names all first members, also after pods and status are lost.
+            // The PVC of a first member names all first members, so that the names survive the loss of pods and
+            // status.
             let first: Vec<&str> = start.initial.iter().map(String::as_str).collect();
             annotations.insert(names::ANNOTATION_FIRST_MEMBERS.to_owned(), first.join(","));
         }
@@ -70,8 +71,8 @@ impl Builder<'_> {
         Ok(Object::Pod(Box::new(pod)))
     }
 
-    /// The list that a member joins, with the URLs that etcd knows: etcd compares the two, and a cluster that another
-    /// operator started has URLs of another form.
+    /// The initial cluster list of a member, with the URLs in etcd's member list: etcd compares the two. A cluster
+    /// that another operator created has URLs of another form.
     fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
         let addresses = members.addresses();
         let listed = self.observed.members.known();
@@ -87,7 +88,7 @@ impl Builder<'_> {
         entries.join(",")
     }
 
-    /// A pod that copies the data of the survivor that the status names.
+    /// Builds a pod that copies the data of the survivor named in the status.
     fn seed(
         &self,
         start: &Start,
@@ -121,7 +122,7 @@ impl Builder<'_> {
         Ok(member::seed_pod(members, seed, operator))
     }
 
-    /// The authorities with which a pod is started are recorded on it when it is created.
+    /// Records the certificate authorities with which a pod starts in an annotation of the pod.
     fn note_trust(&self, pod: &mut Pod) {
         let certificates = &self.observed.certificates;
         if let Some(trust) = certificates.trust() {
@@ -161,7 +162,7 @@ pub(super) fn role_of(role: Role) -> member::Role {
     }
 }
 
-/// The version of a pod or of the spec is not a version of etcd.
+/// The version of a pod or of the spec is not an etcd version.
 pub(super) fn no_version(member: &str, error: &VersionError) -> Explanation {
     let text = format!("cannot build the pod of {member}: {}", Chain(error));
     Explanation::new(Reason::InvalidSpec, text)

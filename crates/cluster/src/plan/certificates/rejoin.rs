@@ -1,9 +1,9 @@
-//! Restarts of members that cannot connect: their certificate authorities have expired, or they have none in common.
+//! Restarts of members that cannot connect: their certificate authorities (CAs) have expired or are not shared.
 //!
-//! An authority that is lost together with certificates it has signed leaves a member, or the operator, with nothing
-//! that the others accept: etcd reads its trust bundle only when it starts. The others are then started again with all
-//! authorities, one at a time, whether a quorum answers or not. Only a member on a volume that stays is restarted, so
-//! nothing that was acknowledged is lost; requests wait for one restart.
+//! If a CA is lost together with certificates that it signed, a member or the operator has no certificate that the
+//! others accept: etcd reads its trust bundle only at start. The operator then restarts the others with all CAs, one
+//! at a time, with or without a quorum. Only a member on a volume that stays is restarted, so no acknowledged write
+//! is lost; requests wait for one restart.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod, Seen};
 use crate::write::Write;
 
-/// How long a member that is not ready is waited for: longer than a start takes.
+/// Maximum wait for a member that is not ready: longer than a start takes.
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
-    /// Restarts members whose authorities have all expired: no member reaches another one any more, so no quorum can be
-    /// asked and none is lost. Those on volumes are restarted concurrently.
+    /// Restarts members whose CAs have all expired: no member reaches another one, so there is no quorum to ask or to
+    /// lose. Members on volumes are restarted concurrently.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) {
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
             let noted = self.certificates.pods.get(member);
@@ -53,26 +53,26 @@ impl Keeper<'_> {
         }
     }
 
-    /// While TLS is switched, members also talk on listeners that have nothing to do with these certificates, and the
-    /// rolling update of the switch restarts them one at a time (invariants 18 and 23).
+    /// Whether a TLS switch is in progress. Members then also use listeners that do not depend on these certificates.
+    /// The rolling update of the switch restarts them one at a time (invariants 18 and 23).
     fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
         rollout.is_some_and(|rollout| rollout.under_way().is_some())
     }
 
-    /// Certificates keep members from each other, or the operator from members.
+    /// Whether certificates separate members from each other, or the operator from members.
     pub(in crate::plan) fn cuts_off(&self) -> bool {
         let cut_off = |member: &String| self.is_apart(member) || self.locks_out(member);
         !self.is_switching() && self.running().any(|(member, _)| cut_off(member))
     }
 
-    /// Restarts the next member that stands in the way of a connection.
+    /// Restarts the next member that blocks a connection.
     pub(super) fn rejoin(&self, settled: &Settled, draft: &mut Draft) {
         if self.is_switching() {
             return;
         }
         self.without_volumes(draft);
-        // A restore or a recovery starts the members itself.
+        // A restore or a recovery starts the members.
         if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
             return;
         }
@@ -106,20 +106,21 @@ impl Keeper<'_> {
         restart(member, pod, draft);
     }
 
-    /// The member's data outlives its pod. A PVC that is being deleted, or has lost its volume, keeps nothing.
+    /// Whether the member's data outlives its pod. A PVC that is being deleted, or has lost its volume, preserves
+    /// nothing.
     fn is_on_volume(&self, member: &str, pod: &Pod) -> bool {
         let disk = self.observed.disks.get(member);
         pod.durable && disk.is_some_and(Disk::stays)
     }
 
-    /// First a member that serves nobody: its restart costs nothing.
+    /// Prefers a member that serves no clients: its restart costs nothing.
     fn next_to_restart(&self) -> Option<(&String, &Pod)> {
         let pods = self.observed.pods.iter();
         let helps = pods.filter(|(member, pod)| self.would_help(member, pod));
         helps.min_by_key(|(member, pod)| (pod.ready, *member))
     }
 
-    /// Whether it trusts less than it should, and can be started again without losing anything.
+    /// Whether the member lacks a CA that it should trust, and can restart without losing data.
     fn would_help(&self, member: &str, pod: &Pod) -> bool {
         let intent = self.observed.intent.as_ref();
         let ours = intent.is_some_and(|intent| pod.token.as_ref() == Some(&intent.token));
@@ -128,7 +129,8 @@ impl Keeper<'_> {
             && self.certificates.outdated(member).is_some()
     }
 
-    /// It is not ready and soon will be; members that are cut off from others wait for those.
+    /// Whether the member is not ready but soon will be. A member that is cut off waits for the members that block
+    /// it.
     fn is_returning(&self, member: &String, pod: &Pod) -> bool {
         if pod.terminating {
             return true;
@@ -139,7 +141,7 @@ impl Keeper<'_> {
         !pod.ready && !pod.failed && !cut_off && age(since, now) < RESTART
     }
 
-    /// A member that runs, is not ready and is cut off from another one that runs.
+    /// Whether a running member is not ready and is cut off from another running member.
     fn is_apart(&self, member: &String) -> bool {
         let is_ready = |name: &String| self.observed.pods.get(name).is_some_and(|pod| pod.ready);
         let mut others = self.running().filter(|(other, _)| *other != member);
@@ -149,10 +151,10 @@ impl Keeper<'_> {
         })
     }
 
-    /// Whether a member accepts the peer certificate of another one. One whose Secret is lost shows what its pod holds,
-    /// by an authority it was started with.
+    /// Whether a member accepts the peer certificate of another one. If the Secret of the other is lost, its pod
+    /// holds a certificate of a CA with which it was started.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: what a member trusts is unknown if its pod does not say it.
+        // Invariant 1: the CAs of a member are unknown if its pod does not name them.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }
@@ -163,7 +165,7 @@ impl Keeper<'_> {
             })
     }
 
-    /// Whether a member does not accept the operator's own certificate, and gives it no answer.
+    /// Whether a member rejects the operator's certificate and does not answer.
     fn locks_out(&self, member: &str) -> bool {
         let answer = self.observed.statuses.get(member);
         let silent = answer.and_then(Seen::known).is_none();
@@ -181,7 +183,7 @@ impl Keeper<'_> {
         self.certificates.leaf(owner, used)?.certificate.as_ref()
     }
 
-    /// Members without volumes are followed by new ones, which those that run would not let in.
+    /// Reports members without volumes: their replacements would be rejected by the running members.
     fn without_volumes(&self, draft: &mut Draft) {
         if self.accepts_new_members() {
             return;
@@ -216,7 +218,7 @@ fn restart(member: &str, pod: &Pod, draft: &mut Draft) {
 }
 
 impl Settled {
-    /// Whether a member in this pod serves, and certificates are in the way of its restart.
+    /// Whether the member in this pod serves, and certificates block its restart.
     fn holds(&self, pod: &Pod) -> bool {
         self.held && pod.ready && pod.stays()
     }

@@ -1,5 +1,5 @@
-//! Tells pods of their new certificates, and restores what their annotations say of the authorities they were started
-//! with.
+//! Notifies pods of new certificates, and restores the annotations with the certificate authorities (CAs) of their
+//! start.
 
 use crate::authority::made_at;
 use crate::certificates::CertificateWrite;
@@ -15,7 +15,7 @@ impl Keeper<'_> {
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
         let told = told.is_some() && told == self.certificates.told(member).as_ref();
-        // A pod that carries only a digest of its authorities, as releases before wrote it.
+        // The pod carries only a digest of its CAs, as earlier releases wrote it.
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
@@ -25,14 +25,14 @@ impl Keeper<'_> {
         told && !(silent && self.certificates.started_with(member).is_some())
     }
 
-    /// Whether a pod was started with the authorities of today, as it says itself.
+    /// Whether a pod was started with the current CAs, according to its annotation.
     fn is_up_to_date(&self, member: &str) -> bool {
         let noted = self.certificates.pods.get(member);
         let noted = noted.and_then(|noted| noted.authorities.as_ref());
         noted.is_some() && noted == self.certificates.authorities_now().as_ref()
     }
 
-    /// Pods are told of new certificates, so that their kubelet brings them now.
+    /// Notifies pods of new certificates, so that the kubelet updates their Secrets at once.
     pub(super) fn tell(&self, draft: &mut Draft) {
         let pods = self.observed.pods.iter().filter(|(_, pod)| pod.stays());
         for (member, pod) in pods.filter(|(member, _)| !self.is_told(member)) {
@@ -41,7 +41,7 @@ impl Keeper<'_> {
             };
             let noted = self.certificates.pods.get(member);
             let unknown = noted.is_some_and(|noted| noted.trust.is_none());
-            // Made by somebody else, a restore: after its certificates, so with what they trust.
+            // Created by a restore, after its certificates: the pod was started with the CAs in them.
             let after = self.is_up_to_date(member)
                 || self.rule.uses_of_member().all(|used| {
                     let held = self.certificates.leaf(member, used);

@@ -1,4 +1,5 @@
-//! Stories of certificates: each plan's writes are applied to what it was made from, until nothing is left to do.
+//! Scenarios of certificates: the writes of each plan are applied to the observed state until nothing is left to
+//! write.
 
 mod lost;
 
@@ -20,7 +21,7 @@ use crate::write::Write;
 
 pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// A cluster with certificates by the book, and what becomes of it.
+/// A cluster with valid certificates, and its later states.
 pub(super) struct Story {
     pub(super) scene: Scene,
     now: Timestamp,
@@ -43,7 +44,7 @@ pub(super) fn held(member: Option<&str>) -> Held {
     }
 }
 
-/// As a trust bundle holds it, where PEM, name and fingerprint are one text.
+/// An entry of a trust bundle; PEM, name and fingerprint are the same text.
 pub(super) fn anchor(text: &[u8]) -> (String, Anchor) {
     let anchor = Anchor {
         subject: text.to_vec(),
@@ -69,7 +70,7 @@ impl Story {
         }
     }
 
-    /// A cluster that was formed with generated certificates.
+    /// A formed cluster with generated certificates.
     pub(super) fn formed(durable: bool) -> Self {
         let scene = Scene::formed(&MEMBERS);
         let scene = if durable { scene.durable() } else { scene };
@@ -107,7 +108,7 @@ impl Story {
         self.writes().iter().filter(deletes).count()
     }
 
-    /// Until nothing is to be written of certificates.
+    /// Applies plans until no certificate write is left.
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
             let writes = self.of_certificates();
@@ -271,7 +272,7 @@ pub(super) fn trusts(write: &CertificateWrite) -> bool {
 }
 
 #[test]
-fn invariant_20_no_pod_is_made_before_its_certificates() {
+fn invariant_20_creates_certificates_before_pod() {
     let mut story = Story::of(Scene::begun(&MEMBERS));
     for member in MEMBERS {
         story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).reserved(member);
@@ -311,9 +312,9 @@ fn invariant_20_no_pod_is_made_before_its_certificates() {
     }
 }
 
-/// A Service that is made with its mark comes before the certificates, which are found by it.
+/// A Service that is created with its mark precedes the certificates, because they are found by it.
 #[test]
-fn a_mark_is_taken_back_when_the_certificates_after_it_are_refused() {
+fn removes_mark_if_certificates_are_rejected() {
     let issue = Write::Certificate(CertificateWrite::Issue {
         owner: "db-a".into(),
         used: CertificateUse::Peer,
@@ -324,9 +325,9 @@ fn a_mark_is_taken_back_when_the_certificates_after_it_are_refused() {
     assert!(part.is_undone(true) && part.is_undone(false));
 }
 
-/// Invariant 20: it would let every authority run out at once.
+/// Invariant 20: such a clock would make every CA appear expired.
 #[test]
-fn invariant_20_a_clock_that_is_far_ahead_renews_nothing() {
+fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
     let year = 365 * 86_400;
     let mut story = Story::formed(true);
     story.later(20 * year);
@@ -345,28 +346,28 @@ fn invariant_20_a_clock_that_is_far_ahead_renews_nothing() {
     story.scene.desired.invalid = Some("a mistake in the spec".into());
     assert_eq!(story.of_certificates(), []);
     assert_eq!(said(&story).len(), 1);
-    // The other one is ahead: by our own clock nothing is due.
+    // The API server's clock is ahead: by the operator's clock nothing is due.
     let mut story = Story::formed(true);
     story.scene.observed.clock = ApiServerClock(Some(clock(20 * year)));
     assert_eq!(story.of_certificates(), []);
     assert!(said(&story)[0].contains("behind the API server's"));
-    // So little a certificate allows for.
+    // A certificate tolerates this small difference.
     story.scene.observed.clock = ApiServerClock(Some(-clock(200)));
     assert_eq!(said(&story), [] as [String; 0]);
-    // What is due by both is renewed.
+    // Certificates that are due by both clocks are renewed.
     story.later(rule().validity.as_secs() / 4 * 3);
     assert!(story.of_certificates().iter().any(issues));
 }
 
 #[test]
-fn at_rest_nothing_is_written() {
+fn writes_no_certificates_if_all_are_valid() {
     let story = Story::formed(true);
     assert_eq!(story.of_certificates(), []);
     assert_eq!((story.outdated(), story.deleted()), (0, 0));
 }
 
 #[test]
-fn certificates_are_renewed_at_two_thirds_of_their_life_and_pods_are_told() {
+fn renews_certificates_at_two_thirds_and_notifies_pods() {
     let mut story = Story::formed(false);
     let life = rule().validity.as_secs();
     story.later(life / 2);
@@ -387,9 +388,9 @@ fn certificates_are_renewed_at_two_thirds_of_their_life_and_pods_are_told() {
     );
 }
 
-/// Nothing is changed while the spec asks for that; a mistake in it is no such wish.
+/// `spec.paused` stops all changes; an invalid spec does not stop renewals.
 #[test]
-fn a_mistake_in_the_spec_lets_no_certificate_run_out() {
+fn renews_certificates_despite_invalid_spec() {
     let mut story = Story::formed(true);
     story.scene.desired.invalid = Some("spec.size is 0".into());
     assert_eq!(story.writes(), []);
@@ -409,7 +410,7 @@ fn a_mistake_in_the_spec_lets_no_certificate_run_out() {
 }
 
 #[test]
-fn certificates_that_have_run_out_are_made_anew_while_nobody_answers() {
+fn renews_expired_certificates_without_answer_of_etcd() {
     let mut story = Story::formed(false);
     story.later(2 * rule().validity.as_secs());
     story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -419,7 +420,7 @@ fn certificates_that_have_run_out_are_made_anew_while_nobody_answers() {
 }
 
 #[test]
-fn another_name_of_the_servers_makes_their_certificates_anew_and_no_others() {
+fn new_server_name_reissues_only_server_certificates() {
     let mut story = Story::formed(true);
     let rule = story.certificates().rule.as_mut().unwrap();
     rule.server_names.push("etcd.example.net".into());
@@ -438,7 +439,7 @@ fn another_name_of_the_servers_makes_their_certificates_anew_and_no_others() {
 }
 
 #[test]
-fn invariant_20_an_authority_is_replaced_in_steps_that_wait_for_every_member() {
+fn invariant_20_rotates_authority_in_steps_across_all_members() {
     let mut story = Story::formed(true);
     story.certificates().rule.as_mut().unwrap().rotate = Some("now".into());
     story.settle();
@@ -475,7 +476,7 @@ fn invariant_20_an_authority_is_replaced_in_steps_that_wait_for_every_member() {
 }
 
 #[test]
-fn a_lost_authority_is_followed_by_one_that_is_trusted_beside_it_first() {
+fn lost_authority_is_trusted_alongside_its_successor() {
     let mut story = Story::formed(true);
     let before = story.authority(Circle::Peers).trusts.clone();
     story.certificates().secrets.remove("db-peer-ca");
@@ -495,7 +496,7 @@ fn a_lost_authority_is_followed_by_one_that_is_trusted_beside_it_first() {
 }
 
 #[test]
-fn members_whose_authorities_have_run_out_are_started_again_on_their_disks() {
+fn expired_authorities_restart_members_on_volumes() {
     let mut story = Story::formed(true);
     story.later(rule().authority_validity.as_secs() + 60);
     story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -512,7 +513,7 @@ fn members_whose_authorities_have_run_out_are_started_again_on_their_disks() {
 }
 
 #[test]
-fn members_without_disks_are_not_ended_for_authorities_that_have_run_out() {
+fn expired_authorities_keep_members_without_volumes_running() {
     let mut story = Story::formed(false);
     story.later(rule().authority_validity.as_secs() + 60);
     story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -527,9 +528,9 @@ fn members_without_disks_are_not_ended_for_authorities_that_have_run_out() {
     );
 }
 
-/// Invariant 18: in the exchange of static certificates for generated ones they are started again one at a time.
+/// Invariant 18: during the exchange of static for generated certificates, members restart one at a time.
 #[test]
-fn invariant_18_members_with_authorities_of_others_are_not_ended_together() {
+fn invariant_18_foreign_authorities_never_restart_members_together() {
     for durable in [true, false] {
         let mut story = Story::formed(durable);
         for noted in story.certificates().pods.values_mut() {
@@ -547,7 +548,7 @@ fn invariant_18_members_with_authorities_of_others_are_not_ended_together() {
 }
 
 #[test]
-fn members_whose_claims_do_not_stay_are_not_ended_for_authorities_that_have_run_out() {
+fn expired_authorities_keep_members_with_deleted_pvcs_running() {
     let mut story = Story::formed(true);
     story.later(rule().authority_validity.as_secs() + 60);
     let scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -561,7 +562,7 @@ fn members_whose_claims_do_not_stay_are_not_ended_for_authorities_that_have_run_
 }
 
 #[test]
-fn a_secret_of_somebody_else_is_left_alone() {
+fn leaves_foreign_certificate_secret_unchanged() {
     let mut story = Story::of(Scene::begun(&MEMBERS));
     let mut theirs = held(None);
     theirs.owned = false;
@@ -587,7 +588,7 @@ fn a_secret_of_somebody_else_is_left_alone() {
 }
 
 #[test]
-fn a_restores_seed_gets_its_certificates_before_anybody_else_knows_it() {
+fn restore_seed_gets_certificates_before_it_is_listed() {
     let mut story = Story::formed(true);
     story.scene.observed.claimed_by = Some("restore".into());
     story.certificates().seed = Some("db-ssssssssss".into());

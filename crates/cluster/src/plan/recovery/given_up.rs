@@ -1,11 +1,12 @@
-//! The seed of a recovery that was given up, as one is whose volume was lost.
+//! The seed of an abandoned recovery, for example one whose volume was lost.
 //!
-//! It is a cluster of its own, and nobody will go on with it. The client Service never led to it; whoever finds members
-//! by the headless Service may, and what it acknowledges to such a client is thrown away. So it is stopped, and before
-//! that no other recovery begins: its record is the only one that tells whose pod that is.
+//! The seed is a separate cluster that no recovery continues. The client Service never routed to it, but clients of
+//! the headless Service may reach it, and its acknowledged writes are discarded. So the operator stops it before
+//! another recovery starts: the current record is the only one that identifies its pod.
 //!
-//! Invariant 9: what it began with has to be where it came from, so its survivor has to answer. Otherwise its process may
-//! hold the last copy, for a person to take a snapshot of. Its claim stays until a quorum answers, in any case.
+//! Invariant 9: the initial data of the seed must still exist, so its survivor has to answer. Otherwise the process
+//! of the seed may hold the last copy, from which a person can take a snapshot. In any case its PVC stays until a
+//! quorum answers.
 
 use api::cluster::RecoveryPhase;
 
@@ -14,7 +15,7 @@ use crate::plan::evidence::Evidence;
 use crate::snapshot::{Observed, Pod};
 use crate::write::Write;
 
-/// Ends its pod. Whether that is still to be done.
+/// Deletes the pod of the seed. Returns `true` if this plan deletes it.
 pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) -> bool {
     let record = observed.recovery.record.as_ref();
     let Some(record) = record.filter(|record| record.phase == RecoveryPhase::Cancelled) else {

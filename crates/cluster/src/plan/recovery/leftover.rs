@@ -1,4 +1,4 @@
-//! What the cluster before a recovery, or before a restore, has left.
+//! The remains of a cluster that a recovery or a restore replaced.
 
 use jiff::Timestamp;
 
@@ -7,26 +7,26 @@ use crate::plan::replaced;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
 
-/// What may be done with what a former cluster left, or a recovery that was given up.
+/// How to treat the remains of a former cluster or of an abandoned recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
-    /// It has nothing to do with a recovery.
+    /// Unrelated to a recovery.
     Ordinary,
-    /// It stays for now.
+    /// Keep everything for now.
     Stays,
-    /// Its pod and Service go, its disk stays.
+    /// Delete the pod and the Service, keep the volume.
     KeepsDisk,
-    /// All of it goes.
+    /// Delete everything.
     Goes,
 }
 
-/// Judges an object that belongs to no member of the list.
+/// Classifies an object that belongs to no listed member.
 pub(crate) fn leftover(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     view: &View,
     name: &str,
 ) -> Leftover {
-    // It is cancelled first.
+    // The recovery is cancelled first.
     if in_progress(observed).is_some_and(|record| record.member == name) {
         return Leftover::Stays;
     }
@@ -45,7 +45,7 @@ pub(crate) fn leftover(
     if !former && !replaced {
         return Leftover::Ordinary;
     }
-    // Whoever finds the cluster again without its status must find the new one.
+    // If the status is lost again, the remaining labels must identify the new cluster.
     let unlabelled = |seat: &MemberState| {
         let pod = seat.pod.filter(|pod| pod.stays());
         pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)
@@ -56,8 +56,8 @@ pub(crate) fn leftover(
     if view.seats.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old disks stay until the new cluster is at its size and healthy. Who is to be replaced, as for a
-    // volume that is lost, is none of its size.
+    // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy. Members that must be
+    // replaced, for example because of a lost volume, do not count for its size.
     if view.is_complete(desired.size) && !(replaced && replaced::is_kept(observed, now)) {
         Leftover::Goes
     } else {

@@ -1,4 +1,5 @@
-//! A recovery under way: the seed is made with the survivor's data, and recorded when it answers.
+//! A recovery in progress: creates the seed with the survivor's data, and records the new cluster when the seed
+//! answers.
 
 use std::fmt::Write as _;
 
@@ -18,7 +19,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
 use crate::write::{RecoveryRecord, Start, State, Write};
 
-/// A recovery is under way: the seed is made, and recorded when it answers.
+/// Creates the seed, and records the new cluster when the seed answers.
 pub(super) fn go_on(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     evidence: &Evidence,
@@ -62,7 +63,7 @@ pub(super) fn go_on(
     if give_up((desired, observed, now), evidence, record, draft) {
         return;
     }
-    // Invariant 9: nothing of it is deleted, as it may hold the last copy before long. Another seed is made beside it.
+    // Invariant 9: nothing of this seed is deleted, because it may soon hold the last copy. Another seed is created.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before it was recorded");
@@ -84,16 +85,16 @@ pub(super) fn go_on(
     draft.wait(Reason::SeedStarting, text, look_again);
 }
 
-/// What the seed has will still be there in a moment. One that is being deleted, or whose volume is lost, is not gone on
-/// with: what it has goes with it, and the survivor would have been given up for it (invariant 9).
+/// Whether the data of the seed is permanent. A recovery does not continue with a seed that is being deleted or whose
+/// volume is lost: its data would be lost with it, after the survivor was given up (invariant 9).
 fn keeps_data(observed: &Observed, member: &str) -> bool {
     let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
     let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
     kept && pod.is_some_and(Pod::stays) && !disk.is_some_and(|disk| disk.lost)
 }
 
-/// The survivor is lost, or has not answered for long, before the seed has its data: another one, if there is one.
-/// Without another one the seed may hold the last copy, and it is waited for.
+/// Handles a survivor that is lost, or has been silent for long, before the seed has its data: selects another
+/// survivor. Without another survivor the seed may hold the last copy, and the operator waits for it.
 fn give_up(
     (desired, observed, now): (&Desired, &Observed, Timestamp),
     evidence: &Evidence,
@@ -135,7 +136,7 @@ fn give_up(
     true
 }
 
-/// The next recovery begins with a seed of another name.
+/// Cancels this attempt. The next recovery starts with a seed of another name.
 fn abandon(
     (observed, now): (&Observed, Timestamp),
     record: &RecoveryStatus,
@@ -164,7 +165,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
     let service = observed.services.get(name);
     let disk = observed.disks.contains_key(name);
     if let Some(pod) = observed.pods.get(name) {
-        // Until it is recorded it may begin anew: the survivor has all it had.
+        // Until it is recorded, the seed may start again: the survivor has all of its data.
         if ended::has_ended(pod) {
             ended::delete(name, pod, draft);
             return;
@@ -172,7 +173,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
         member_objects::serve(name, service, true, draft);
         return;
     }
-    // Invariant 16: whatever happened to the client Service, it is closed before the seed can be ready.
+    // Invariant 16: the client Service is closed before the seed can become ready, whatever changed it.
     let mut writes = Vec::new();
     if observed.shared.client != Kept::Others {
         writes.push(Write::ApplyClient { open: false });
@@ -184,7 +185,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
             closed: false,
         }),
         Some(service) if !service.started => writes.push(member_objects::mark(name, service)),
-        // Invariant 6: whoever has marked it may have slept since.
+        // Invariant 6: the process that set the mark may have been suspended since.
         Some(service) if !disk => writes.extend(member_objects::mark_again(name, service)),
         Some(_) => {}
     }
@@ -197,7 +198,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
     draft.chain(writes);
 }
 
-/// The seed answers with what the survivor had. In one write: the new cluster and what became of the old one.
+/// The seed serves the survivor's data: records the new cluster and the end of the old one in one write.
 fn complete(
     observed: &Observed,
     record: &RecoveryStatus,

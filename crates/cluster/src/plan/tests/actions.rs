@@ -1,4 +1,4 @@
-//! The requests that the writes of a plan become.
+//! The requests that are built for the writes of a plan.
 
 use kube::ResourceExt;
 use member::{OperatorImage, ResourcesPatch};
@@ -53,7 +53,7 @@ fn same_observation_and_names_give_same_plan() {
     }
 }
 
-/// The seed cannot start without it, so nothing announces its pod (invariant 6).
+/// The seed cannot start without the image, so no mark announces its pod (invariant 6).
 #[test]
 fn seed_without_operator_image_is_a_problem_and_marks_no_service() {
     let mut scene = under_way();
@@ -81,7 +81,7 @@ fn seed_without_operator_image_is_a_problem_and_marks_no_service() {
 
 /// Invariants 10 and 11: what a field manager omits is removed.
 #[test]
-fn record_contains_whole_identity_over_version_that_was_read() {
+fn record_contains_complete_identity_and_resource_version() {
     let scene = under_way();
     let Request::Record(record) = request(
         &scene,
@@ -170,7 +170,7 @@ fn resize_contains_record_of_either_answer() {
     assert_eq!(noted(&resize.rejected), json!({ "refused": Value::Null }));
 }
 
-/// Invariant 5: a disk that exists is the member's data.
+/// Invariant 5: an existing volume is the member's data.
 #[test]
 fn member_keeps_its_volume_after_spec_has_changed() {
     let mut scene = three();

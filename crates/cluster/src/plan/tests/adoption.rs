@@ -1,4 +1,4 @@
-//! Clusters that somebody else began: taken over with their pods, or joined.
+//! Clusters that other software created: adopted with their pods, or joined.
 
 use etcd::{ClusterId, Members};
 
@@ -8,7 +8,7 @@ use crate::snapshot::{Kept, Seen};
 use crate::switch::TlsRollout;
 use crate::write::Write;
 
-/// As coreos/etcd-operator left it: no token, no role, no status of ours, a Service that leads to every pod.
+/// The state left by coreos/etcd-operator: no token, no role, no status, and a Service that routes to every pod.
 fn left_by_another() -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     let observed = &mut scene.observed;
@@ -24,7 +24,7 @@ fn left_by_another() -> Scene {
     scene
 }
 
-/// The record was written; nothing else was done yet.
+/// The record was written and nothing else was done yet.
 fn taken_over() -> Scene {
     let mut scene = left_by_another();
     let Some(Write::RecordIntent {
@@ -48,7 +48,7 @@ fn begins(scene: &Scene) -> bool {
 
 /// Invariant 7.
 #[test]
-fn a_cluster_of_another_operator_is_recorded_under_its_own_id() {
+fn records_adopted_cluster_under_its_own_id() {
     let Some(Write::RecordIntent {
         intent, cluster_id, ..
     }) = recorded(&left_by_another())
@@ -66,11 +66,11 @@ fn a_cluster_of_another_operator_is_recorded_under_its_own_id() {
 
 /// Invariants 1 and 7.
 #[test]
-fn pods_without_a_token_are_never_bootstrapped_beside() {
+fn never_bootstraps_alongside_pods_without_token() {
     let mut silent = left_by_another().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
     assert!(silent.waits().contains(&Reason::AdoptionWaits));
-    // All of them have ended for good, and one of them has a disk.
+    // All pods have failed, and one member has a volume.
     for pod in silent.observed.pods.values_mut() {
         (pod.failed, pod.running, pod.addressed) = (true, false, false);
     }
@@ -81,9 +81,9 @@ fn pods_without_a_token_are_never_bootstrapped_beside() {
     assert!(scene.writes().is_empty() && !begins(&scene));
 }
 
-/// Invariant 7: that nothing is left of a cluster does not mean that there was none.
+/// Invariant 7: a cluster may have existed although no object of it is left.
 #[test]
-fn a_cluster_of_which_nothing_is_left_is_not_begun_anew_in_silence() {
+fn vanished_cluster_is_reported_and_not_bootstrapped() {
     let mut scene = Scene::nothing(3);
     assert!(begins(&scene));
     scene.observed.recovery.named_before = ["a".to_owned()].into();
@@ -92,7 +92,7 @@ fn a_cluster_of_which_nothing_is_left_is_not_begun_anew_in_silence() {
 }
 
 #[test]
-fn two_clusters_under_one_name_are_left_to_people() {
+fn two_clusters_under_one_name_require_manual_action() {
     let mut scene = left_by_another();
     if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("c") {
         status.cluster_id = ClusterId(0xbad);
@@ -102,7 +102,7 @@ fn two_clusters_under_one_name_are_left_to_people() {
 }
 
 #[test]
-fn pods_are_marked_while_the_client_service_stays_as_it_is() {
+fn adoption_marks_pods_and_keeps_client_service() {
     let scene = taken_over();
     let writes = scene.writes();
     let marks = writes.iter().filter(
@@ -129,7 +129,7 @@ fn pods_are_marked_while_the_client_service_stays_as_it_is() {
 
 // ---- joining ----
 
-/// A new object whose annotation names a cluster of three that somebody else runs.
+/// A new object whose annotation names an external cluster of three members.
 fn joins() -> Scene {
     let mut scene = Scene::formed(&["x", "y", "z"]);
     let observed = &mut scene.observed;
@@ -147,7 +147,7 @@ fn joins() -> Scene {
     scene
 }
 
-/// The cluster is recorded and these members of ours have their vote.
+/// The cluster is recorded, and these members of this cluster are voters.
 fn joined(ours: &[&str]) -> Scene {
     let theirs = joins();
     let mut all = vec!["x", "y", "z"];
@@ -165,7 +165,7 @@ fn joined(ours: &[&str]) -> Scene {
 
 /// Invariant 7.
 #[test]
-fn a_cluster_that_is_to_be_joined_is_recorded_and_not_bootstrapped_beside() {
+fn records_joined_cluster_without_bootstrap() {
     let Some(Write::RecordIntent {
         intent, cluster_id, ..
     }) = recorded(&joins())
@@ -190,7 +190,7 @@ fn says(mut scene: Scene, tls: &str) -> Scene {
     scene
 }
 
-/// Their members are dialled with TLS.
+/// The external members use TLS.
 fn with_tls(mut scene: Scene) -> Scene {
     if let Seen::Known(list) = &mut scene.observed.members {
         let urls = list.members.iter_mut().flat_map(|it| &mut it.peer_urls);
@@ -205,7 +205,7 @@ const CLIENTS: &str = r#"{"static":{"member":{"serverSecret":"s"},"operatorSecre
 const GENERATED: &str = r#"{"generated":{}}"#;
 
 #[test]
-fn a_cluster_whose_peers_talk_in_another_way_is_not_joined_before_the_spec_says_the_same() {
+fn join_waits_until_peer_tls_settings_match() {
     for (theirs, ours, field) in [
         (
             with_tls(joins()),
@@ -237,9 +237,9 @@ fn a_cluster_whose_peers_talk_in_another_way_is_not_joined_before_the_spec_says_
     }
 }
 
-/// The spec was changed, or the operator, after the other cluster was recorded.
+/// The spec or the operator changed after the other cluster was recorded.
 #[test]
-fn nobody_is_added_to_a_cluster_whose_peers_talk_in_another_way() {
+fn adds_no_member_while_peer_tls_settings_differ() {
     let scene = says(with_tls(joined(&[])).reserved("a"), PLAIN);
     assert_eq!(scene.changes(), []);
     let records = |write: &Write| matches!(write, Write::RecordTls { .. });
@@ -250,14 +250,14 @@ fn nobody_is_added_to_a_cluster_whose_peers_talk_in_another_way() {
         scene.changes().as_slice(),
         [Write::AddMember { .. }]
     ));
-    // Those that are in the list have been started, and go on.
+    // Listed members have been started, and continue.
     let late = says(with_tls(joined(&["a"])), PLAIN);
     assert!(late.plan().problems.is_empty());
 }
 
 /// Invariant 16.
 #[test]
-fn nothing_is_recovered_from_what_is_left_while_the_other_clusters_members_may_live() {
+fn no_recovery_while_joined_cluster_may_live() {
     let mut scene = joined(&["a"]).silent();
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
@@ -271,7 +271,7 @@ fn nothing_is_recovered_from_what_is_left_while_the_other_clusters_members_may_l
 }
 
 #[test]
-fn members_join_as_learners_before_anybody_leaves() {
+fn joins_as_learners_before_removing_external_members() {
     let scene = joined(&[]).reserved("a");
     assert_eq!(
         scene.changes(),
@@ -284,9 +284,9 @@ fn members_join_as_learners_before_anybody_leaves() {
     assert_eq!(joined(&["a", "b"]).changes(), []);
 }
 
-/// Somebody deletes the object without its pods and makes it anew: the other cluster is asked for all the same.
+/// The object was deleted without its pods and recreated: the operator still asks the external cluster.
 #[test]
-fn a_cluster_that_is_joined_is_found_again_as_one_that_is_joined() {
+fn rediscovers_joined_cluster_as_joined() {
     let mut scene = joined(&["a"]);
     let token = format!("db-{CLUSTER}");
     for pod in scene.observed.pods.values_mut() {
@@ -298,16 +298,16 @@ fn a_cluster_that_is_joined_is_found_again_as_one_that_is_joined() {
         _ => panic!("nothing is recorded"),
     };
     assert_eq!(members(&scene), 0);
-    // One that began here, whatever its annotation says.
+    // A cluster that was created here, whatever its annotation says.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }
     assert_eq!(members(&scene), 1);
 }
 
-/// Invariant 18: whoever joins has to be able to start beside those that are there.
+/// Invariant 18: a joining member must be compatible with the existing ones.
 #[test]
-fn members_join_with_a_version_the_other_cluster_can_have_beside_it() {
+fn joins_with_version_compatible_with_other_cluster() {
     let started = |theirs: &str, wanted: &str| {
         let mut scene = joined(&[]).version(theirs).reserved("a").added("a");
         (scene.desired.version, scene.desired.image) = (wanted.into(), format!("etcd:v{wanted}"));
@@ -329,7 +329,7 @@ fn members_join_with_a_version_the_other_cluster_can_have_beside_it() {
 
 /// Invariant 3.
 #[test]
-fn members_of_the_other_cluster_leave_one_by_one_when_ours_vote_and_the_leader_hands_over() {
+fn removes_external_members_one_by_one_leader_last() {
     let scene = joined(&["a", "b", "c"]);
     assert_eq!(
         scene.observed.leader(),
@@ -340,12 +340,12 @@ fn members_of_the_other_cluster_leave_one_by_one_when_ours_vote_and_the_leader_h
         [Write::MoveLeader { from, to, .. }] if from == "x" && ["a", "b", "c"].contains(&to.as_str())
     ));
     assert_eq!(scene.clone().leader("a").changes(), [scene::remove("x")]);
-    // Not while one of ours is away.
+    // No removal while a member of this cluster is down.
     assert_eq!(scene.leader("a").down("b").changes(), []);
 }
 
 #[test]
-fn members_of_others_are_never_removed_from_a_cluster_that_is_not_told_to_join() {
+fn never_removes_external_members_without_join_annotation() {
     let mut scene = joined(&["a", "b", "c"]).leader("a");
     scene.observed.join.clear();
     let goes =
@@ -354,7 +354,7 @@ fn members_of_others_are_never_removed_from_a_cluster_that_is_not_told_to_join()
 }
 
 #[test]
-fn another_list_of_another_cluster_changes_nothing() {
+fn foreign_member_list_changes_nothing() {
     let mut scene = joined(&["a", "b", "c"]).leader("a");
     scene.observed.members = Seen::Known(Members {
         cluster_id: ClusterId(0xbad),

@@ -1,5 +1,5 @@
-//! What people and other tools do to a cluster behind the operator's back: labels and annotations taken away, pods that
-//! ended for good, members changed with etcd's own tool, objects of the same name.
+//! Changes by people and other tools: removed labels and annotations, failed pods, membership changes with `etcdctl`,
+//! and objects with the same name.
 
 use etcd::{Member, MemberId, Members};
 
@@ -12,7 +12,7 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-/// Evicted, ended with its node, or refused by a kubelet: the object stays, and nothing starts it again.
+/// Evicted, ended with its node, or rejected by a kubelet: the pod object stays, and its containers never restart.
 fn ended(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         scene = scene.not_running(member);
@@ -35,15 +35,15 @@ fn recovers(scene: &Scene) -> bool {
     scene::begins_recovery(scene)
 }
 
-// ---- pods that ended for good ----
+// ---- failed pods ----
 
-/// Invariant 8: a node that is shut down in order leaves its pods behind, ended.
+/// Invariant 8: a graceful node shutdown leaves failed pods behind.
 #[test]
-fn pods_that_ended_for_good_make_room_for_new_ones_on_their_disks() {
+fn replaces_failed_pods_on_their_volumes() {
     assert_eq!(ended(three(), &["b"]).writes(), [delete_pod("b")]);
     let all = ended(three().silent(), &["a", "b", "c"]);
     assert_eq!(all.writes(), ["a", "b", "c"].map(delete_pod));
-    // They are being deleted already.
+    // The pods are already being deleted.
     let mut going = all.clone();
     for pod in going.observed.pods.values_mut() {
         pod.terminating = true;
@@ -53,9 +53,9 @@ fn pods_that_ended_for_good_make_room_for_new_ones_on_their_disks() {
     assert!(gone.writes().iter().any(|write| makes_pod(write, "a")));
 }
 
-/// Invariant 1: without a disk it may be all that tells of the member.
+/// Invariant 1: without a volume, the pod may be the only evidence of the member.
 #[test]
-fn a_pod_that_ended_for_good_without_a_disk_stays_while_no_quorum_answers() {
+fn keeps_failed_pod_without_volume_until_quorum_answers() {
     let scene = ended(Scene::formed(&["a", "b", "c"]).silent(), &["a"]);
     assert!(!scene.writes().iter().any(destroys));
     let claim_goes = ended(three().silent().claim_deleted("a"), &["a"]);
@@ -63,16 +63,16 @@ fn a_pod_that_ended_for_good_without_a_disk_stays_while_no_quorum_answers() {
 }
 
 #[test]
-fn a_first_member_whose_pod_ended_for_good_gets_another_on_its_disk() {
+fn recreates_failed_pod_of_first_member_on_volume() {
     let scene = ended(Scene::starting(&["a", "b", "c"]).durable(), &["b"]);
     assert!(scene.writes().contains(&delete_pod("b")));
 }
 
 // ---- labels and annotations ----
 
-/// Invariant 16: only another token says that a disk is another cluster's.
+/// Invariant 16: only a different token proves that a volume belongs to another cluster.
 #[test]
-fn disks_whose_token_was_taken_away_are_not_lost() {
+fn volumes_without_token_are_not_lost() {
     let mut scene = three();
     for member in ["b", "c"] {
         scene = scene.without_pod(member);
@@ -89,7 +89,7 @@ fn disks_whose_token_was_taken_away_are_not_lost() {
 }
 
 #[test]
-fn marks_that_were_taken_away_are_set_again() {
+fn restores_removed_marks() {
     let mut scene = three();
     scene.observed.pods.get_mut("a").unwrap().token = None;
     scene.observed.pods.get_mut("b").unwrap().owned = false;
@@ -116,9 +116,9 @@ fn moved(mut scene: Scene, member: &str, url: &str) -> Scene {
     scene
 }
 
-/// Invariant 5: whoever is a member keeps its pod and its disk.
+/// Invariant 5: every member keeps its pod and its volume.
 #[test]
-fn a_member_whose_peer_urls_somebody_changed_is_not_taken_for_a_leftover() {
+fn member_with_changed_peer_urls_is_no_leftover() {
     for url in [
         "http://etcd-1.example.com:2380",
         "http://c.elsewhere:2380",
@@ -130,7 +130,7 @@ fn a_member_whose_peer_urls_somebody_changed_is_not_taken_for_a_leftover() {
         let down = moved(three(), "b", url).not_running("b");
         assert!(!down.writes().iter().any(destroys), "{url}");
     }
-    // Nor is one that answers as a member, whatever it is called.
+    // A pod whose etcd answers as a member is kept too, whatever its name is.
     let mut scene = moved(three(), "b", "http://etcd-1.example.com:2380");
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members[1].name = "another".to_owned();
@@ -138,13 +138,13 @@ fn a_member_whose_peer_urls_somebody_changed_is_not_taken_for_a_leftover() {
     assert!(!scene.writes().iter().any(destroys));
 }
 
-/// Invariant 3: whoever tries something with etcd's own tool costs the cluster none of its members.
+/// Invariant 3: experiments with `etcdctl` cost the cluster no member.
 #[test]
-fn no_member_leaves_for_one_that_somebody_added_and_never_started() {
+fn removes_no_member_for_unstarted_foreign_member() {
     let three = || Scene::formed(&["a", "b", "c"]).aged();
     assert_eq!(three().added("elsewhere").changes(), []);
     assert_eq!(three().added_with_vote("elsewhere").changes(), []);
-    // One of ours that is lost is replaced all the same.
+    // A lost member of this cluster is still replaced.
     let lost = three().without_pod("b").added("elsewhere");
     assert_eq!(lost.changes(), [scene::remove("b")]);
     let two = Scene::formed(&["a", "b"]).aged().size(3).reserved("n");
@@ -162,9 +162,9 @@ fn voter(name: &str, id: u64, url: &str) -> Member {
     }
 }
 
-/// Invariant 16: of a member that somebody else runs nothing is in Kubernetes, and it may be in a quorum that serves.
+/// Invariant 16: a member that other software runs has no Kubernetes object, and may be part of a serving quorum.
 #[test]
-fn members_that_somebody_else_runs_are_never_lost_for_sure() {
+fn external_members_are_never_certainly_lost() {
     let mut scene = Scene::formed(&["a"]).silent_voter("a");
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.unavailable_since = Some(at(0));
@@ -179,14 +179,14 @@ fn members_that_somebody_else_runs_are_never_lost_for_sure() {
     }];
     scene.observed.members = Seen::Unknown("no quorum".into());
     assert!(!recovers(&scene));
-    // A person may know that they are gone.
+    // A person may know that they are lost.
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
     assert!(recovers(&scene));
 }
 
-/// The same for a pod that belongs to another object by now, and may run.
+/// The same for a pod that now belongs to another object, and may run.
 #[test]
-fn a_pod_that_belongs_to_another_object_is_not_lost_for_sure() {
+fn pod_of_another_object_is_not_certainly_lost() {
     let mut scene = Scene::formed(&["a", "b", "c"]).silent_voter("a");
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.unavailable_since = Some(at(0));
@@ -199,9 +199,9 @@ fn a_pod_that_belongs_to_another_object_is_not_lost_for_sure() {
 
 // ---- names ----
 
-/// Another cluster may live by it: the headless Service of `db-client` is called like the client Service of `db`.
+/// Another cluster may need it: the headless Service of `db-client` has the name of the client Service of `db`.
 #[test]
-fn objects_of_others_are_neither_changed_nor_deleted() {
+fn neither_changes_nor_deletes_foreign_objects() {
     let mut scene = three();
     scene.observed.shared.headless = Kept::Others;
     scene.observed.shared.client = Kept::Others;
@@ -212,7 +212,7 @@ fn objects_of_others_are_neither_changed_nor_deleted() {
         .iter()
         .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
-    // Who wants no budget may have one of their own under this name.
+    // A user without the operator's budget may have their own budget with this name.
     scene.desired.budget = false;
     assert_eq!(scene.writes(), []);
     let mut begins = Scene::begun(&["a", "b", "c"]);
@@ -226,9 +226,9 @@ fn objects_of_others_are_neither_changed_nor_deleted() {
     assert!(!begins.writes().iter().any(applies));
 }
 
-/// Invariant 7: what a bootstrap made carries its token.
+/// Invariant 7: objects of a bootstrap carry its token.
 #[test]
-fn a_bootstrap_clears_away_nothing_that_another_operator_made() {
+fn bootstrap_deletes_no_objects_of_another_operator() {
     let mut scene = Scene::begun(&["a"]).starts("z");
     scene.observed.pods.get_mut("z").unwrap().token = Some("given up".to_owned());
     assert!(scene.writes().contains(&scene::delete_pod("z")));

@@ -1,4 +1,4 @@
-//! Volumes that are to be larger, smaller or of another class, and hibernation.
+//! Volumes that must become larger, smaller or of another class; and hibernation.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
@@ -17,7 +17,7 @@ fn claim(class: &str, gi: u64) -> Claim {
     }
 }
 
-/// Three members on 2 GiB of the class `fast` each, and what the spec asks for.
+/// Three members with 2 GiB of the class `fast` each, and the PVC in the spec.
 fn three(wanted: Claim) -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     scene.desired.claim = Some(wanted);
@@ -37,7 +37,7 @@ fn grown(scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn volumes_that_are_as_the_spec_asks_for_are_left_alone() {
+fn leaves_matching_volumes_unchanged() {
     let scene = three(claim("fast", 2));
     assert_eq!((scene.writes(), scene.changes()), (vec![], vec![]));
     let any = Claim {
@@ -48,7 +48,7 @@ fn volumes_that_are_as_the_spec_asks_for_are_left_alone() {
 }
 
 #[test]
-fn a_larger_request_grows_every_volume_and_restarts_nobody() {
+fn larger_storage_request_grows_all_volumes_in_place() {
     let mut scene = three(claim("fast", 3));
     assert_eq!(grown(&scene), ["a 3Gi", "b 3Gi", "c 3Gi"]);
     assert_eq!(scene.changes(), []);
@@ -68,14 +68,14 @@ fn a_larger_request_grows_every_volume_and_restarts_nobody() {
 }
 
 #[test]
-fn another_class_or_a_smaller_size_replaces_members_one_by_one_the_leader_after_handing_over() {
+fn new_class_or_smaller_size_replaces_members() {
     for wanted in [claim("slow", 2), claim("fast", 1)] {
         let scene = three(wanted.clone());
         assert!(matches!(&scene.changes()[..], [Write::MoveLeader { from, .. }] if from == "a"));
         let scene = scene.leader("c");
         assert_eq!(scene.changes(), [scene::remove("a")]);
         assert_eq!(grown(&scene), Vec::<String>::new());
-        // The next waits for the one that follows.
+        // The next member waits for the replacement.
         let mut joins = three(wanted.clone()).learner("d").size(4);
         joins
             .observed
@@ -86,16 +86,15 @@ fn another_class_or_a_smaller_size_replaces_members_one_by_one_the_leader_after_
     }
 }
 
-/// Invariant 3.
 #[test]
-fn invariant_3_no_volume_is_changed_for_another_while_a_member_is_down() {
+fn invariant_3_replaces_no_volume_while_member_is_down() {
     let scene = three(claim("slow", 2)).leader("c").down("b");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
 }
 
 #[test]
-fn a_member_without_a_volume_is_replaced_when_the_spec_asks_for_one() {
+fn replaces_member_without_volume_if_spec_requires_one() {
     let mut scene = Scene::formed(&["a", "b", "c"]).leader("c");
     scene.desired.durable = true;
     scene.desired.claim = Some(claim("fast", 2));
@@ -117,7 +116,7 @@ fn stopped(scene: Scene) -> Scene {
 }
 
 #[test]
-fn a_cluster_that_hibernates_has_its_pods_deleted_and_nothing_else() {
+fn hibernation_deletes_only_pods() {
     let scene = asleep(three(claim("fast", 2)));
     let pods = ["a", "b", "c"].map(scene::delete_pod);
     assert_eq!(scene.writes(), pods);
@@ -131,9 +130,8 @@ fn a_cluster_that_hibernates_has_its_pods_deleted_and_nothing_else() {
     assert_eq!(gone.plan().problems, []);
 }
 
-/// Invariant 8.
 #[test]
-fn invariant_8_the_same_members_come_back_from_hibernation_on_their_disks() {
+fn invariant_8_members_return_from_hibernation_on_their_volumes() {
     let mut scene = stopped(asleep(three(claim("fast", 2))));
     scene.desired.hibernate = false;
     let writes = scene.writes();
@@ -148,9 +146,8 @@ fn invariant_8_the_same_members_come_back_from_hibernation_on_their_disks() {
     );
 }
 
-/// Invariant 9.
 #[test]
-fn invariant_9_no_member_is_stopped_that_would_lose_its_data() {
+fn invariant_9_hibernation_stops_no_member_that_would_lose_data() {
     let plain = asleep(Scene::formed(&["a", "b", "c"]));
     assert_eq!(plain.writes(), []);
     assert_eq!(plain.plan().problems[0].reason, Reason::HibernationRefused);
@@ -164,7 +161,7 @@ fn invariant_9_no_member_is_stopped_that_would_lose_its_data() {
 }
 
 #[test]
-fn a_cluster_that_was_never_formed_does_not_begin_while_it_hibernates() {
+fn hibernating_unformed_cluster_does_not_bootstrap() {
     let scene = asleep(Scene::nothing(3));
     assert_eq!(
         (scene.writes(), scene.waits()),
@@ -175,7 +172,7 @@ fn a_cluster_that_was_never_formed_does_not_begin_while_it_hibernates() {
 }
 
 #[test]
-fn nothing_is_stopped_while_the_cluster_is_paused_or_being_restored() {
+fn no_hibernation_while_paused_or_restoring() {
     let mut paused = asleep(three(claim("fast", 2)));
     paused.desired.paused = true;
     assert_eq!(paused.writes(), []);

@@ -1,4 +1,4 @@
-//! Members that the client Service passes by, before they stop or are busy.
+//! Members drained from the client Service before they stop or become busy.
 
 use api::cluster::{DefragmentationCause, DefragmentationStatus, MemberDefragmentation};
 use etcd::KeyHash;
@@ -42,7 +42,7 @@ impl Scene {
         self
     }
 
-    /// Another patch release is asked for, and the members hold the same data.
+    /// The spec asks for another patch release, and the members hold the same data.
     fn upgraded(mut self) -> Self {
         self.desired.version = "3.6.17".into();
         self.desired.image = "etcd:v3.6.17".into();
@@ -57,7 +57,7 @@ impl Scene {
         self
     }
 
-    /// It is recorded that this member is defragmented.
+    /// The status records the defragmentation of this member.
     pub(super) fn defragmented(mut self, member: &str) -> Self {
         self.observed.upkeep.record = Some(DefragmentationStatus {
             cause: DefragmentationCause::Threshold,
@@ -82,7 +82,7 @@ fn upgraded() -> Scene {
 }
 
 #[test]
-fn new_clients_are_led_elsewhere_for_a_second_before_a_member_is_ended() {
+fn drains_member_for_a_second_before_restart() {
     let scene = upgraded();
     assert_eq!(roles(&scene), one("b", since(1000)));
     assert!(!ends(&scene));
@@ -94,7 +94,7 @@ fn new_clients_are_led_elsewhere_for_a_second_before_a_member_is_ended() {
 }
 
 #[test]
-fn the_data_are_compared_once_and_again_when_that_is_long_ago() {
+fn repeats_data_comparison_if_it_is_stale() {
     let mut scene = upgraded();
     scene.observed.hashes.clear();
     assert!(scene.plan().asks.is_some());
@@ -105,9 +105,9 @@ fn the_data_are_compared_once_and_again_when_that_is_long_ago() {
     assert!(old.plan().asks.is_some() && !ends(&old));
 }
 
-/// The labels of one plan are written beside each other: for a moment nobody would be in the Service.
+/// The labels of one plan are written concurrently: for a moment the Service would have no endpoint.
 #[test]
-fn invariant_22_nobody_is_taken_out_beside_the_only_other_one_that_is_let_in() {
+fn invariant_22_keeps_member_while_only_other_endpoint_is_added() {
     let promoted = Scene::formed(&["a", "b"])
         .upgraded()
         .role("a", Role::Learner);
@@ -118,7 +118,7 @@ fn invariant_22_nobody_is_taken_out_beside_the_only_other_one_that_is_let_in() {
 }
 
 #[test]
-fn a_leader_is_taken_out_before_it_hands_over() {
+fn drains_leader_before_leadership_transfer() {
     let scene = upgraded();
     let mut scene = scene;
     for member in ["b", "c"] {
@@ -136,7 +136,7 @@ fn a_leader_is_taken_out_before_it_hands_over() {
 }
 
 #[test]
-fn a_member_is_out_until_it_is_back_from_its_change() {
+fn member_stays_drained_until_its_change_is_complete() {
     let mut scene = Scene::formed(&["a", "b", "c"]).role("b", since(100));
     let pod = scene.observed.pods.get_mut("b").unwrap();
     pod.changed = Some(Changed {
@@ -150,7 +150,7 @@ fn a_member_is_out_until_it_is_back_from_its_change() {
 }
 
 #[test]
-fn a_member_is_out_before_and_while_it_is_defragmented_and_not_after() {
+fn drains_member_before_and_during_defragmentation() {
     let told = Scene::formed(&["a", "b", "c"]).defragmented("b");
     assert_eq!((roles(&told), ends(&told)), (one("b", since(1000)), false));
     let out = told.role("b", since(998));
@@ -163,26 +163,24 @@ fn a_member_is_out_before_and_while_it_is_defragmented_and_not_after() {
     assert_eq!(roles(&done), one("b", Role::Voter));
 }
 
-/// Invariant 22.
 #[test]
-fn invariant_22_whoever_is_out_without_a_reason_is_put_back() {
+fn invariant_22_restores_member_drained_without_reason() {
     let scene = Scene::formed(&["a", "b", "c"]);
     let left = scene.role("b", since(100)).role("c", since(999));
     let back: Vec<_> = ["b", "c"].map(|one| (one.to_owned(), Role::Voter)).into();
     assert_eq!(roles(&left), back);
-    // Also when its turn is not now any more, because another member needs the others.
+    // Also if the change is deferred because another member needs the quorum.
     let down = upgraded().role("b", since(999)).down("c");
     assert_eq!((roles(&down), ends(&down)), (one("b", Role::Voter), false));
 }
 
-/// Invariant 22.
 #[test]
-fn invariant_22_nobody_is_taken_out_who_alone_serves_clients() {
+fn invariant_22_never_drains_last_endpoint() {
     let alone = Scene::formed(&["a"]).upgraded();
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
     let alone = Scene::formed(&["a"]).defragmented("a");
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
-    // The other one serves and is no endpoint.
+    // The other member serves and is not an endpoint.
     let mut pair = Scene::formed(&["a", "b"]).defragmented("b");
     pair.observed.pods.get_mut("a").unwrap().ready = false;
     assert_eq!(roles(&pair), []);
@@ -193,7 +191,7 @@ fn invariant_22_nobody_is_taken_out_who_alone_serves_clients() {
 }
 
 #[test]
-fn a_time_that_is_yet_to_come_is_written_anew() {
+fn rewrites_drain_timestamp_in_the_future() {
     let scene = upgraded().role("b", since(2000));
     assert_eq!(roles(&scene), one("b", since(1000)));
     assert!(!ends(&scene));

@@ -1,9 +1,9 @@
-//! The rules by which the fate of each member is decided.
+//! The rules that decide the fate of each member.
 
 use crate::plan::tests::scene::{Scene, at};
 use crate::plan::{Fate, View};
 
-/// The name of each member with its fate, and whether another member comes first.
+/// The name and fate of each member, and whether its replacement joins first.
 fn fates(scene: &Scene) -> Vec<(String, Fate, bool)> {
     let list = scene.observed.members.known().unwrap();
     let view = View::new(list, (&scene.desired, &scene.observed, at(1000)));
@@ -13,7 +13,7 @@ fn fates(scene: &Scene) -> Vec<(String, Fate, bool)> {
         .collect()
 }
 
-/// Members whose data is in their pods, which must be created again.
+/// Members with data in their pods, which must be recreated.
 fn outdated() -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]).aged();
     for pod in scene.observed.pods.values_mut() {
@@ -23,7 +23,7 @@ fn outdated() -> Scene {
 }
 
 #[test]
-fn one_member_at_a_time_is_replaced_for_its_pod() {
+fn replaces_members_with_outdated_pods_one_by_one() {
     let fates = fates(&outdated());
     let followed = fates.iter().filter(|(.., followed)| *followed);
     let followed: Vec<&Fate> = followed.map(|(_, fate, _)| fate).collect();
@@ -33,7 +33,7 @@ fn one_member_at_a_time_is_replaced_for_its_pod() {
 }
 
 #[test]
-fn failed_member_comes_before_outdated_pods() {
+fn replaces_failed_member_before_outdated_pods() {
     let mut scene = outdated();
     let pod = scene.observed.pods.get_mut("b").unwrap();
     pod.terminating = true;
@@ -48,7 +48,7 @@ fn failed_member_comes_before_outdated_pods() {
 
 /// The first rule that applies decides: the deleted PVC is reported, not its StorageClass.
 #[test]
-fn deleted_pvc_comes_before_its_storage_class() {
+fn reports_deleted_pvc_before_storage_class_mismatch() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().aged();
     scene.desired.claim = Some(crate::snapshot::Claim {
         class: Some("fast".into()),

@@ -1,4 +1,4 @@
-//! What the model has found, each as a story.
+//! Regressions found by the model.
 
 use etcd::{ClusterId, Member, MemberId, Members};
 
@@ -28,7 +28,7 @@ fn touches(write: &Write, member: &str) -> bool {
 
 /// Invariant 7.
 #[test]
-fn a_disk_of_another_cluster_is_neither_claimed_nor_started_while_no_quorum_answers() {
+fn ignores_volume_of_another_cluster_without_quorum() {
     let mut scene = silent(three().without_pod("b").with_disk("z"));
     let disk = scene.observed.disks.get_mut("z").unwrap();
     (disk.owned, disk.cluster_id) = (false, Some(ClusterId(0xf00)));
@@ -40,16 +40,16 @@ fn a_disk_of_another_cluster_is_neither_claimed_nor_started_while_no_quorum_answ
     );
 }
 
-/// Invariant 7: from the first write on, whatever is left tells that there was a cluster.
+/// Invariant 7: from the first write on, all remaining objects prove that a cluster existed.
 #[test]
-fn clients_are_let_in_when_every_pod_and_disk_carries_the_cluster_id() {
+fn opens_client_service_once_all_objects_carry_cluster_id() {
     let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });
     let mut scene = three();
     scene.observed.shared.client = Kept::AsMade(false);
     assert!(opens(&scene));
     scene.observed.disks.get_mut("c").unwrap().cluster_id = None;
     assert!(!opens(&scene));
-    // What is let in is not shut out again.
+    // An open Service is not closed again.
     scene.observed.shared.client = Kept::AsMade(true);
     assert!(
         !scene
@@ -59,9 +59,9 @@ fn clients_are_let_in_when_every_pod_and_disk_carries_the_cluster_id() {
     );
 }
 
-/// Nothing was acknowledged yet, so nobody waits for what may never come back.
+/// No write was acknowledged yet, so the bootstrap does not wait for members that may never return.
 #[test]
-fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
+fn abandons_bootstrap_with_too_few_usable_volumes() {
     let begins = |scene: &Scene| scene.waits().contains(&Reason::BootstrapAbandoned);
     let starting = || {
         let scene = Scene::starting(&["a", "b", "c"]).durable();
@@ -71,12 +71,12 @@ fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
     assert!(!begins(&starting().node_lost("b", 600)));
     assert!(begins(&starting().node_lost("b", 600).node_lost("c", 600)));
     assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
-    // By a clock that is ahead.
+    // The clock is ahead.
     let mut ahead = starting().node_lost("b", 600).node_lost("c", 600);
     ahead.observed.clock = ApiServerClock(Some(jiff::SignedDuration::from_secs(-590)));
     assert!(!begins(&ahead));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
-    // Pods were made on volumes that are gone before anything was mounted; one that has its volume open goes on.
+    // The volumes were lost before the pods mounted them. A pod that has its volume mounted continues.
     let bare = || starting().volume_lost("b").volume_lost("c");
     assert!(begins(&bare()));
     let mut open = bare();
@@ -84,18 +84,18 @@ fn a_bootstrap_is_given_up_when_too_few_disks_can_be_used() {
     assert!(!begins(&open));
 }
 
-/// It was waited for forever: too many members, and the only voter was the one to go first.
+/// The plan must not deadlock on too many members while the only voter is the first to remove.
 #[test]
-fn the_only_voter_is_replaced_after_a_learner_has_its_vote() {
+fn replaces_only_voter_after_learner_promotion() {
     let scene = Scene::formed(&["a"]).durable().claim_deleted("a");
     let crowded = scene.clone().learner("b").learner("c").size(1);
     assert_eq!(crowded.changes(), [scene::remove("c")]);
     assert_eq!(scene.learner("b").size(1).changes(), [scene::promote("b")]);
 }
 
-/// Before etcd 3.4: from its addition on the cluster has no quorum without the second member.
+/// Before etcd 3.4, the cluster has no quorum without the second member from its addition on.
 #[test]
-fn a_second_voter_is_started_by_the_first_ones_own_list() {
+fn starts_second_voter_from_local_list_of_first() {
     let entry = |id, name: &str, joined| Member {
         id: MemberId(id),
         name: name.into(),
@@ -132,7 +132,7 @@ fn a_second_voter_is_started_by_the_first_ones_own_list() {
         writes.iter().position(joins),
     );
     assert!(mark.is_some() && mark < start, "{writes:?}");
-    // Once it may have been started, it is started again only in a cluster of two: see `second.rs`.
+    // A member that may have been started is restarted only in a cluster of two: see `second.rs`.
     let marked = scene.marked("b").reserved("c");
     assert!(
         !marked
@@ -142,9 +142,9 @@ fn a_second_voter_is_started_by_the_first_ones_own_list() {
     );
 }
 
-/// A stale write of another process makes no Service anew under a name that was used.
+/// A stale write of another process recreates no Service under a used name.
 #[test]
-fn a_service_is_opened_and_repaired_by_its_uid() {
+fn opens_and_repairs_service_with_uid_precondition() {
     let mut scene = three();
     let service = scene.observed.services.get_mut("b").unwrap();
     (service.drifted, service.uid) = (true, "seen".into());

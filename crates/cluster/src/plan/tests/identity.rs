@@ -1,4 +1,4 @@
-//! Records of the cluster's identity that were changed by hand (invariant 26).
+//! Records of the cluster's identity that were edited by hand (invariant 26).
 
 use etcd::ClusterId;
 
@@ -9,7 +9,6 @@ fn scene() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-/// Invariant 26.
 #[test]
 fn invariant_26_record_of_another_token_is_corrected_from_marks() {
     let mut scene = scene();
@@ -30,7 +29,6 @@ fn invariant_26_record_of_another_token_is_corrected_from_marks() {
     assert_eq!(scene.plan().problems, []);
 }
 
-/// Invariant 26.
 #[test]
 fn invariant_26_record_of_another_cluster_id_is_corrected_from_marks() {
     let mut scene = scene();
@@ -43,8 +41,8 @@ fn invariant_26_record_of_another_cluster_id_is_corrected_from_marks() {
     assert_eq!(*cluster_id, marked);
 }
 
-/// Invariant 26: which of two contradicting marks is right is unknown, and a record that contradicts them in both
-/// values may be of another cluster.
+/// Which of two contradicting marks is right is unknown. A record that contradicts them in both values may belong to
+/// another cluster.
 #[test]
 fn invariant_26_record_is_kept_if_marks_differ_or_share_nothing_with_it() {
     let corrects = |scene: &Scene| {
@@ -73,7 +71,6 @@ fn invariant_26_record_is_kept_if_marks_differ_or_share_nothing_with_it() {
     assert!(!corrects(&unrelated));
 }
 
-/// Invariant 26.
 #[test]
 fn invariant_26_marks_of_listed_members_follow_the_record() {
     let mut scene = scene();

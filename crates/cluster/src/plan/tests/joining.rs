@@ -8,7 +8,7 @@ use crate::snapshot::{Role, Seen};
 use crate::write::Write;
 
 impl Scene {
-    /// It does not answer clients, and tells its health.
+    /// The member does not answer clients, and reports its health.
     pub(crate) fn follows(mut self, member: &str) -> Self {
         let pulse = Pulse {
             member_id: MemberId(u64::from(member.as_bytes()[0])),
@@ -26,7 +26,7 @@ impl Scene {
         self
     }
 
-    /// It was promoted before it served.
+    /// The member was promoted before it served.
     fn joining(self, member: &str) -> Self {
         self.follows(member).role(member, out())
     }
@@ -55,27 +55,26 @@ fn roles(scene: &Scene) -> Vec<(String, Option<Role>)> {
     labels.collect()
 }
 
-/// Invariant 24.
 #[test]
-fn invariant_24_a_learner_that_follows_is_promoted_before_it_serves() {
+fn invariant_24_promotes_following_learner_before_it_serves() {
     let one = Scene::formed(&["a"]).size(3).learner("d").follows("d");
     assert_eq!(promoted(&one), ["d"]);
     let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
     assert_eq!(promoted(&three.follows("d")), ["d"]);
-    // One that serves comes first.
+    // A learner that serves is promoted first.
     let both = Scene::formed(&["a"]).size(3).learner("d").learner("e");
     assert_eq!(promoted(&both.clone().follows("d")), ["e"]);
     assert_eq!(promoted(&both.follows("e")), ["d"]);
 }
 
-/// Invariants 4 and 24: the member itself has to say so, in this look.
+/// Invariants 4 and 24: the member itself must report it, during this reconcile.
 #[test]
-fn invariant_24_whoever_does_not_say_that_it_follows_gets_no_vote() {
+fn invariant_24_promotes_no_learner_without_current_health_report() {
     let scene = || Scene::formed(&["a"]).size(3).learner("d").follows("d");
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
     let behind = |scene: Scene| scene.pulse("d", |pulse| pulse.raft_applied_index = 89);
-    // A learner knows its leader for ever, whether they are connected or not.
+    // A learner remembers its leader forever, whether or not they are connected.
     let cut_off = |scene: Scene| scene.pulse("d", |pulse| pulse.peers.clear());
     let silent = |mut scene: Scene| {
         scene.observed.pulses.clear();
@@ -86,7 +85,7 @@ fn invariant_24_whoever_does_not_say_that_it_follows_gets_no_vote() {
         scene.observed.pods.get_mut("d").unwrap().terminating = true;
         scene
     };
-    // Its own entry is not committed yet.
+    // The member's own entry is not committed yet.
     let unjoined = |mut scene: Scene| {
         if let Seen::Known(list) = &mut scene.observed.members {
             list.members[1].client_urls.clear();
@@ -112,15 +111,15 @@ fn invariant_24_whoever_does_not_say_that_it_follows_gets_no_vote() {
     let serves = || Scene::formed(&["a"]).size(3).learner("d");
     assert_eq!(promoted(&serves()), ["d"]);
     assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
-    // Nor where it answers clients, and says something else there.
+    // No promotion if the member answers clients and reports another index there.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
     assert_eq!(promoted(&answers), [] as [&str; 0]);
 }
 
-/// Invariants 4 and 24: a learner never gives up the leader it knew, so what it answers clients says nothing of that.
+/// Invariants 4 and 24: a learner never gives up its leader, so its answers to clients do not prove a connection.
 #[test]
-fn invariant_24_a_learner_that_serves_and_is_cut_off_gets_no_vote() {
+fn invariant_24_promotes_no_disconnected_learner() {
     let told = |change: &dyn Fn(&mut Pulse)| {
         let mut scene = Scene::formed(&["a"]).size(3).learner("d");
         let says = scene.clone().follows("d").pulse("d", change);
@@ -131,15 +130,15 @@ fn invariant_24_a_learner_that_serves_and_is_cut_off_gets_no_vote() {
     let cut_off = told(&|pulse| pulse.peers = [MemberId(7)].into());
     assert_eq!(promoted(&cut_off), [] as [&str; 0]);
     assert!(cut_off.waits().contains(&Reason::LearnerCutOff));
-    // Nobody knows whose words those are.
+    // The report comes from an unknown member.
     let other = told(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
     assert_eq!(promoted(&other), ["d"]);
-    // Another one gets it meanwhile.
+    // Another learner is promoted in the meantime.
     assert_eq!(promoted(&cut_off.learner("e")), ["e"]);
 }
 
 #[test]
-fn a_learner_that_serves_and_is_not_in_the_list_as_started_is_not_said_to_be_down() {
+fn serving_unjoined_learner_is_not_reported_down() {
     let mut scene = Scene::formed(&["a"]).size(3).learner("d");
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members[1].client_urls.clear();
@@ -153,9 +152,9 @@ fn a_learner_that_serves_and_is_not_in_the_list_as_started_is_not_said_to_be_dow
     assert!(said(&scene.down("d")).contains("is not running yet"));
 }
 
-/// Invariants 2 and 24: the quorum is Raft's, and it has begun there.
+/// Invariants 2 and 24: a promotion needs only Raft's quorum, in which the voter already takes part.
 #[test]
-fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_the_next_promotion() {
+fn invariant_24_joining_voter_counts_for_next_promotion() {
     let scene = || Scene::formed(&["a", "b"]).size(3).learner("d");
     assert_eq!(promoted(&scene().joining("b").follows("d")), ["d"]);
     assert_eq!(promoted(&scene().joining("b")), ["d"]);
@@ -163,26 +162,25 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_the_next_promotion() 
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // One that has been passed by for long without serving has something wrong with it.
+    // A voter that has been drained for long without serving has a problem.
     let late = Role::Busy {
         since: scene::at(970),
     };
     let late = scene().joining("b").role("b", late).follows("d");
     assert_eq!(promoted(&late), [] as [&str; 0]);
     assert!(late.waits().contains(&Reason::MemberUnhealthy));
-    // Invariant 19: nor does one that is silent because it is being defragmented.
+    // Invariant 19: a voter that is silent because of its defragmentation does not count either.
     let told = scene().joining("b").defragmented("b").follows("d");
     assert_eq!(promoted(&told), [] as [&str; 0]);
-    // One that has served before and does not now is down, whatever else answers.
+    // A voter that served before and does not serve now is down, whatever its health listener reports.
     let down = scene().follows("b");
     assert_eq!(promoted(&down), [] as [&str; 0]);
     assert!(down.waits().contains(&Reason::VoterNotHealthy));
 }
 
-/// Invariant 24.
 #[test]
-fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
-    // Not for a removal.
+fn invariant_24_joining_voter_counts_only_for_promotions() {
+    // It does not count for a removal.
     let dead = Scene::formed(&["a", "b", "c"])
         .durable()
         .joining("b")
@@ -190,11 +188,11 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
         .without_claim("c");
     assert_eq!(dead.changes(), []);
     assert!(dead.waits().contains(&Reason::QuorumAtRisk));
-    // Not to be asked.
+    // It receives no requests.
     let grows = Scene::formed(&["a", "b"]).size(3).learner("d").joining("b");
     let via = grows.plan().step.change.unwrap().via;
     assert_eq!(via, ["a"]);
-    // Not to lead.
+    // It does not become leader.
     let to = |scene: Scene| match scene.node_lost("c", 100).changes().as_slice() {
         [Write::MoveLeader { to, .. }] => to.clone(),
         other => panic!("{other:?}"),
@@ -202,7 +200,7 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
     let five = || Scene::formed(&["a", "b", "c", "d", "e"]).leader("c");
     assert_eq!(to(five()), "a");
     assert_eq!(to(five().joining("a")), "b");
-    // Nor is a member added meanwhile.
+    // No member is added in the meantime.
     let more = Scene::formed(&["a", "b"])
         .size(3)
         .joining("b")
@@ -210,9 +208,9 @@ fn invariant_24_a_voter_that_does_not_serve_yet_counts_for_nothing_else() {
     assert_eq!(more.changes(), []);
 }
 
-/// Invariants 18 and 24: it may be what the quorum counts on.
+/// Invariants 18 and 24: the quorum may depend on the joining voter.
 #[test]
-fn invariant_24_a_voter_that_does_not_serve_yet_is_not_changed_either() {
+fn invariant_24_joining_voter_is_not_changed() {
     let resized = |scene: Scene, name: &str| {
         let scene = scene.resized(name);
         let resizes =
@@ -223,15 +221,15 @@ fn invariant_24_a_voter_that_does_not_serve_yet_is_not_changed_either() {
     assert!(!resized(three().joining("b"), "b"));
     assert!(resized(three().down("b"), "b"));
     assert!(resized(three(), "b"));
-    // A learner is not, and keeps nothing from a voter that is down; but it may be getting its vote in this step.
+    // A joining learner may be changed, also while a voter is down, unless it is promoted in this step.
     let learner = |scene: Scene| resized(scene.learner("d").follows("d"), "d");
     assert!(learner(three().size(4).down("b")));
     assert!(!learner(three().size(4)));
 }
 
-/// Invariant 24: its pod may be ready before its etcd serves, as `/readyz` is asked where health is.
+/// Invariant 24: the pod may be ready before its etcd serves, because `/readyz` is on the health listener.
 #[test]
-fn invariant_24_clients_are_led_to_a_new_voter_when_it_serves() {
+fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     let ready = |mut scene: Scene| {
         scene.observed.pods.get_mut("b").unwrap().ready = true;
         scene
@@ -241,7 +239,7 @@ fn invariant_24_clients_are_led_to_a_new_voter_when_it_serves() {
     });
     let new = ready(Scene::formed(&["a", "b"]).follows("b")).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), busy)]);
-    // Also when nothing is known of it at the moment.
+    // Also if no report is available at the moment.
     let mut silent = new.clone();
     silent.observed.pulses.clear();
     assert_eq!(roles(&silent), [("b".to_owned(), busy)]);
@@ -254,9 +252,9 @@ fn invariant_24_clients_are_led_to_a_new_voter_when_it_serves() {
     assert_eq!(roles(&at_once), [("b".to_owned(), Some(Role::Voter))]);
 }
 
-/// Invariant 22: labels are written beside each other.
+/// Invariant 22: labels are written concurrently.
 #[test]
-fn invariant_22_nobody_is_taken_out_for_one_that_is_yet_to_be_put_in() {
+fn invariant_22_drains_no_member_before_its_substitute_is_endpoint() {
     let told = |scene: Scene| scene.defragmented("a");
     let new = told(Scene::formed(&["a", "b"])).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), Some(Role::Voter))]);

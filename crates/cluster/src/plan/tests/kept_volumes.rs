@@ -1,4 +1,4 @@
-//! Volumes of members that someone else removed from etcd (invariant 25).
+//! Volumes of members that other software removed from etcd (invariant 25).
 
 use etcd::KeyHash;
 
@@ -11,7 +11,7 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable().aged()
 }
 
-/// Members that are missing from etcd's list although their pods and volumes are there.
+/// Members that are missing from etcd's list although their pods and volumes exist.
 fn vanished(mut scene: Scene, members: &[&str]) -> Scene {
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members
@@ -73,12 +73,12 @@ fn problem(scene: &Scene) -> Option<String> {
 
 /// `etcdctl member remove` by mistake.
 #[test]
-fn invariant_25_volume_of_member_removed_by_others_is_kept_and_noted() {
+fn invariant_25_keeps_and_annotates_volume_of_externally_removed_member() {
     let scene = vanished(three(), &["c"]);
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     assert_eq!(notes(&scene), [("c".to_owned(), Some(since(0, false)))]);
     assert!(problem(&scene).unwrap().contains("kubectl delete pvc c"));
-    // Its pod stops, and a replacement joins.
+    // The pod of the removed member is deleted, and a replacement joins.
     assert!(scene.writes().contains(&scene::delete_pod("c")));
     let reserved = scene.clone().without_pod("c").reserved("n");
     assert!(matches!(&reserved.changes()[..], [Write::AddMember { member, .. }] if member == "n"));
@@ -86,12 +86,12 @@ fn invariant_25_volume_of_member_removed_by_others_is_kept_and_noted() {
 
 /// `--force-new-cluster` by hand.
 #[test]
-fn invariant_25_volumes_of_vanished_majority_wait_for_a_person() {
+fn invariant_25_keeps_volumes_of_vanished_majority() {
     let scene = vanished(three(), &["b", "c"]);
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     let expected = ["b", "c"].map(|name| (name.to_owned(), Some(since(0, true))));
     assert_eq!(notes(&scene), expected);
-    // Whole again, and long after: they are still there.
+    // The cluster is complete again, and much time has passed: the volumes still exist.
     let mut whole = Scene::formed(&["a", "d", "e"]).durable().aged();
     for member in ["b", "c"] {
         whole = noted(whole.with_disk(member), member, since(900_000, true));
@@ -99,12 +99,12 @@ fn invariant_25_volumes_of_vanished_majority_wait_for_a_person() {
     let whole = hashed(whole, |_| 7);
     assert_eq!(whole.writes(), []);
     assert!(problem(&whole).unwrap().contains("kubectl delete pvc b c"));
-    // Whoever deletes a claim has decided.
+    // Deletion of the PVCs is the decision of the person.
     let decided = whole.without_claim("b").without_claim("c");
     assert_eq!(problem(&decided), None);
 }
 
-/// A second removal by hand before the first one is replaced makes a majority.
+/// A second manual removal before the first member is replaced affects a majority.
 #[test]
 fn minority_becomes_majority_when_more_members_vanish() {
     let scene = vanished(three(), &["b", "c"]);
@@ -118,14 +118,14 @@ fn minority_becomes_majority_when_more_members_vanish() {
 
 /// Invariant 9.
 #[test]
-fn kept_volume_is_released_when_cluster_is_whole_compared_and_grace_is_over() {
+fn deletes_kept_volume_after_comparison_and_grace_period() {
     let whole = |seconds| {
         let scene = Scene::formed(&["a", "b", "d"]).durable().aged();
         noted(scene.with_disk("c"), "c", since(seconds, false))
     };
     assert_eq!(deleted_volumes(&hashed(whole(301), |_| 7)), ["c"]);
     assert_eq!(problem(&hashed(whole(301), |_| 7)), None);
-    // The data are compared first, and only then.
+    // The data are compared after the grace period, and not before.
     assert_eq!(whole(301).plan().asks, Some(100));
     assert_eq!(whole(200).plan().asks, None);
     for kept in [
@@ -141,9 +141,9 @@ fn kept_volume_is_released_when_cluster_is_whole_compared_and_grace_is_over() {
 }
 
 #[test]
-fn operator_notes_removal_before_it_removes_a_member() {
+fn records_removal_on_pvc_before_removing_member() {
     let scene = three().without_pod("b").claim_deleted("b");
-    // A claim that is being deleted needs no note: a person has decided.
+    // A PVC that is being deleted needs no note: a person has decided.
     assert_eq!(scene.all_changes(), [scene::remove("b")]);
     let shrinks = three().size(1).leader("a");
     let changes = shrinks.all_changes();
@@ -159,10 +159,10 @@ fn operator_notes_removal_before_it_removes_a_member() {
         panic!("{changes:?}");
     };
     assert_eq!((member, removal), (removed, &Some(Removal::ByOperator)));
-    // Once is enough.
+    // The note is written at most once.
     let again = noted(three().size(1), removed, Removal::ByOperator);
     assert_eq!(again.all_changes(), [scene::remove(removed)]);
-    // What the operator removed is a leftover.
+    // Volumes of members that the operator removed are leftovers.
     let left = noted(
         vanished(three(), &["c"]).without_pod("c"),
         "c",
@@ -172,19 +172,19 @@ fn operator_notes_removal_before_it_removes_a_member() {
 }
 
 #[test]
-fn note_is_taken_off_a_member_that_stays() {
+fn removes_removal_note_from_staying_member() {
     for removal in [Removal::ByOperator, since(10, true)] {
         let scene = noted(three(), "b", removal);
         assert_eq!(notes(&scene), [("b".to_owned(), None)]);
     }
-    // Not while the member is about to be removed.
+    // The note stays while the member is about to be removed.
     let shrinks = noted(three().size(1), "c", Removal::ByOperator);
     assert_eq!(notes(&shrinks), []);
 }
 
-/// Two clusters would serve: the old one from the kept volumes, and the one that went on.
+/// Otherwise two clusters would serve: the old one from the kept volumes, and the one that continued.
 #[test]
-fn invariant_25_nothing_is_started_on_kept_volumes_without_quorum() {
+fn invariant_25_starts_nothing_on_kept_volumes_without_quorum() {
     let scene = three().without_pod("b").without_pod("c").silent();
     assert!(scene.writes().iter().any(|write| makes_pod(write, "b")));
     let mut kept = scene;

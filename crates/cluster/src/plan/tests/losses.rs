@@ -1,4 +1,4 @@
-//! Members that are down although their disk exists: on a lost node, or unable to start on their data.
+//! Members that are down although their volume exists: on a lost node, or unable to start on their data.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn is_wanted(scene: &Scene) -> bool {
 
 /// Invariant 5 and its exception.
 #[test]
-fn invariant_5_a_member_on_a_lost_node_stays_one_until_the_time_is_over() {
+fn invariant_5_keeps_member_on_lost_node_until_timeout() {
     let early = three().node_lost("b", 59);
     assert!(is_wanted(&early) && early.writes().is_empty());
     let plan = early.plan();
@@ -46,7 +46,7 @@ fn invariant_5_a_member_on_a_lost_node_stays_one_until_the_time_is_over() {
     );
     let late = three().node_lost("b", 60);
     assert_eq!(late.changes(), [scene::remove("b")]);
-    // Its disk stays until it is no member any more, and a name for the next one is made meanwhile.
+    // The volume stays until the member is removed, and the Service of its replacement is created in the meantime.
     assert!(
         late.writes()
             .iter()
@@ -56,7 +56,7 @@ fn invariant_5_a_member_on_a_lost_node_stays_one_until_the_time_is_over() {
 }
 
 #[test]
-fn how_long_a_node_may_be_lost_is_the_users_choice() {
+fn lost_node_timeout_follows_spec() {
     let mut patient = three().node_lost("b", 200);
     patient.desired.replace_after = Duration::from_mins(5);
     assert!(is_wanted(&patient));
@@ -68,7 +68,7 @@ fn how_long_a_node_may_be_lost_is_the_users_choice() {
 }
 
 #[test]
-fn a_member_that_answers_stays_whatever_its_node_is_said_to_be() {
+fn keeps_answering_member_on_lost_node() {
     let mut scene = three().node_lost("b", 600);
     scene
         .observed
@@ -78,14 +78,14 @@ fn a_member_that_answers_stays_whatever_its_node_is_said_to_be() {
 }
 
 #[test]
-fn a_pod_that_nobody_ends_is_on_a_lost_node() {
+fn pod_stuck_in_termination_counts_as_lost_node() {
     assert!(is_wanted(&three().stuck("b", 59)));
     assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
 }
 
-/// By a clock that is 90 s ahead each pod that is only just being ended has been overdue for a minute.
+/// By a clock that is 90 s ahead, every terminating pod appears overdue by a minute.
 #[test]
-fn invariant_5_a_clock_that_is_ahead_takes_nobodys_place() {
+fn invariant_5_clock_ahead_replaces_no_member() {
     let ahead = |mut scene: Scene, seconds: i64| {
         let clock = jiff::SignedDuration::from_secs(-seconds);
         scene.observed.clock = ApiServerClock(Some(clock));
@@ -97,17 +97,16 @@ fn invariant_5_a_clock_that_is_ahead_takes_nobodys_place() {
         assert_eq!(scene.changes(), [scene::remove("b")]);
         let early = ahead(scene.clone(), 90);
         assert!(is_wanted(&early), "{:?}", early.changes());
-        // Nor is it looked at again and again meanwhile.
+        // The operator does not poll in the meantime.
         assert!(early.plan().requeue > Duration::from_secs(1));
         assert_eq!(ahead(scene.clone(), 0).changes(), [scene::remove("b")]);
-        // One that is behind makes nobody wait for longer.
+        // A clock that is behind extends no timeout.
         assert_eq!(ahead(scene, -90).changes(), [scene::remove("b")]);
     }
 }
 
-/// Invariant 3.
 #[test]
-fn invariant_3_two_lost_nodes_of_three_are_waited_for() {
+fn invariant_3_waits_for_two_lost_nodes_of_three() {
     let scene = Scene::formed(&["a", "b", "c", "d", "e"])
         .durable()
         .node_lost("b", 600)
@@ -120,7 +119,7 @@ fn invariant_3_two_lost_nodes_of_three_are_waited_for() {
 }
 
 #[test]
-fn two_lost_nodes_of_five_are_replaced_one_after_the_other() {
+fn replaces_two_lost_nodes_of_five_one_by_one() {
     let scene = Scene::formed(&["a", "b", "c", "d", "e"])
         .durable()
         .node_lost("b", 600)
@@ -129,8 +128,8 @@ fn two_lost_nodes_of_five_are_replaced_one_after_the_other() {
 }
 
 #[test]
-fn what_is_left_on_a_lost_node_is_deleted_without_force_and_blocks_nothing() {
-    // Removed from etcd; pod and claim are still there.
+fn leftovers_on_lost_node_are_not_force_deleted() {
+    // The member is removed from etcd; its pod and PVC still exist.
     let removed = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -142,7 +141,7 @@ fn what_is_left_on_a_lost_node_is_deleted_without_force_and_blocks_nothing() {
         gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
         "{gone:?}"
     );
-    // And once both wait for a kubelet that is away, the next member joins beside them.
+    // If both wait for an unreachable kubelet, the next member joins anyway.
     let stuck = removed.stuck("b", 600).claim_deleted("b");
     assert_eq!(
         stuck.changes(),
@@ -155,7 +154,7 @@ fn what_is_left_on_a_lost_node_is_deleted_without_force_and_blocks_nothing() {
 }
 
 #[test]
-fn a_learner_on_a_lost_node_is_removed_when_the_time_is_over() {
+fn removes_learner_on_lost_node_after_timeout() {
     let learner = |seconds| {
         Scene::formed(&["a", "b"])
             .size(3)
@@ -167,16 +166,16 @@ fn a_learner_on_a_lost_node_is_removed_when_the_time_is_over() {
 }
 
 #[test]
-fn a_lost_member_without_a_disk_is_waited_for_as_long() {
+fn waits_equally_for_lost_member_without_volume() {
     let scene = |seconds| Scene::formed(&["a", "b", "c"]).node_lost("b", seconds);
     assert!(is_wanted(&scene(59)));
     assert_eq!(scene(60).changes(), [scene::remove("b")]);
 }
 
-// ---- volumes that Kubernetes calls lost ----
+// ---- volumes of PVCs in phase `Lost` ----
 
 #[test]
-fn a_member_whose_volume_is_lost_serves_on_until_it_is_replaced() {
+fn member_with_lost_volume_serves_until_replaced() {
     let serves = three().leader("b").volume_lost("b");
     let hands_over = |write: &Write| matches!(write, Write::MoveLeader { from, .. } if from == "b");
     assert!(matches!(serves.changes().as_slice(), [one] if hands_over(one)));
@@ -188,7 +187,7 @@ fn a_member_whose_volume_is_lost_serves_on_until_it_is_replaced() {
 
 /// Invariants 3 and 5.
 #[test]
-fn a_member_whose_volume_is_lost_gets_no_pod_on_it_and_is_removed_when_the_quorum_allows() {
+fn removes_member_with_lost_volume_if_quorum_allows() {
     let gone = three().without_pod("b").volume_lost("b");
     assert_eq!(gone.changes(), [scene::remove("b")]);
     let starts = |scene: &Scene| {
@@ -201,14 +200,14 @@ fn a_member_whose_volume_is_lost_gets_no_pod_on_it_and_is_removed_when_the_quoru
     let at_risk = gone.clone().down("c");
     assert!(is_wanted(&at_risk) && !starts(&at_risk));
     assert!(at_risk.waits().contains(&Reason::QuorumAtRisk));
-    // It was put back.
+    // The volume was restored.
     let mut back = gone;
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(is_wanted(&back) && starts(&back));
 }
 
 #[test]
-fn a_member_whose_volume_is_lost_is_not_stopped_for_hibernation() {
+fn hibernation_keeps_member_with_lost_volume_running() {
     let mut scene = three().volume_lost("b");
     scene.desired.hibernate = true;
     assert!(problem(&scene, Reason::HibernationRefused).contains('b'));
@@ -216,23 +215,22 @@ fn a_member_whose_volume_is_lost_is_not_stopped_for_hibernation() {
     assert!(!scene.writes().iter().any(stops));
 }
 
-// ---- data that cannot be started on ----
+// ---- unreadable data ----
 
 fn damaged(restarts: i32) -> Scene {
     three().crashes("b", Cause::Data("walpb: crc mismatch".into()), restarts, 20)
 }
 
 #[test]
-fn a_member_with_damaged_data_is_replaced_after_a_second_look() {
+fn replaces_member_after_repeated_data_damage() {
     assert!(is_wanted(&damaged(1)));
     assert_eq!(damaged(2).changes(), [scene::remove("b")]);
     let said = damaged(2).plan().next.unwrap();
     assert!(said.contains("walpb: crc mismatch"), "{said}");
 }
 
-/// Invariant 3.
 #[test]
-fn invariant_3_damaged_data_is_kept_while_the_quorum_needs_it() {
+fn invariant_3_keeps_damaged_data_while_quorum_needs_it() {
     let scene = damaged(9).down("c");
     assert!(is_wanted(&scene));
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
@@ -243,8 +241,8 @@ fn invariant_3_damaged_data_is_kept_while_the_quorum_needs_it() {
 }
 
 #[test]
-fn the_end_of_a_healthy_life_is_no_reason_to_replace_a_member() {
-    // It was ready after it ended last: what it said then is long past.
+fn crash_after_healthy_run_replaces_no_member() {
+    // The pod was ready after the last end: its message is obsolete.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
         scene.observed.pods["b"].ending.as_ref().map(|end| end.at);
@@ -256,7 +254,7 @@ fn failing(restarts: i32, seconds: i64) -> Scene {
 }
 
 #[test]
-fn a_member_that_fails_for_no_known_reason_is_replaced_late() {
+fn replaces_member_with_unknown_failure_after_timeout() {
     assert!(is_wanted(&failing(4, 600)));
     assert!(is_wanted(&failing(5, 59)));
     assert_eq!(failing(5, 59).plan().requeue, Duration::from_secs(1));
@@ -264,15 +262,15 @@ fn a_member_that_fails_for_no_known_reason_is_replaced_late() {
 }
 
 #[test]
-fn a_bad_setting_never_takes_member_after_member() {
-    // Another voter is not healthy either.
+fn bad_setting_never_replaces_members_in_sequence() {
+    // Another voter is unhealthy too.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
             .durable()
             .crashes("b", Cause::Failed("exit code 1".into()), 9, 600)
             .down("c")
     ));
-    // Nobody else has been started with these settings, or this image.
+    // No other member was started with these settings, or with this image.
     let mut settings = failing(9, 600);
     settings.observed.pods.get_mut("b").unwrap().spec_hash = Some("newer".into());
     assert!(is_wanted(&settings));
@@ -282,7 +280,7 @@ fn a_bad_setting_never_takes_member_after_member() {
 }
 
 #[test]
-fn memory_surroundings_and_signals_cost_no_member_its_data() {
+fn oom_environment_and_signals_replace_no_member() {
     for cause in [
         Cause::Memory,
         Cause::Surroundings("no space left on device".into()),
@@ -298,14 +296,14 @@ fn memory_surroundings_and_signals_cost_no_member_its_data() {
 }
 
 #[test]
-fn too_little_memory_names_the_field() {
+fn reports_spec_field_for_memory_limit() {
     let scene = three().crashes("b", Cause::Memory, 3, 60);
     let text = problem(&scene, Reason::OutOfMemory);
     assert!(text.contains("spec.pod.resources.limits.memory"), "{text}");
 }
 
 #[test]
-fn a_learner_with_damaged_data_begins_anew() {
+fn replaces_learner_with_damaged_data() {
     let scene = Scene::formed(&["a", "b"]).size(3).learner("d").crashes(
         "d",
         Cause::Data("invalid database".into()),
@@ -316,7 +314,7 @@ fn a_learner_with_damaged_data_begins_anew() {
 }
 
 #[test]
-fn a_crash_loop_that_costs_nothing_yet_is_told() {
+fn reports_crash_loop_without_other_impact() {
     let mut scene = failing(3, 30);
     scene.observed.pods.get_mut("b").unwrap().trouble =
         Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));

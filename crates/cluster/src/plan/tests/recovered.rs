@@ -1,4 +1,4 @@
-//! After a recovery or a restore in place: what the cluster before has left, and when clients are let in again.
+//! After a recovery or a restore in place: the remains of the former cluster, and the opening of the client Service.
 
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,7 +11,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Seen};
 use crate::write::Write;
 
-/// The new cluster answers; what is left of the old one: the survivor with its disk, and another disk.
+/// The new cluster answers. Remains of the old one: the survivor with its volume, and another volume.
 pub(super) fn recovered() -> Scene {
     let mut scene = Scene::formed(&["n"]).durable().size(3).leftover("a");
     scene = scene.with_disk("a").with_disk("b");
@@ -49,9 +49,9 @@ pub(super) fn recovered() -> Scene {
     scene
 }
 
-/// Invariant 9: the old disks stay until the new cluster is at its size.
+/// Invariant 9: the old volumes stay until the new cluster has its full size.
 #[test]
-fn old_pods_go_and_old_disks_stay_until_the_new_cluster_is_at_its_size() {
+fn keeps_old_volumes_until_new_cluster_is_complete() {
     let mut scene = recovered();
     let writes = scene.writes();
     assert!(writes.contains(&scene::delete_pod("a")));
@@ -65,13 +65,13 @@ fn old_pods_go_and_old_disks_stay_until_the_new_cluster_is_at_its_size() {
     assert!(scene.plan().problems.is_empty(), "none is foreign");
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
-    // Of what serves on a volume that is lost nothing will be left.
+    // A member that serves on a lost volume does not count: its data will be lost.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
-/// Whoever finds the cluster again without its status must find the new one.
+/// If the status is lost again, the remaining labels must identify the new cluster.
 #[test]
-fn nothing_of_the_old_cluster_goes_before_the_new_one_carries_its_id() {
+fn keeps_old_cluster_until_new_one_is_labeled() {
     let mut scene = recovered();
     scene.observed.pods.get_mut("n").unwrap().cluster_id = None;
     let writes = scene.writes();
@@ -85,7 +85,7 @@ fn nothing_of_the_old_cluster_goes_before_the_new_one_carries_its_id() {
 
 /// Invariant 16.
 #[test]
-fn clients_are_let_in_when_no_old_pod_can_be_reached() {
+fn opens_client_service_once_old_pods_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = recovered();
     assert!(!scene.writes().contains(&open));
@@ -93,9 +93,9 @@ fn clients_are_let_in_when_no_old_pod_can_be_reached() {
     old.terminating = true;
     assert!(!scene.writes().contains(&open), "it is still ready");
     scene.observed.pods.get_mut("a").unwrap().ready = false;
-    // However long its node holds it.
+    // However long its node holds the pod.
     assert!(scene.writes().contains(&open));
-    // Nor the seed of a recovery that was given up before this one.
+    // The seed of a recovery that was abandoned earlier is not an endpoint either.
     let mut given_up = scene.clone().leftover("x");
     let seed = given_up.observed.pods.get_mut("x").unwrap();
     (seed.token, seed.cluster_id) = (Some("given up".into()), None);
@@ -105,9 +105,9 @@ fn clients_are_let_in_when_no_old_pod_can_be_reached() {
     assert!(scene.writes().contains(&open));
 }
 
-/// Invariant 7: the old disks belong to another cluster now.
+/// Invariant 7: the old volumes now belong to another cluster.
 #[test]
-fn no_pod_is_put_on_an_old_disk() {
+fn creates_no_pod_on_volume_of_old_cluster() {
     let mut scene = recovered();
     scene.observed.members = Seen::Unknown("no answer".into());
     scene.observed.pods.remove("a");
@@ -118,7 +118,7 @@ fn no_pod_is_put_on_an_old_disk() {
 
 /// The annotation that approved the recovery stays, and names the old cluster.
 #[test]
-fn an_old_approval_recovers_nothing_twice() {
+fn used_approval_starts_no_second_recovery() {
     let scene = approved(recovered());
     assert_eq!((begun(&scene), recorded(&scene)), (None, None));
     let mut lost = leaderless(scene).without_pod("n");
@@ -129,9 +129,9 @@ fn an_old_approval_recovers_nothing_twice() {
     assert_eq!(codes, [Reason::QuorumLost], "it is no mistake either");
 }
 
-// ---- what a restore has replaced ----
+// ---- after a restore ----
 
-/// The seed of a restore in place serves; the members before it are stopped, their disks are there.
+/// The seed of a restore in place serves; the former members are stopped, and their volumes exist.
 fn replaced(keep_until: Option<i64>) -> Scene {
     let mut scene = recovered();
     scene.observed.recovery.record = None;
@@ -145,10 +145,10 @@ fn replaced(keep_until: Option<i64>) -> Scene {
     scene
 }
 
-/// Invariant 9: the disks of a cluster that was restored over stay until the new one is complete, and as long as
-/// the user wants.
+/// Invariant 9: the volumes of the replaced cluster stay until the new one is complete, and as long as the user
+/// wants.
 #[test]
-fn what_a_restore_replaced_goes_when_the_new_cluster_is_complete_and_not_before_it_may() {
+fn deletes_replaced_cluster_after_completion_and_retention() {
     let deletes_disk = |scene: &Scene| {
         let writes = scene.writes();
         let disks = writes.iter();
@@ -176,7 +176,7 @@ fn what_a_restore_replaced_goes_when_the_new_cluster_is_complete_and_not_before_
 
 /// Invariant 16.
 #[test]
-fn clients_are_let_in_when_no_member_that_was_restored_over_can_be_reached() {
+fn opens_client_service_once_replaced_members_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = replaced(None);
     assert!(!scene.writes().contains(&open));
@@ -185,9 +185,9 @@ fn clients_are_let_in_when_no_member_that_was_restored_over_can_be_reached() {
     assert!(scene.writes().contains(&open));
 }
 
-/// Invariant 1: the report of the members that were restored over says nothing about the new cluster.
+/// Invariant 1: the report of the replaced members says nothing about the new cluster.
 #[test]
-fn a_restored_cluster_that_does_not_answer_is_not_lost_by_the_report_of_the_one_before() {
+fn report_of_replaced_cluster_proves_no_loss() {
     let mut scene = leaderless(replaced(None));
     scene.observed.statuses.clear();
     scene.observed.reported_voters = ["a".to_owned(), "b".to_owned()].into();
@@ -201,9 +201,9 @@ fn a_restored_cluster_that_does_not_answer_is_not_lost_by_the_report_of_the_one_
     assert!(!destroys(&scene.writes()));
 }
 
-/// The disks of a cluster before say nothing about the version the new one runs.
+/// The volumes of a former cluster say nothing about the version of the new one.
 #[test]
-fn the_version_of_what_was_restored_over_does_not_count() {
+fn ignores_version_of_replaced_cluster() {
     let mut scene = replaced(None);
     scene.observed.pods.get_mut("n").unwrap().version = Some("3.6.16".into());
     scene.observed.pods.get_mut("a").unwrap().version = Some("3.5.35".into());

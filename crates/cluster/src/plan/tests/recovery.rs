@@ -1,4 +1,4 @@
-//! Lost quorums: what is said, what is waited for, and who decides that a new cluster begins with what is left.
+//! Lost quorums: reports, waiting times, and the approval of a new cluster from the remains.
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
@@ -16,7 +16,7 @@ pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
-/// No quorum answers, for longer than the spec gives; these members are left, and know no leader.
+/// No quorum answers, for longer than the spec allows; these members are left, and know no leader.
 pub(super) fn loss(all: &[&str], left: &[&str]) -> Scene {
     let mut scene = Scene::formed(all);
     for member in all.iter().filter(|member| !left.contains(member)) {
@@ -57,7 +57,7 @@ fn index(mut scene: Scene, member: &str, index: u64) -> Scene {
     scene
 }
 
-/// A list as a member has it: names, and whether they are learners.
+/// A member list as a member stores it: names, and whether they are learners.
 pub(super) fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
     let members = members.iter().map(|(name, is_learner)| Member {
         id: MemberId(u64::from(name.as_bytes()[0])),
@@ -103,11 +103,11 @@ pub(super) fn destroys(writes: &[Write]) -> bool {
     })
 }
 
-// ---- what is said, and who decides ----
+// ---- reports and approval ----
 
 /// Invariant 16.
 #[test]
-fn a_lost_quorum_says_what_is_left_and_waits_for_a_person() {
+fn lost_quorum_reports_survivors_and_waits_for_approval() {
     let scene = one_left();
     let text = problem(&scene, Reason::QuorumLost);
     for part in [
@@ -122,9 +122,9 @@ fn a_lost_quorum_says_what_is_left_and_waits_for_a_person() {
     assert!(!destroys(&scene.writes()));
 }
 
-/// Invariant 8: what is lost may be put back, and a person is asked.
+/// Invariant 8: a lost volume may be restored, so the operator asks a person.
 #[test]
-fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_himself() {
+fn lost_volumes_require_approval_for_recovery() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
         scene = scene.without_pod(member).volume_lost(member);
@@ -145,25 +145,25 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
         assert!(!scene.writes().iter().any(starts));
     }
     assert_eq!(begun(&approved(scene.clone())).unwrap().survivor, "a");
-    // Also a person's approval waits for what may be put back, as long as it waits for members.
+    // An approved recovery also waits for volumes that may be restored, as long as it waits for members.
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
     assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: delete"));
-    // One of them is there again: the members are waited for.
+    // A volume is available again: the operator waits for the members.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(back.waits().contains(&Reason::NoQuorum));
     assert_eq!(begun(&back), None);
     assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
-    // Pods that have their volumes open are what is left, and are kept.
+    // Pods that have their volumes mounted are survivors, and are kept.
     let mut open = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         open = open.volume_lost(member);
     }
     let open = leaderless(open);
     assert!(open.waits().contains(&Reason::NoQuorum) && !destroys(&open.writes()));
-    // Pods that wait for theirs never had them open.
+    // Pending pods never mounted their volumes.
     let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
         waiting = waiting.volume_lost(member).down(member);
@@ -175,9 +175,9 @@ fn volumes_that_kubernetes_calls_lost_are_no_quorum_and_nobody_gives_them_up_by_
     assert!(!destroys(&waiting.writes()));
 }
 
-/// Invariants 10 and 16: the decision is recorded, and nothing else happens in that step.
+/// Invariants 10 and 16: the decision is recorded, and the step contains nothing else.
 #[test]
-fn an_approved_recovery_is_recorded_before_anything_is_made() {
+fn records_approved_recovery_before_creating_objects() {
     let scene = approved(one_left());
     let record = begun(&scene).unwrap();
     assert_eq!(record.phase, RecoveryPhase::InProgress);
@@ -200,7 +200,7 @@ fn an_approved_recovery_is_recorded_before_anything_is_made() {
 }
 
 #[test]
-fn the_id_of_another_cluster_approves_nothing_and_says_so() {
+fn reports_approval_with_wrong_cluster_id() {
     for text in ["beef", "c0ffe", "yes", ""] {
         let mut scene = one_left();
         scene.observed.recovery.approval = Some(text.to_owned());
@@ -212,9 +212,9 @@ fn the_id_of_another_cluster_approves_nothing_and_says_so() {
     assert!(begun(&padded).is_some(), "the same number");
 }
 
-/// An approval is for the loss it was given in.
+/// An approval is valid for the loss in which it was given.
 #[test]
-fn an_approval_from_before_the_loss_has_to_be_given_again() {
+fn approval_before_quorum_loss_is_stale() {
     let mut early = approved(Scene::formed(&["a", "b", "c"]));
     let record = recorded(&early).unwrap();
     assert_eq!(record.stale_approval.as_deref(), Some("c0ffee"));
@@ -225,13 +225,13 @@ fn an_approval_from_before_the_loss_has_to_be_given_again() {
     scene.observed.recovery.stale_approval = Some("c0ffee".into());
     assert_eq!(begun(&scene), None);
     assert!(problem(&scene, Reason::RecoveryRefused).contains("set it again"));
-    // Taken off, it is forgotten.
+    // After its removal, the stale approval is forgotten.
     scene.observed.recovery.approval = None;
     assert_eq!(recorded(&scene).unwrap().stale_approval, None);
 }
 
 #[test]
-fn an_automatic_recovery_waits_for_the_time_the_spec_gives() {
+fn automatic_recovery_waits_for_configured_time() {
     let scene = automatic(one_left());
     assert_eq!(begun(&scene).unwrap().approved_by, RecoveryApproval::Policy);
     for since in [Some(at(990)), None] {
@@ -239,13 +239,13 @@ fn an_automatic_recovery_waits_for_the_time_the_spec_gives() {
         early.observed.recovery.unavailable_since = since;
         assert_eq!(begun(&early), None);
         assert!(problem(&early, Reason::QuorumLost).contains("60 s"));
-        // A person need not wait.
+        // An approval by a person does not wait.
         assert!(begun(&approved(early)).is_some());
     }
 }
 
 #[test]
-fn an_automatic_recovery_waits_until_nothing_is_left_of_the_lost() {
+fn automatic_recovery_waits_for_deletion_of_lost_members() {
     let mut ending = Scene::formed(&["a", "b", "c"])
         .terminating("b")
         .without_pod("c");
@@ -256,7 +256,7 @@ fn an_automatic_recovery_waits_until_nothing_is_left_of_the_lost() {
 }
 
 #[test]
-fn a_quorum_of_disks_is_never_recovered_without_a_person() {
+fn quorum_of_volumes_requires_approval_for_recovery() {
     let on_disks = Scene::formed(&["a", "b", "c"]).durable();
     let scene = leaderless(on_disks.without_pod("b").without_pod("c"));
     let scene = automatic(scene);
@@ -267,7 +267,7 @@ fn a_quorum_of_disks_is_never_recovered_without_a_person() {
     let waits = scene.plan().waiting_for;
     assert!(waits[0].message.contains("If b, c will never come back"));
 
-    // A person knows that the nodes burned; the others are given their time all the same.
+    // A person may know that the nodes are destroyed; the other members still get their time.
     assert!(begun(&approved(scene.clone())).is_some());
     let mut early = approved(scene);
     early.observed.recovery.unavailable_since = Some(at(990));
@@ -275,7 +275,7 @@ fn a_quorum_of_disks_is_never_recovered_without_a_person() {
 }
 
 #[test]
-fn members_that_answer_and_find_no_leader_are_no_loss() {
+fn quorum_without_leader_is_not_lost() {
     let scene = approved(leaderless(Scene::formed(&["a", "b", "c"])));
     assert_eq!(begun(&scene), None, "a quorum answers");
     let mut scene = approved(one_left());
@@ -287,7 +287,7 @@ fn members_that_answer_and_find_no_leader_are_no_loss() {
 }
 
 #[test]
-fn nobody_is_recovered_from_who_does_not_answer_or_is_of_another_cluster() {
+fn no_recovery_from_silent_or_foreign_survivor() {
     let silent = approved(one_left().down("a"));
     assert_eq!(begun(&silent), None);
     assert!(problem(&silent, Reason::QuorumLost).contains("no member that is left answers"));
@@ -299,7 +299,7 @@ fn nobody_is_recovered_from_who_does_not_answer_or_is_of_another_cluster() {
 }
 
 #[test]
-fn with_nothing_left_the_way_on_is_a_backup() {
+fn total_loss_requires_restore_from_backup() {
     let mut scene = approved(automatic(loss(&["a", "b", "c"], &[])));
     scene.observed.recovery.last_backup = Some("s3://b/k at revision 7".into());
     assert_eq!(begun(&scene), None);
@@ -310,10 +310,10 @@ fn with_nothing_left_the_way_on_is_a_backup() {
     assert!(scene.writes().is_empty());
 }
 
-// ---- from whom ----
+// ---- selection of the survivor ----
 
 #[test]
-fn the_most_advanced_survivor_is_chosen() {
+fn selects_most_advanced_survivor() {
     let five = ["a", "b", "c", "d", "e"];
     let scene = approved(loss(&five, &["a", "b"]));
     assert_eq!(begun(&scene).unwrap().survivor, "a", "equal: the first");
@@ -322,9 +322,9 @@ fn the_most_advanced_survivor_is_chosen() {
     assert_eq!((record.survivor.as_str(), record.revision), ("b", 120));
 }
 
-/// Invariant 1: who may yet answer may be more advanced.
+/// Invariant 1: a member that may still answer may be more advanced.
 #[test]
-fn a_survivor_that_starts_is_waited_for_and_then_named() {
+fn waits_for_starting_survivor_then_reports_it() {
     let five = ["a", "b", "c", "d", "e"];
     let mut scene = approved(loss(&five, &["a", "b"]).down("b"));
     scene.observed.recovery.unavailable_since = Some(at(990));
@@ -333,46 +333,46 @@ fn a_survivor_that_starts_is_waited_for_and_then_named() {
     scene.observed.recovery.unavailable_since = Some(at(900));
     let record = begun(&scene).unwrap();
     assert_eq!(record.silent_members, ["b"]);
-    // Without a person it is waited for as long as it takes.
+    // Without an approval, the operator waits for the member without limit.
     scene.observed.recovery.approval = None;
     assert_eq!(begun(&automatic(scene)), None);
 }
 
 // ---- evidence ----
 
-/// Invariant 1: without a list nobody knows who votes.
+/// Invariant 1: without a list, the voters are unknown.
 #[test]
-fn a_missing_report_is_no_loss() {
+fn missing_report_proves_no_loss() {
     let mut scene = automatic(approved(one_left()));
     scene.observed.reported_voters.clear();
     assert_eq!(begun(&scene), None);
     assert_eq!(scene.waits(), [Reason::NoQuorum]);
-    // The survivor knows.
+    // The survivor's own list contains the voters.
     let all = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &all)];
     assert!(begun(&scene).is_some());
-    // Another cluster's list is none.
+    // A list of another cluster does not count.
     scene.observed.recovery.local = vec![list(NEW, &all)];
     assert_eq!(begun(&scene), None);
 }
 
-/// Each list may be behind; a loss is one by all of them.
+/// Each list may be stale; a loss must be confirmed by all of them.
 #[test]
-fn lists_that_disagree_are_no_loss_to_the_policy() {
+fn contradicting_lists_prevent_automatic_recovery() {
     let four = Scene::formed(&["a", "b", "c", "d"]).durable();
     let mut scene = leaderless(four.without_pod("b").without_pod("c").down("d"));
     scene.observed.disks.remove("b");
     scene.observed.disks.remove("c");
-    // By the report a, c and d vote; by what a has, a, b and c do.
+    // According to the report, a, c and d vote; according to a's list, a, b and c vote.
     scene.observed.reported_voters = ["a", "c", "d"].map(str::to_owned).into();
     let behind = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &behind)];
     assert_eq!(begun(&automatic(scene)), None);
 }
 
-/// The report of the old cluster says nothing about the new one.
+/// The report of the old cluster does not apply to the new one.
 #[test]
-fn a_recovered_cluster_that_is_slow_is_not_recovered_again() {
+fn slow_recovered_cluster_is_not_recovered_twice() {
     for answers in [false, true] {
         let mut scene = automatic(approved(leaderless(recovered())));
         scene.observed.reported_voters = ["a", "b", "c"].map(str::to_owned).into();

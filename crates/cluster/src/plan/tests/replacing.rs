@@ -1,4 +1,4 @@
-//! Members that serve and are to be replaced, leaders that go, members nobody started.
+//! Serving members to be replaced, removed leaders, and members that never started.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
@@ -23,12 +23,12 @@ fn hands_over(scene: &Scene) -> Option<(String, String)> {
     }
 }
 
-// ---- a volume claim that somebody deleted ----
+// ---- deleted PVCs ----
 
 #[test]
-fn deleting_the_claim_of_a_member_replaces_it() {
+fn deleted_pvc_replaces_member() {
     assert_eq!(three().claim_deleted("b").changes(), [scene::remove("b")]);
-    // Removed, it is cleared away, and the next one joins.
+    // After the removal its objects are deleted, and the replacement joins.
     let removed = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -41,10 +41,10 @@ fn deleting_the_claim_of_a_member_replaces_it() {
 }
 
 #[test]
-fn claims_deleted_together_are_replaced_one_after_the_other() {
+fn replaces_members_with_deleted_pvcs_one_by_one() {
     let both = three().claim_deleted("b").claim_deleted("c");
     assert_eq!(both.changes(), [scene::remove("b")]);
-    // The second waits until the first is replaced, with a vote.
+    // The second member waits until the replacement of the first one is a voter.
     let learner = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -63,9 +63,8 @@ fn claims_deleted_together_are_replaced_one_after_the_other() {
     );
 }
 
-/// Invariant 3.
 #[test]
-fn invariant_3_a_deleted_claim_waits_while_another_member_is_down() {
+fn invariant_3_deleted_pvc_waits_while_another_member_is_down() {
     let scene = three().claim_deleted("b").down("c");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
@@ -74,7 +73,7 @@ fn invariant_3_a_deleted_claim_waits_while_another_member_is_down() {
 }
 
 #[test]
-fn the_only_member_is_followed_before_it_goes() {
+fn replacement_joins_before_only_member_is_removed() {
     let alone = Scene::formed(&["a"])
         .durable()
         .claim_deleted("a")
@@ -94,7 +93,7 @@ fn the_only_member_is_followed_before_it_goes() {
 }
 
 #[test]
-fn two_members_that_both_go_are_followed_by_two() {
+fn replaces_both_of_two_members_with_two() {
     let both = Scene::formed(&["a", "b"])
         .durable()
         .claim_deleted("a")
@@ -123,7 +122,7 @@ fn two_members_that_both_go_are_followed_by_two() {
 }
 
 #[test]
-fn a_member_whose_claim_is_gone_while_its_pod_waits_is_replaced() {
+fn replaces_member_with_pending_pod_and_missing_pvc() {
     let scene = three().not_running("b").without_claim("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
     assert!(
@@ -135,7 +134,7 @@ fn a_member_whose_claim_is_gone_while_its_pod_waits_is_replaced() {
 }
 
 #[test]
-fn claims_that_vanish_under_serving_members_cost_no_quorum() {
+fn missing_pvcs_of_serving_members_keep_quorum() {
     let scene = three()
         .without_claim("a")
         .without_claim("b")
@@ -149,7 +148,7 @@ fn claims_that_vanish_under_serving_members_cost_no_quorum() {
 }
 
 #[test]
-fn a_volume_left_by_a_removed_member_is_deleted_and_never_used_again() {
+fn never_reuses_volume_of_removed_member() {
     let scene = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -161,7 +160,7 @@ fn a_volume_left_by_a_removed_member_is_deleted_and_never_used_again() {
             .iter()
             .any(|write| scene::makes_pod(write, "b"))
     );
-    // The Service of the next member is made under a name that was never used.
+    // The Service of the next member gets an unused name.
     assert!(
         scene
             .writes()
@@ -173,7 +172,7 @@ fn a_volume_left_by_a_removed_member_is_deleted_and_never_used_again() {
 // ---- leaders ----
 
 #[test]
-fn no_leader_is_removed_before_it_has_handed_over() {
+fn transfers_leadership_before_removing_any_leader() {
     let cases: [(&str, Scene); 4] = [
         ("its claim is deleted", three().claim_deleted("a")),
         ("its claim is gone", three().without_claim("a")),
@@ -200,16 +199,16 @@ fn no_leader_is_removed_before_it_has_handed_over() {
 }
 
 #[test]
-fn leadership_goes_to_a_member_that_stays() {
+fn transfers_leadership_to_staying_member() {
     let scene = three().claim_deleted("a").claim_deleted("b");
     assert_eq!(hands_over(&scene), Some(("a".into(), "c".into())));
 }
 
 // ---- members that never started ----
 
-/// Invariant 3: it has a vote that nobody uses.
+/// Invariant 3: the member has a vote that is never cast.
 #[test]
-fn a_foreign_member_that_never_started_is_named_with_the_remedy() {
+fn reports_unstarted_foreign_member_with_remedy() {
     let scene = three().added_with_vote("elsewhere");
     assert!(!scene.changes().contains(&scene::remove("elsewhere")));
     let problems = scene.plan().problems;
@@ -223,8 +222,8 @@ fn a_foreign_member_that_never_started_is_named_with_the_remedy() {
 }
 
 #[test]
-fn an_own_member_that_was_added_and_never_started_is_settled() {
-    // Its Service is there: it is started. Its Service is gone: it is removed, vote or not.
+fn starts_or_removes_own_unstarted_member() {
+    // With its Service, the member is started. Without its Service, it is removed, whether or not it is a voter.
     let started = three().size(4).reserved("d").added("d");
     assert!(
         started
@@ -239,7 +238,7 @@ fn an_own_member_that_was_added_and_never_started_is_settled() {
 }
 
 #[test]
-fn before_3_4_it_is_said_what_a_joining_voter_risks() {
+fn reports_risk_of_joining_voter_before_3_4() {
     let scene = Scene::formed(&["a"])
         .size(2)
         .version("3.3.27")
@@ -282,7 +281,7 @@ fn told(scene: Scene, member: &str, joins: bool) -> Scene {
 }
 
 #[test]
-fn a_joining_member_that_was_told_an_older_list_begins_anew_and_a_first_member_does_not() {
+fn recreates_joining_member_with_stale_member_list() {
     let joining = Scene::formed(&["a", "b", "c"])
         .size(4)
         .reserved("d")

@@ -1,4 +1,4 @@
-//! Versions and pods that change while the cluster serves: one member at a time, and the way back.
+//! Changes of versions and pods while the cluster serves: one member at a time, and rollbacks.
 
 use etcd::KeyHash;
 
@@ -7,7 +7,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Seen, Trouble};
 use crate::write::Write;
 
-/// A cluster that runs this version, and whose spec says another one.
+/// A cluster that runs one version while its spec asks for another.
 fn towards(from: &str, to: &str) -> Scene {
     Scene::formed(&["a", "b", "c"]).all_run(from).wants(to)
 }
@@ -36,7 +36,7 @@ impl Scene {
         self
     }
 
-    /// The member's pod is made for this version, and it answers with it.
+    /// The member's pod is made for this version, and the member answers with it.
     fn runs(self, member: &str, version: &str) -> Self {
         self.made_for(member, version).answers_as(member, version)
     }
@@ -64,7 +64,7 @@ impl Scene {
         self
     }
 
-    /// The plan has asked for the members' hashes, and all are the same.
+    /// The plan requested the members' hashes, and all are equal.
     pub(super) fn compared(mut self) -> Self {
         for member in ["a", "b", "c"] {
             self = self.hash(member, 7);
@@ -79,7 +79,7 @@ impl Scene {
         self
     }
 
-    /// Its image was changed, and it has not come back from that.
+    /// The image of the member was changed, and the member has not recovered since.
     fn changed(mut self, member: &str, from: &str, to: &str) -> Self {
         self = self.made_for(member, to);
         let pod = self.observed.pods.get_mut(member).unwrap();
@@ -93,7 +93,7 @@ impl Scene {
         self
     }
 
-    /// Its pods were made with a flag that 3.5 does not know.
+    /// The pods have a flag that 3.5 does not know.
     fn of_the_first_release(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.flags = ["--max-learners".to_owned()].into();
@@ -101,7 +101,7 @@ impl Scene {
         self
     }
 
-    /// The others have gone far ahead.
+    /// The other members are far ahead in the log.
     fn lags(mut self, member: &str) -> Self {
         for (name, seen) in &mut self.observed.statuses {
             if let Seen::Known(status) = seen {
@@ -125,16 +125,15 @@ impl Scene {
 }
 
 #[test]
-fn the_data_are_compared_before_a_member_is_changed() {
+fn compares_data_before_changing_a_member() {
     let scene = towards("3.5.35", "3.6.16");
     let plan = scene.plan();
     assert_eq!((plan.asks, patched(&scene)), (Some(100), vec![]));
     assert_eq!(patched(&scene.compared()), one("b", "3.6.16"));
 }
 
-/// Invariant 18.
 #[test]
-fn invariant_18_followers_go_first_and_one_at_a_time() {
+fn invariant_18_updates_followers_first_one_at_a_time() {
     let scene = towards("3.5.35", "3.6.16").compared();
     assert_eq!(patched(&scene), one("b", "3.6.16"));
     let away = towards("3.5.35", "3.6.16")
@@ -146,7 +145,7 @@ fn invariant_18_followers_go_first_and_one_at_a_time() {
         "{:?}",
         away.waits()
     );
-    // It answers with its old version until its container is ended.
+    // The member answers with its old version until its container ends.
     let before = towards("3.5.35", "3.6.16").compared();
     let before = before.made_for("b", "3.6.16");
     assert_eq!(patched(&before), []);
@@ -154,9 +153,8 @@ fn invariant_18_followers_go_first_and_one_at_a_time() {
     assert_eq!(patched(&back), one("c", "3.6.16"));
 }
 
-/// Invariant 18.
 #[test]
-fn invariant_18_the_leader_hands_over_and_is_the_last() {
+fn invariant_18_updates_leader_last_after_transfer() {
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.runs("b", "3.6.16").runs("c", "3.6.16");
     let changes = scene.drained().changes();
@@ -168,9 +166,8 @@ fn invariant_18_the_leader_hands_over_and_is_the_last() {
     assert_eq!(patched(&scene.leader("c")), one("a", "3.6.16"));
 }
 
-/// Invariant 18.
 #[test]
-fn invariant_18_nobody_is_changed_while_another_member_is_not_as_it_should_be() {
+fn invariant_18_updates_no_member_while_another_is_unsettled() {
     let calm = || towards("3.5.35", "3.6.16").compared();
     for scene in [
         calm().down("c"),
@@ -184,14 +181,14 @@ fn invariant_18_nobody_is_changed_while_another_member_is_not_as_it_should_be() 
 }
 
 #[test]
-fn members_with_different_data_stop_everything() {
+fn differing_data_stops_rollout() {
     let scene = towards("3.5.35", "3.6.16").compared().hash("c", 8);
     assert_eq!(patched(&scene), []);
     assert!(scene.problems().contains(&Reason::DataDiffers));
 }
 
 #[test]
-fn a_member_that_gives_no_hash_is_waited_for() {
+fn rollout_waits_for_hash_of_every_member() {
     let mut scene = towards("3.5.35", "3.6.16").compared();
     let unknown = Seen::Unknown("no answer".into());
     scene.observed.hashes.insert("c".into(), unknown);
@@ -200,7 +197,7 @@ fn a_member_that_gives_no_hash_is_waited_for() {
 }
 
 #[test]
-fn no_version_is_skipped_and_no_floor_is_missed() {
+fn rejects_skipped_versions_and_missed_minimum_patches() {
     for (from, to) in [
         ("3.4.23", "3.6.16"),
         ("3.5.25", "3.6.16"),
@@ -213,7 +210,7 @@ fn no_version_is_skipped_and_no_floor_is_missed() {
 }
 
 #[test]
-fn a_bad_image_stops_everything_after_one_member_and_says_so() {
+fn bad_image_stops_rollout_after_one_member() {
     let scene = towards("3.5.35", "3.6.99").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), []);
@@ -225,19 +222,19 @@ fn a_bad_image_stops_everything_after_one_member_and_says_so() {
 }
 
 #[test]
-fn setting_the_version_back_reaches_the_broken_member_first() {
+fn rollback_reaches_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // And a corrected version likewise.
+    // The same holds for a corrected version.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
 }
 
 #[test]
-fn the_last_member_that_did_not_come_back_takes_the_others_back_with_it() {
-    // Its old version is known, so the cluster cannot have gone over to the next one.
+fn failed_last_member_allows_rollback_of_others() {
+    // The old version of the member is known, so the cluster version cannot have changed.
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
@@ -245,18 +242,18 @@ fn the_last_member_that_did_not_come_back_takes_the_others_back_with_it() {
 }
 
 #[test]
-fn a_cluster_of_one_with_a_bad_image_is_taken_back_in_the_dark() {
+fn rolls_back_single_member_without_quorum() {
     let scene = Scene::formed(&["a"]).runs("a", "3.5.35").wants("3.5.35");
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());
     assert_eq!(patched(&scene), one("a", "3.5.35"));
-    // One that is merely silent is left alone.
+    // A silent member without that problem is not changed.
     scene.observed.pods.get_mut("a").unwrap().trouble = None;
     assert_eq!(patched(&scene), []);
 }
 
 #[test]
-fn a_member_that_is_back_is_noted_as_such() {
+fn clears_change_record_of_recovered_member() {
     let mut scene = towards("3.6.16", "3.6.16");
     let pod = scene.observed.pods.get_mut("b").unwrap();
     pod.changed = Some(Changed {
@@ -269,9 +266,9 @@ fn a_member_that_is_back_is_noted_as_such() {
     assert!(matches!(&scene.writes()[..], [Write::SettleImage { member, .. }] if member == "b"));
 }
 
-// ---- the way back by etcd's own downgrade ----
+// ---- downgrades ----
 
-/// Allowed, or taken back.
+/// Enables or cancels a downgrade.
 #[expect(clippy::option_option, reason = "as the write has it")]
 fn downgrade(scene: &Scene) -> Option<Option<String>> {
     scene.changes().into_iter().find_map(|write| match write {
@@ -293,7 +290,7 @@ impl Scene {
 }
 
 #[test]
-fn etcd_is_told_before_members_go_back_by_a_minor_release() {
+fn enables_downgrade_in_etcd_before_minor_downgrade() {
     let scene = towards("3.7.3", "3.6.16").compared();
     assert_eq!(downgrade(&scene), Some(Some("3.6".to_owned())));
     assert_eq!(patched(&scene), []);
@@ -304,20 +301,20 @@ fn etcd_is_told_before_members_go_back_by_a_minor_release() {
 }
 
 #[test]
-fn a_downgrade_that_is_not_wanted_any_more_is_taken_back() {
+fn cancels_unwanted_downgrade() {
     let scene = towards("3.6.16", "3.6.16").allowed("3.5", "3.5.0");
     assert_eq!(downgrade(&scene), Some(None));
 }
 
 #[test]
-fn the_way_back_is_in_place_as_well() {
+fn downgrade_changes_images_in_place() {
     let scene = towards("3.6.16", "3.5.35").allowed("3.5", "3.5.0");
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
-/// Flags are not changed in place: 3.5 does not know `--max-learners`.
+/// Flags cannot be changed in place: 3.5 does not know `--max-learners`.
 #[test]
-fn a_pod_whose_flags_the_version_does_not_know_is_made_again_on_its_disk() {
+fn recreates_pod_with_unknown_flags_on_its_volume() {
     let scene = Scene::formed(&["a", "b", "c"]).durable();
     let scene = scene
         .all_run("3.6.16")
@@ -333,7 +330,7 @@ fn a_pod_whose_flags_the_version_does_not_know_is_made_again_on_its_disk() {
 }
 
 #[test]
-fn a_pod_without_a_disk_is_followed_by_a_learner_before_it_goes() {
+fn learner_joins_before_removal_of_member_without_volume() {
     let scene = towards("3.6.16", "3.5.35").of_the_first_release();
     let scene = scene.allowed("3.5", "3.5.0").compared();
     let writes = scene.writes();
@@ -342,7 +339,7 @@ fn a_pod_without_a_disk_is_followed_by_a_learner_before_it_goes() {
             .iter()
             .any(|write| matches!(write, Write::DeletePod { .. }))
     );
-    // A Service for the one that follows; nobody is removed.
+    // A Service is created for the replacement, and no member is removed.
     assert!(scene.changes().is_empty(), "{:?}", scene.changes());
     assert!(
         writes
@@ -367,7 +364,7 @@ fn deleted(scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn a_setting_that_needs_a_new_pod_rolls_the_same_way() {
+fn rolls_settings_that_need_new_pods() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
     for pod in scene.observed.pods.values_mut() {
         pod.difference.pod = Some("its pod was made for another spec.etcd".into());
@@ -382,9 +379,9 @@ fn a_setting_that_needs_a_new_pod_rolls_the_same_way() {
     );
 }
 
-/// A pod made with a version that cannot be had knows of no other: a cluster of one could not be taken back.
+/// A new pod with an unavailable version has no record of another version: a cluster of one could not be rolled back.
 #[test]
-fn another_minor_release_comes_before_a_new_pod() {
+fn changes_minor_release_before_recreating_pod() {
     let differ = |mut scene: Scene| {
         for pod in scene.observed.pods.values_mut() {
             pod.difference.pod = Some("its pod was made for another spec.etcd".into());
@@ -401,7 +398,7 @@ fn another_minor_release_comes_before_a_new_pod() {
         (patched(&scene), deleted(&scene)),
         (vec![], vec!["b".into()])
     );
-    // What cannot be had of the same release is gone back from in any pod.
+    // Within the same minor release, any pod can be rolled back from an unavailable version.
     let scene = differ(towards("3.5.25", "3.5.35"));
     assert_eq!(
         (patched(&scene), deleted(&scene)),
@@ -410,14 +407,14 @@ fn another_minor_release_comes_before_a_new_pod() {
 }
 
 #[test]
-fn a_repository_of_another_name_is_another_image() {
+fn repository_with_other_name_is_another_image() {
     let mut scene = Scene::formed(&["a", "b", "c"]).compared();
     scene.desired.repository = "registry.local/etcd".into();
     assert_eq!(patched(&scene), one("b", "3.6.16"));
 }
 
 #[test]
-fn learners_join_one_at_a_time_where_a_member_has_no_flag_for_more() {
+fn learners_join_one_by_one_without_max_learners_flag() {
     let scene = Scene::formed(&["a", "b", "c"]).size(5);
     let scene = scene.reserved("d").reserved("e");
     assert_eq!(scene.changes().len(), 2);
@@ -426,10 +423,10 @@ fn learners_join_one_at_a_time_where_a_member_has_no_flag_for_more() {
     assert_eq!(scene.changes().len(), 1);
 }
 
-/// Found by the model: set back between the end of the old container and the start of the new one, nothing was
-/// counted as a restart afterwards.
+/// Regression: after a rollback between the end of the old container and the start of the new one, no restart was
+/// counted.
 #[test]
-fn a_member_that_is_set_back_before_it_started_is_not_waited_for_forever() {
+fn rollback_before_first_start_completes() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
     let writes = scene.writes();
     let back = writes.iter().find_map(|write| match write {
@@ -439,9 +436,9 @@ fn a_member_that_is_set_back_before_it_started_is_not_waited_for_forever() {
     assert_eq!(back, Some(-1));
 }
 
-/// Found by the model: a member that is waited for by everything else has to be mended first.
+/// Regression: a member that blocks all other steps must be repaired first.
 #[test]
-fn a_broken_member_is_set_back_while_another_one_is_missing() {
+fn rolls_back_broken_member_while_another_is_missing() {
     let scene = Scene::formed(&["a", "b", "c"])
         .all_run("3.5.35")
         .wants("3.5.35");
@@ -455,9 +452,9 @@ fn a_broken_member_is_set_back_while_another_one_is_missing() {
     assert_eq!(patched(&scene), one("b", "3.5.35"));
 }
 
-/// Found by the model: nobody is replaced while one is down, and the one that is down has to be replaced as well.
+/// Regression: no member is replaced while one is down, and the member that is down must be replaced as well.
 #[test]
-fn a_broken_member_that_is_to_be_replaced_is_set_back_first() {
+fn rolls_back_broken_member_before_replacing_it() {
     let scene = towards("3.5.35", "3.5.35").compared().durable();
     let mut scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     let slow = crate::snapshot::Claim {
@@ -479,9 +476,9 @@ fn a_broken_member_that_is_to_be_replaced_is_set_back_first() {
     assert_eq!(patched(&scene), one("b", "3.5.35"));
 }
 
-/// Found by the model: what a member ran that was removed is no version of the cluster.
+/// Regression: the version of a removed member is not a version of the cluster.
 #[test]
-fn what_a_removed_member_ran_opens_no_way_back() {
+fn version_of_removed_member_permits_no_downgrade() {
     let scene = towards("3.5.35", "3.4.23").compared();
     let scene = scene.leftover("z");
     let mut scene = scene.changed("z", "3.4.23", "3.5.35");
@@ -490,9 +487,9 @@ fn what_a_removed_member_ran_opens_no_way_back() {
     assert!(scene.problems().contains(&Reason::VersionRefused));
 }
 
-/// Found on real members: 3.7 does not start in a cluster that still speaks 3.5, though all run 3.6.
+/// Regression: 3.7 does not start in a cluster whose cluster version is still 3.5, even if all members run 3.6.
 #[test]
-fn invariant_18_the_cluster_speaks_a_release_before_it_is_left() {
+fn invariant_18_waits_for_cluster_version_before_next_minor() {
     let mut scene = towards("3.6.16", "3.7.3").compared();
     let stored = |scene: &mut Scene, version: &str| {
         for seen in scene.observed.statuses.values_mut() {
@@ -508,26 +505,26 @@ fn invariant_18_the_cluster_speaks_a_release_before_it_is_left() {
     assert_eq!(patched(&scene), one("b", "3.7.3"));
 }
 
-/// Found by the model: data that cannot be read is not mended by the image, and the member would be waited for for ever.
+/// Regression: an image does not repair unreadable data, and the operator would wait for the member forever.
 #[test]
-fn a_member_that_was_set_back_and_cannot_read_its_data_is_replaced() {
+fn replaces_rolled_back_member_with_unreadable_data() {
     let broken = |from: &str| {
         let scene = towards("3.6.16", "3.6.16").changed("b", from, "3.6.16");
         scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)
     };
     assert_eq!(broken("3.5.35").changes(), [], "the way back may be shut");
-    // No release of the same minor reads it otherwise.
+    // No release of the same minor reads the data differently.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
 
-/// Found by the model: its data was damaged before it was set back, to the minor release that the others run.
+/// Regression: the data was damaged before the rollback to the minor release of the other members.
 #[test]
-fn a_member_whose_data_neither_of_two_minor_releases_can_read_is_replaced() {
+fn replaces_member_unreadable_by_both_minor_releases() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
-    // The image is put right all the same: it may be what cannot read the data.
+    // The image is still corrected: it may be the reason why the data is unreadable.
     assert_eq!(patched(&scene), one("b", "3.5.35"));
     let noted = |scene: &Scene| {
         let writes = scene.writes();
@@ -554,9 +551,9 @@ fn a_member_whose_data_neither_of_two_minor_releases_can_read_is_replaced() {
     assert_eq!(set_back(false, 9), [], "it may be the image");
 }
 
-/// What ended last is told until the next one has ended: that one is the old image's, while the new one starts.
+/// Kubernetes reports the last end of the old image's container until the new container has ended.
 #[test]
-fn a_member_that_is_set_back_is_not_replaced_for_what_the_image_before_said() {
+fn error_of_former_image_replaces_no_member() {
     let damaged = || Cause::Data("its database cannot be read".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
@@ -576,15 +573,15 @@ fn a_member_that_is_set_back_is_not_replaced_for_what_the_image_before_said() {
         scene.changes()
     };
     assert_eq!(started(2), [], "the first start of the new image");
-    // The kubelet had begun the next start of the old one before it heard of the change.
+    // The kubelet had begun the next start of the old container before it saw the change.
     assert_eq!(started(3), [], "the first start of the new image");
     assert_eq!(started(4), [scene::remove("b")]);
 }
 
-/// Both are written beside each other: the note about the next change would be taken away, or that of the last one be
-/// taken over.
+/// Both writes would run concurrently: the record of the next change could be removed, or that of the last change
+/// kept.
 #[test]
-fn a_member_that_has_come_back_is_noted_as_such_before_it_is_changed_again() {
+fn clears_change_record_before_next_change() {
     let noted = |changed: Option<Changed>| {
         let mut scene = towards("3.5.35", "3.5.30").compared().drained();
         let pod = scene.observed.pods.get_mut("b").unwrap();
@@ -604,9 +601,9 @@ fn a_member_that_has_come_back_is_noted_as_such_before_it_is_changed_again() {
     assert_eq!(patched(&noted(None)), one("b", "3.5.30"));
 }
 
-/// What an image cannot read that a member was changed to says nothing of what ran before.
+/// If only the new image cannot read the data, the old image may still read it.
 #[test]
-fn a_member_that_another_image_keeps_away_is_set_back_and_not_replaced() {
+fn failing_new_image_is_rolled_back_without_replacement() {
     let damaged = Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.6.17").changed("b", "3.5.35", "3.6.16");
     let scene = scene.crashes("b", damaged, 2, 20);
@@ -620,9 +617,9 @@ fn a_member_that_another_image_keeps_away_is_set_back_and_not_replaced() {
     assert_eq!(noted, Some(("3.6.17", false)));
 }
 
-/// Found by the model: a learner is changed only when it has failed already, so it does not wait for another image.
+/// Regression: a learner is changed only if it has failed already, so it does not wait for another image.
 #[test]
-fn a_learner_that_fails_as_before_with_another_image_is_replaced() {
+fn replaces_learner_that_fails_with_both_images() {
     let failed = |scene: Scene, member: &str, seconds: i64| {
         let cause = Cause::Failed("exit code 1".into());
         scene.crashes(member, cause, 5, seconds).changes()
@@ -633,9 +630,9 @@ fn a_learner_that_fails_as_before_with_another_image_is_replaced() {
     };
     assert_eq!(failed(learner("3.5.25"), "d", 59), []);
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
-    // No voter runs what it was made for.
+    // No voter runs the version for which the learner was made.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
-    // A voter is put right by setting the version back.
+    // A voter is repaired by setting the version back.
     let voter = towards("3.5.25", "3.5.35").changed("b", "3.5.25", "3.5.35");
     assert_eq!(failed(voter, "b", 60), []);
 }

@@ -1,4 +1,4 @@
-//! One builder for realistic worlds, used by all stories. Members are named by letters, in the order of their age.
+//! A builder for realistic observed states, used by all scenarios. Members have letters as names, in order of age.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -105,7 +105,7 @@ impl Scene {
         Self { desired, observed }
     }
 
-    /// The first members are recorded, nothing is made.
+    /// The first members are recorded, and no object exists.
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
@@ -116,7 +116,7 @@ impl Scene {
         scene
     }
 
-    /// All objects are made, the pods run, etcd does not answer yet.
+    /// All objects exist and the pods run; etcd does not answer yet.
     pub(crate) fn starting(members: &[&str]) -> Self {
         let mut scene = Self::begun(members);
         for member in members {
@@ -134,7 +134,7 @@ impl Scene {
         scene
     }
 
-    /// All is well; the first member leads.
+    /// A healthy cluster; the first member is the leader.
     pub(crate) fn formed(members: &[&str]) -> Self {
         let mut scene = Self::starting(members);
         scene.observed.shared.client = Kept::AsMade(true);
@@ -273,7 +273,7 @@ impl Scene {
         self
     }
 
-    /// Every member has its data on a volume claim.
+    /// Every member has its data on a PVC.
     pub(crate) fn durable(mut self) -> Self {
         self.desired.durable = true;
         for (member, pod) in &mut self.observed.pods {
@@ -310,7 +310,7 @@ impl Scene {
         self
     }
 
-    /// The node of the pod has been lost for so many seconds, and its etcd does not answer.
+    /// The node of the pod has been lost for this many seconds, and its etcd does not answer.
     pub(crate) fn node_lost(self, member: &str, seconds: i64) -> Self {
         self.down(member).with_pod(member, |pod| {
             pod.ready = false;
@@ -319,14 +319,14 @@ impl Scene {
         })
     }
 
-    /// The pod was deleted, its grace period was over so many seconds ago, and it is still there.
+    /// The pod was deleted, its grace period ended this many seconds ago, and it still exists.
     pub(crate) fn stuck(self, member: &str, seconds: i64) -> Self {
         self.terminating(member).with_pod(member, |pod| {
             pod.lost_since = Some(at(1000 - seconds));
         })
     }
 
-    /// Its container ends again and again, for so many seconds.
+    /// The container has been crashing for this many seconds.
     pub(crate) fn crashes(self, member: &str, cause: Cause, restarts: i32, seconds: i64) -> Self {
         self.not_running(member).with_pod(member, |pod| {
             pod.unready_since = Some(at(1000 - seconds));
@@ -336,32 +336,32 @@ impl Scene {
         })
     }
 
-    /// Somebody deleted the volume claim; it is held back as long as the pod lives.
+    /// The PVC is being deleted; Kubernetes keeps it as long as the pod exists.
     pub(crate) fn claim_deleted(mut self, member: &str) -> Self {
         self.observed.disks.get_mut(member).unwrap().terminating = true;
         self
     }
 
-    /// The claim is there, and its volume is not.
+    /// The PVC exists and its volume is lost.
     pub(crate) fn volume_lost(mut self, member: &str) -> Self {
         self.observed.disks.get_mut(member).unwrap().lost = true;
         self
     }
 
-    /// The volume claim is gone.
+    /// The PVC is deleted.
     pub(crate) fn without_claim(mut self, member: &str) -> Self {
         self.observed.disks.remove(member);
         self
     }
 
-    /// A claim, whatever else there is.
+    /// Adds a PVC, whatever other objects exist.
     pub(crate) fn with_disk(mut self, member: &str) -> Self {
         let disk = disk(member, self.observed.cluster_id);
         self.observed.disks.insert(member.into(), disk);
         self
     }
 
-    /// The claim of a member that the operator has removed from etcd.
+    /// The PVC of a member that the operator removed from etcd.
     pub(crate) fn with_leftover_disk(self, member: &str) -> Self {
         let mut scene = self.with_disk(member);
         let disk = scene.observed.disks.get_mut(member).unwrap();
@@ -369,18 +369,18 @@ impl Scene {
         scene
     }
 
-    /// A pod was made for it.
+    /// Adds the pod of the member.
     pub(crate) fn starts(self, member: &str) -> Self {
         self.pod(member, Role::Voter)
     }
 
-    /// Added to etcd with a vote, never started.
+    /// The member was added to etcd as a voter and never started.
     pub(crate) fn added_with_vote(mut self, member: &str) -> Self {
         self.enlist(member, false, false);
         self
     }
 
-    /// It answers and knows no leader.
+    /// The member answers and knows no leader.
     pub(crate) fn silent_voter(mut self, member: &str) -> Self {
         if let Some(Seen::Known(status)) = self.observed.statuses.get_mut(member) {
             status.leader = None;
@@ -394,7 +394,7 @@ impl Scene {
         })
     }
 
-    /// Nobody answers.
+    /// No member answers.
     pub(crate) fn silent(mut self) -> Self {
         self.observed.members = Seen::Unknown("connection refused".into());
         self.observed.statuses.clear();
@@ -422,7 +422,7 @@ impl Scene {
         self
     }
 
-    /// Added to etcd as a learner, never started.
+    /// The member was added to etcd as a learner and never started.
     pub(crate) fn added(mut self, member: &str) -> Self {
         self.enlist(member, true, false);
         self
@@ -453,7 +453,7 @@ impl Scene {
             .pod(member, Role::Voter)
     }
 
-    /// The same pods, made a while ago.
+    /// The same pods, created earlier.
     pub(crate) fn aged(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.created = at(900);
@@ -461,7 +461,7 @@ impl Scene {
         self
     }
 
-    /// Whom the plan takes out of the client Service has been out for long enough.
+    /// The members that the plan drains have been drained for long enough.
     pub(crate) fn drained(&self) -> Self {
         let mut scene = self.clone();
         for write in self.writes() {
@@ -479,12 +479,12 @@ impl Scene {
         decide(&self.desired, &self.observed, &Letters, at(1000))
     }
 
-    /// The plan as it is sent.
+    /// The plan with its actions.
     pub(crate) fn built(&self) -> Plan {
         plan(&self.desired, &self.observed, &Letters, at(1000))
     }
 
-    /// The actions that these writes become.
+    /// The actions that are built for these writes.
     pub(crate) fn actions(&self, writes: &[Write]) -> Vec<Action> {
         let builder = Builder {
             desired: &self.desired,
@@ -494,19 +494,19 @@ impl Scene {
         builder.chain(writes).unwrap()
     }
 
-    /// All writes to Kubernetes, chain after chain.
+    /// All writes to Kubernetes, chain by chain.
     pub(crate) fn writes(&self) -> Vec<Write> {
         self.plan().step.chains.concat()
     }
 
-    /// The change of the members, without the note that comes before a removal.
+    /// The membership change, without the note that precedes a removal.
     pub(crate) fn changes(&self) -> Vec<Write> {
         let mut writes = self.all_changes();
         writes.retain(|write| !matches!(write, Write::NoteRemoval { .. }));
         writes
     }
 
-    /// The change of the members and the note that comes before a removal.
+    /// The membership change, with the note that precedes a removal.
     pub(crate) fn all_changes(&self) -> Vec<Write> {
         let change = self.plan().step.change;
         change.map(|change| change.chain).unwrap_or_default()
@@ -550,7 +550,7 @@ impl Names for Letters {
     }
 }
 
-/// The plan records new first members: how many, and over which version of the object.
+/// The number of new first members that the plan records, and the resourceVersion it is based on.
 pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
     chains.iter().flatten().find_map(|write| match write {
         Write::RecordIntent {
@@ -562,7 +562,7 @@ pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
     })
 }
 
-/// The Services of members to come: whether each begins without endpoints.
+/// Whether each Service for a future member starts without endpoints.
 pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
     let writes = chains.iter().flatten();
     let closed = writes.filter_map(|write| match write {
@@ -576,7 +576,7 @@ pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
     closed.collect()
 }
 
-/// The plan begins a recovery.
+/// Whether the plan starts a recovery.
 pub(crate) fn begins_recovery(scene: &Scene) -> bool {
     let known = scene.observed.recovery.record.as_ref();
     scene.writes().iter().any(|write| match write {

@@ -1,4 +1,4 @@
-//! What of the spec reaches running pods in place.
+//! Parts of the spec that are applied to running pods in place.
 
 use std::collections::BTreeMap;
 
@@ -67,17 +67,17 @@ fn ends_pods(scene: &Scene) -> bool {
 }
 
 #[test]
-fn labels_and_annotations_are_changed_at_once_and_restart_nobody() {
+fn changes_labels_and_annotations_without_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // Nothing ends, so no quorum is asked.
+    // No container ends, so the quorum does not matter.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 
 /// Invariant 18.
 #[test]
-fn cpu_and_memory_are_changed_one_after_the_other_and_the_leader_last() {
+fn resizes_members_one_by_one_and_leader_last() {
     let all = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(resized(&all), ["b"]);
     assert!(!ends_pods(&all));
@@ -95,7 +95,7 @@ fn cpu_and_memory_are_changed_one_after_the_other_and_the_leader_last() {
 }
 
 #[test]
-fn a_node_that_puts_it_off_holds_up_nobody_else_and_is_named() {
+fn deferred_resize_is_reported_and_blocks_nothing() {
     let deferred = Difference {
         resizing: Some(Resizing {
             deferred: true,
@@ -114,7 +114,7 @@ fn a_node_that_puts_it_off_holds_up_nobody_else_and_is_named() {
 
 /// Invariant 18.
 #[test]
-fn under_an_unsafe_quorum_only_the_member_that_is_down_gets_other_cpu_and_memory() {
+fn unsafe_quorum_resizes_only_unavailable_member() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(
         resized(&scene.clone().down("c")),
@@ -128,7 +128,7 @@ fn under_an_unsafe_quorum_only_the_member_that_is_down_gets_other_cpu_and_memory
 
 /// Invariant 18.
 #[test]
-fn cpu_and_memory_are_not_changed_while_another_member_is() {
+fn no_resize_during_change_of_another_member() {
     let anew = Difference {
         pod: Some("its pod was made for another spec.etcd".into()),
         ..Difference::default()

@@ -1,9 +1,9 @@
-//! Members whose pods are not ready because of another container: a sidecar that starts late, or never.
+//! Members whose pods are not ready because of another container: a sidecar that starts late or never.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::snapshot::{Cause, Ending};
 
-/// Etcd runs in every pod; the pods of these have not been ready for as long as they are there.
+/// etcd runs in every pod; the pods of these members have never been ready.
 fn late(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         let pod = scene.observed.pods.get_mut(*member).unwrap();
@@ -13,7 +13,7 @@ fn late(mut scene: Scene, members: &[&str]) -> Scene {
 }
 
 #[test]
-fn a_member_whose_sidecar_is_late_counts_and_is_not_lost() {
+fn member_with_late_sidecar_counts_as_healthy() {
     let three = || Scene::formed(&["a", "b", "c"]);
     for scene in [three(), three().durable()] {
         for members in [&["b"][..], &["a", "b", "c"]] {
@@ -25,16 +25,16 @@ fn a_member_whose_sidecar_is_late_counts_and_is_not_lost() {
     }
 }
 
-/// Who has caught up votes; a quorum is not kept waiting by a container that is not etcd's.
+/// A learner that has caught up is promoted; a container other than etcd does not delay the quorum.
 #[test]
-fn a_learner_whose_sidecar_is_late_gets_its_vote() {
+fn promotes_learner_with_late_sidecar() {
     let scene = Scene::formed(&["a", "b"]).size(3).aged().learner("d");
     assert_eq!(late(scene, &["d"]).changes(), [scene::promote("d")]);
 }
 
-/// The pod has not been ready since long before, but its etcd was: see `observe/company.rs`.
+/// The pod has not been ready for long, but its etcd was: see `observe/company.rs`.
 #[test]
-fn a_member_that_is_started_again_beside_a_late_sidecar_is_not_lost() {
+fn restarted_member_with_late_sidecar_is_not_lost() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");
     let at = scene::at(990);
     scene.observed.pods.get_mut("b").unwrap().restarts = 7;

@@ -1,11 +1,11 @@
-//! Growing and shrinking, also when the target changes midway.
+//! Scaling up and down, also if the target changes midway.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::reason::Reason;
 use crate::write::Write;
 
 #[test]
-fn several_learners_join_at_once_from_3_6_on() {
+fn several_learners_join_concurrently_since_3_6() {
     let scene = Scene::formed(&["a"]).size(3).reserved("d").reserved("e");
     assert_eq!(scene.changes().len(), 2);
     let old = Scene::formed(&["a"])
@@ -16,7 +16,7 @@ fn several_learners_join_at_once_from_3_6_on() {
 }
 
 #[test]
-fn before_3_4_members_join_with_a_vote() {
+fn members_join_as_voters_before_3_4() {
     let scene = Scene::formed(&["a"])
         .size(2)
         .reserved("d")
@@ -31,7 +31,7 @@ fn before_3_4_members_join_with_a_vote() {
 }
 
 #[test]
-fn additions_come_before_the_pods_of_those_added() {
+fn adds_all_members_before_creating_their_pods() {
     let scene = Scene::formed(&["a"])
         .size(3)
         .reserved("d")
@@ -53,7 +53,7 @@ fn additions_come_before_the_pods_of_those_added() {
 }
 
 #[test]
-fn waits_for_etcds_five_seconds_instead_of_running_into_them() {
+fn waits_for_five_second_rule_of_etcd() {
     let scene = Scene::formed(&["a", "b"]).size(3).reserved("d").young("a");
     assert_eq!(scene.changes(), []);
     assert_eq!(scene.waits(), [Reason::VotersConnecting]);
@@ -62,13 +62,13 @@ fn waits_for_etcds_five_seconds_instead_of_running_into_them() {
 }
 
 #[test]
-fn shrinking_takes_the_newest_and_never_the_leader() {
+fn scale_down_removes_newest_and_never_leader() {
     let scene = Scene::formed(&["a", "b", "c"]).size(2).leader("c");
     assert_eq!(scene.changes(), [scene::remove("b")]);
 }
 
 #[test]
-fn shrinking_prefers_an_unhealthy_member_and_a_learner_before_all() {
+fn scale_down_removes_learner_then_unhealthy_member_first() {
     let unhealthy = Scene::formed(&["a", "b", "c", "d", "e"])
         .size(4)
         .leader("e")
@@ -78,9 +78,8 @@ fn shrinking_prefers_an_unhealthy_member_and_a_learner_before_all() {
     assert_eq!(learner.changes(), [scene::remove("d")]);
 }
 
-/// Invariant 3.
 #[test]
-fn invariant_3_shrinking_stops_while_quorum_is_at_risk() {
+fn invariant_3_scale_down_stops_while_quorum_is_at_risk() {
     let scene = Scene::formed(&["a", "b", "c", "d"])
         .size(3)
         .down("b")
@@ -91,7 +90,7 @@ fn invariant_3_shrinking_stops_while_quorum_is_at_risk() {
 }
 
 #[test]
-fn a_target_that_changes_midway_takes_learners_back() {
+fn changed_size_target_removes_learners() {
     let scene = Scene::formed(&["a", "b", "c"])
         .size(3)
         .reserved("d")
@@ -104,13 +103,13 @@ fn a_target_that_changes_midway_takes_learners_back() {
 }
 
 #[test]
-fn what_is_left_of_a_removed_member_is_deleted() {
+fn deletes_leftovers_of_removed_member() {
     let scene = Scene::formed(&["a", "b", "c"]).leftover("z");
     assert_eq!(scene.writes(), [scene::delete_pod("z")]);
 }
 
 #[test]
-fn what_carries_the_id_of_another_cluster_is_left_alone() {
+fn keeps_objects_with_id_of_another_cluster() {
     let mut scene = Scene::formed(&["a", "b", "c"]).leftover("z");
     scene.observed.pods.get_mut("z").unwrap().cluster_id = Some(etcd::ClusterId(7));
     assert_eq!(scene.writes(), []);
@@ -118,15 +117,15 @@ fn what_carries_the_id_of_another_cluster_is_left_alone() {
 }
 
 #[test]
-fn a_service_that_is_not_needed_any_more_goes() {
+fn deletes_unneeded_reserved_service() {
     let scene = Scene::formed(&["a", "b", "c"]).reserved("d");
     assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
 }
 
-// ---- a seed, and all the ways from one size to another ----
+// ---- a seed, and transitions between all sizes ----
 
 #[test]
-fn a_seed_grows_by_learners_to_the_size_that_is_wanted() {
+fn seed_grows_by_learners_to_desired_size() {
     let seed = |mut scene: Scene| {
         scene.desired.first = 1;
         scene.size(3)
@@ -145,12 +144,12 @@ fn a_seed_grows_by_learners_to_the_size_that_is_wanted() {
         seed(formed).writes()[0],
         Write::RecordClusterId { .. }
     ));
-    // Then the others: Services first, both as learners at once, and nobody waits for a connection of the only voter.
+    // Then the others join: Services first, both as learners at once. A single voter has no connection to wait for.
     let alone = seed(Scene::formed(&["a"]).young("a"));
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
-    // A seed whose first attempt came to nothing is begun again as a seed.
+    // A failed seed bootstrap restarts as a seed bootstrap.
     let lost = seed(Scene::starting(&["a"]).without_pod("a"));
     let chains = lost.plan().step.chains;
     assert_eq!(scene::begun(&chains), Some((1, "1")));
@@ -158,7 +157,7 @@ fn a_seed_grows_by_learners_to_the_size_that_is_wanted() {
 }
 
 #[test]
-fn a_bootstrap_of_all_and_one_of_a_seed_are_told_apart_before_anything_runs() {
+fn distinguishes_full_and_seed_bootstrap_before_start() {
     let mut all = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b")
@@ -168,9 +167,9 @@ fn a_bootstrap_of_all_and_one_of_a_seed_are_told_apart_before_anything_runs() {
     assert_eq!(all.waits(), [Reason::BootstrapAbandoned]);
 }
 
-/// Voters, learners and a target: what comes next.
+/// The next step for given voters, learners and target size.
 #[test]
-fn a_target_below_the_voters_takes_all_learners_back_first() {
+fn smaller_target_removes_all_learners_first() {
     let scene = Scene::formed(&["a", "b", "c", "e", "f"])
         .size(3)
         .learner("g")
@@ -180,7 +179,7 @@ fn a_target_below_the_voters_takes_all_learners_back_first() {
         panic!("{:?}", scene.changes())
     };
     assert!(member == "g" || member == "h", "{member}");
-    // Nobody is started who is about to be removed or is not wanted any more.
+    // A member that is about to be removed or is unwanted is not started.
     assert!(
         !scene
             .writes()
@@ -190,7 +189,7 @@ fn a_target_below_the_voters_takes_all_learners_back_first() {
 }
 
 #[test]
-fn even_sizes_are_reached_and_left_like_odd_ones() {
+fn reaches_and_leaves_even_sizes() {
     assert_eq!(
         Scene::formed(&["a", "b", "c"])
             .size(4)
@@ -211,7 +210,7 @@ fn even_sizes_are_reached_and_left_like_odd_ones() {
         Scene::formed(&["a", "b"]).size(1).changes(),
         [scene::remove("b")]
     );
-    // Of two, none is removed while the other is down.
+    // With two members, neither is removed while the other is down.
     let down = Scene::formed(&["a", "b"])
         .size(1)
         .leader("a")
@@ -220,9 +219,9 @@ fn even_sizes_are_reached_and_left_like_odd_ones() {
     assert_eq!(down.changes(), []);
 }
 
-/// A member that joins asks the others before it answers them: two that start together would wait for each other.
+/// A joining member asks the others before it answers them: two that start together would wait for each other.
 #[test]
-fn members_that_join_one_voter_together_are_found_once_all_of_them_have_asked() {
+fn concurrent_joiners_open_services_after_all_have_asked() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["d", "e"].map(|member| {
@@ -235,16 +234,16 @@ fn members_that_join_one_voter_together_are_found_once_all_of_them_have_asked() 
         scene = scene.added(member).leftover(member).young(member);
         scene.observed.services.get_mut(member).unwrap().closed = true;
     }
-    // Their containers run; whether their etcds have asked only they can tell.
+    // Their containers run; only their etcds can report that they have asked.
     assert_eq!(opened(&scene), [false; 2]);
     let half = scene.clone().follows("d");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.clone().follows("e")), [true; 2]);
-    // Nobody is promoted whom nobody finds.
+    // A learner without endpoints is not promoted.
     let mut unfound = Scene::formed(&["a"]).size(3).learner("d").follows("d");
     unfound.observed.services.get_mut("d").unwrap().closed = true;
     assert_eq!(unfound.changes(), []);
-    // Where their listeners for health are closed to us.
+    // The operator has no access to their health listeners.
     let ran = |mut scene: Scene, seconds: i64| {
         for member in ["d", "e"] {
             let pod = scene.observed.pods.get_mut(member).unwrap();
@@ -254,11 +253,11 @@ fn members_that_join_one_voter_together_are_found_once_all_of_them_have_asked() 
     };
     assert_eq!(opened(&ran(scene.clone(), 1)), [false; 2]);
     assert_eq!(opened(&ran(scene.clone(), 2)), [true; 2]);
-    // Nothing depends on another's pod for long.
+    // No member depends on the pod of another for long.
     let half = half.not_running("e");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.aged()), [true; 2]);
-    // Beside several voters, or alone, a member is found from the beginning.
+    // A member that joins several voters, or joins alone, is reachable from the beginning.
     for (voters, size) in [(&["a"][..], 2), (&["a", "b", "c"], 5)] {
         let chains = Scene::formed(voters).size(size).plan().step.chains;
         let reserved = scene::reserved(&chains);

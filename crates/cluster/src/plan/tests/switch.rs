@@ -1,4 +1,4 @@
-//! TLS switched on and off while members run, by planners that may die after every write.
+//! Switches TLS on and off while members run. The planner may die after every write.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn policy(text: &str) -> Option<TlsPolicy> {
     serde_json::from_str(text).unwrap()
 }
 
-/// What is there of a cluster that is being switched.
+/// The state of a cluster during a TLS switch.
 struct World {
     scene: Scene,
     record: Option<TlsStatus>,
@@ -48,7 +48,7 @@ impl World {
         world
     }
 
-    /// A new member takes the place of one, and is given the URL of a stage.
+    /// Replaces one member by a new one, which gets the URL of a stage.
     fn join(&mut self, name: &str, stage: PeerStage) {
         let (tls, port) = stage.usual();
         let scheme = if tls { "https" } else { "http" };
@@ -64,7 +64,7 @@ impl World {
         &mut member.peer_urls
     }
 
-    /// What members are started with, as the observation finds it: from the record alone.
+    /// The TLS settings with which members start, as observed: from the record alone.
     fn at(&self) -> Option<TlsPolicy> {
         match &self.record {
             Some(record) => record.policy(),
@@ -91,7 +91,7 @@ impl World {
         });
     }
 
-    /// What the planner would do about TLS now.
+    /// The current TLS writes of the plan.
     fn planned(&mut self) -> Vec<Write> {
         self.look();
         let all = [self.scene.writes(), self.scene.changes()].concat();
@@ -115,14 +115,14 @@ impl World {
         }
     }
 
-    /// Members whose pod is not what it should be.
+    /// Members whose pod is outdated.
     fn outdated(&self) -> Vec<String> {
         let at = Way::of(self.at().as_ref());
         let others = self.ways.iter().filter(|(_, way)| **way != at);
         others.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Invariant 23.
+    /// Checks invariant 23.
     fn judge(&mut self) {
         let ways = self.ways.clone();
         let at = peers_of(self.at().as_ref());
@@ -133,7 +133,7 @@ impl World {
                     listens(stage, &url),
                     "{name}, {stage:?}, does not listen at {url}"
                 );
-                // Were it started again now, it would, too.
+                // The same holds for a restart at this moment.
                 assert!(listens(at, &url), "{name} would come back as {at:?}: {url}");
                 for (other, way) in &ways {
                     let knows = way.maker == ways[name].maker && way.peers > PeerStage::Plain;
@@ -145,7 +145,7 @@ impl World {
     }
 }
 
-/// A number that looks like any other.
+/// A pseudorandom number.
 fn drawn(seed: &mut u64) -> usize {
     *seed = seed
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -153,10 +153,10 @@ fn drawn(seed: &mut u64) -> usize {
     usize::try_from(*seed >> 33).unwrap()
 }
 
-/// Members are started again in any order between any two writes, some are followed by new ones, and the spec turns
-/// around at any moment; it ends where it says last.
+/// Between any two writes, members restart in any order, some are replaced, and the spec may change again. The
+/// cluster must reach the final spec.
 #[test]
-fn invariant_23_every_member_is_dialled_where_it_listens_by_members_that_can() {
+fn invariant_23_every_member_is_dialed_where_it_listens() {
     for mut seed in 0..400_u64 {
         let (from, to) = match seed % 4 {
             0 => ("null", BOTH),
@@ -198,9 +198,9 @@ fn invariant_23_every_member_is_dialled_where_it_listens_by_members_that_can() {
     }
 }
 
-/// What TLS asks for first is that a process that dies right now leaves word of how members are started.
+/// The first write of a switch records how members start, in case the process dies.
 #[test]
-fn what_members_are_started_with_is_recorded_before_it_is_changed() {
+fn records_tls_settings_before_changing_them() {
     let mut world = World::new("null");
     let record = TlsStatus::new("token", None);
     let writes = world.planned();
@@ -213,7 +213,7 @@ fn what_members_are_started_with_is_recorded_before_it_is_changed() {
 }
 
 #[test]
-fn nobody_is_started_with_certificates_that_do_not_hold_and_it_is_said() {
+fn tls_switch_waits_for_valid_certificates() {
     let mut world = World::new("null");
     world.record = Some(TlsStatus::new("token", None));
     world.wanted = policy(BOTH);
@@ -230,7 +230,7 @@ fn nobody_is_started_with_certificates_that_do_not_hold_and_it_is_said() {
 }
 
 #[test]
-fn a_switch_waits_for_members_that_do_not_serve_or_are_being_added() {
+fn tls_switch_waits_for_unhealthy_or_joining_members() {
     let begun = || {
         let mut world = World::new("null");
         world.record = Some(TlsStatus::new("token", None));
@@ -251,9 +251,9 @@ fn a_switch_waits_for_members_that_do_not_serve_or_are_being_added() {
     assert_eq!(grows.planned(), []);
 }
 
-/// Found by long rounds of the model: a learner goes on answering clients, and names a leader that it does not reach.
+/// Regression: a disconnected learner continues to answer clients, and names a leader that it cannot reach.
 #[test]
-fn invariant_23_a_switch_waits_for_a_learner_that_is_cut_off() {
+fn invariant_23_tls_switch_waits_for_disconnected_learner() {
     let mut world = World::new("null");
     world.record = Some(TlsStatus::new("token", None));
     world.wanted = policy(PEERS);
@@ -275,16 +275,16 @@ fn invariant_23_a_switch_waits_for_a_learner_that_is_cut_off() {
             planned,
         )
     };
-    // It gets its vote first.
+    // The learner is promoted first.
     assert_eq!(says(&pulse), (false, vec![]));
     pulse.peers.clear();
     assert_eq!(says(&pulse), (true, vec![]));
 }
 
-/// Found by long rounds of the model: a recovery's seed was lost with its pod before what it was started with was
-/// recorded, and came back as another spec said. Learners dialled it where it did not listen, one after the other.
+/// Regression: the seed of a recovery lost its pod before its TLS settings were recorded, and restarted with those of
+/// a newer spec. Learners dialed it where it did not listen.
 #[test]
-fn invariant_23_a_member_that_came_back_at_another_listener_is_dialled_there() {
+fn invariant_23_dials_returned_member_at_its_new_listener() {
     let mut world = World::new("null");
     world.record = Some(TlsStatus::new("token", None));
     assert_eq!(world.planned(), []);
@@ -299,7 +299,7 @@ fn invariant_23_a_member_that_came_back_at_another_listener_is_dialled_there() {
             (member.as_str(), urls.as_slice()),
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
-        // It does not serve, or runs as something else still.
+        // The member does not serve, or still runs with other settings.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];
@@ -310,14 +310,14 @@ fn invariant_23_a_member_that_came_back_at_another_listener_is_dialled_there() {
         assert_eq!(world.planned(), []);
         world.ways.insert("b".to_owned(), Way::of(None));
     }
-    // Where somebody leads the members elsewhere by hand, that is theirs.
+    // A URL that was set by hand stays.
     *world.urls("b") = urls("http://b.example.com:12380");
     assert_eq!(world.planned(), []);
 }
 
-/// One whose URL has been changed is dialled there at once, so its Service has the second port before.
+/// Members dial a changed URL at once, so the Service has the second port before.
 #[test]
-fn peer_urls_are_changed_one_at_a_time_when_the_services_have_the_port() {
+fn changes_peer_urls_one_by_one_after_service_ports() {
     let stage = |stage| {
         policy(PEERS).map(|tls| TlsPolicy {
             peer_stage: Some(stage),

@@ -1,4 +1,4 @@
-//! Certificates that do not hold: nobody is started with them, and nobody is touched because of them.
+//! Invalid certificates: no member is started with them, and no running member is changed because of them.
 
 use member::tls::{Fault, FaultKind, Purpose};
 
@@ -28,7 +28,7 @@ fn starts(writes: &[Write]) -> bool {
 }
 
 #[test]
-fn invariant_20_no_member_is_started_with_certificates_that_do_not_hold() {
+fn invariant_20_starts_no_member_with_invalid_certificates() {
     for purpose in [Purpose::Peer, Purpose::Server, Purpose::Operator] {
         let plan = with_fault(Scene::nothing(3), purpose).plan();
         assert!(plan.step.is_empty(), "{purpose:?}: {plan:?}");
@@ -52,14 +52,14 @@ fn invariant_20_no_member_is_started_with_certificates_that_do_not_hold() {
 }
 
 #[test]
-fn invariant_20_a_cluster_that_runs_is_not_touched_because_a_secret_went_bad() {
+fn invariant_20_invalid_secret_changes_no_running_cluster() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
-    // One that serves is not removed for another that could not be started.
+    // A serving member is not removed for a replacement that could not start.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
-    // One that is gone for good is no loss.
+    // The removal of a dead member loses nothing.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(
         with_fault(dead, Purpose::Peer).changes(),
@@ -67,10 +67,10 @@ fn invariant_20_a_cluster_that_runs_is_not_touched_because_a_secret_went_bad() {
     );
 }
 
-/// Invariant 20: a roll to authorities that share nothing with those of the members that run would end at the first one,
-/// so it does not begin.
+/// Invariant 20: a rollout to authorities that share nothing with those of the running members would fail at the
+/// first member, so it does not start.
 #[test]
-fn invariant_20_authorities_that_were_replaced_at_once_restart_nobody() {
+fn invariant_20_abruptly_replaced_authorities_restart_no_member() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
     for pod in scene.observed.pods.values_mut() {
         pod.difference.pod = Some("it was started with other certificate authorities".into());
@@ -83,9 +83,9 @@ fn invariant_20_authorities_that_were_replaced_at_once_restart_nobody() {
     assert!(!ends(&with_fault(scene, Purpose::Peer)));
 }
 
-/// Invariant 16: who cannot ask does not decide that nobody answers.
+/// Invariant 16: an operator without valid certificates cannot conclude that no member answers.
 #[test]
-fn no_recovery_begins_while_certificates_do_not_hold() {
+fn no_recovery_while_certificates_are_invalid() {
     let lost = || {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         for member in ["b", "c"] {
@@ -108,7 +108,7 @@ fn no_recovery_begins_while_certificates_do_not_hold() {
 }
 
 #[test]
-fn the_operators_own_certificate_keeps_no_member_from_coming_back() {
+fn invalid_operator_certificate_blocks_no_member_start() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().without_pod("b");
     let plan = with_fault(scene, Purpose::Operator);
     assert!(starts(&plan.writes()));

@@ -1,4 +1,4 @@
-//! A recovery that is under way: the seed is made beside what is left, and recorded when it serves.
+//! A recovery in progress: the seed is created next to the remains, and recorded once it serves.
 
 use api::cluster::RecoveryPhase;
 use etcd::{ClusterId, MemberId};
@@ -18,7 +18,7 @@ pub(super) fn under_way() -> Scene {
     scene
 }
 
-/// With the seed's pod and what it answers.
+/// Adds the pod of the seed and its answers.
 fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
     let mut scene = under_way().leftover("n");
     let pod = scene.observed.pods.get_mut("n").unwrap();
@@ -39,9 +39,9 @@ fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
     scene
 }
 
-/// Invariant 16: nobody reaches the seed through the client Service.
+/// Invariant 16: no client reaches the seed through the client Service.
 #[test]
-fn the_seed_is_made_behind_a_closed_client_service() {
+fn creates_seed_behind_closed_client_service() {
     let mut scene = under_way();
     scene.desired.durable = true;
     let writes = scene.writes();
@@ -61,9 +61,9 @@ fn the_seed_is_made_behind_a_closed_client_service() {
     assert!(!destroys(&writes));
 }
 
-/// An operator that has marked its Service and slept through its lease may be about to take that mark back.
+/// An operator that marked the Service and was suspended beyond its lease may still remove that mark.
 #[test]
-fn invariant_6_a_seed_that_is_marked_and_not_made_is_marked_again_before_its_pod() {
+fn invariant_6_renews_mark_before_seed_pod() {
     let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
     let order = |scene: &Scene| {
         let writes = scene.writes();
@@ -74,15 +74,15 @@ fn invariant_6_a_seed_that_is_marked_and_not_made_is_marked_again_before_its_pod
     let marked = under_way().reserved("n").marked("n");
     let (at, pod) = order(&marked);
     assert!(at.is_some_and(|at| at < pod));
-    // On its claim it is started by whoever looks next.
+    // With its PVC, any process starts the seed on it.
     assert_eq!(order(&marked.with_disk("n")).0, None);
     assert_eq!(order(&under_way().reserved("n")).0, None);
     assert_eq!(order(&under_way()).0, None);
 }
 
-/// Invariant 9, and invariant 16: one write makes the new cluster the recorded one.
+/// Invariants 9 and 16: one write makes the new cluster the recorded one.
 #[test]
-fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
+fn records_new_cluster_once_seed_serves_survivor_data() {
     for revision in [100, 1_000_000_100] {
         let record = recorded(&answers(NEW, revision)).unwrap();
         let intent = Intent {
@@ -108,9 +108,9 @@ fn the_new_cluster_is_recorded_when_it_serves_what_the_survivor_had() {
     );
 }
 
-/// Invariant 9: what it has goes with its pod, and it may be the last copy before long. Another seed is made beside it.
+/// Invariant 9: the data of the seed is lost with its pod, and may be the last copy. Another seed is created.
 #[test]
-fn a_seed_whose_volume_is_lost_begins_anew_while_the_survivor_answers_and_is_never_recorded() {
+fn replaces_seed_with_lost_volume_if_survivor_answers() {
     let scene = answers(NEW, 100).with_disk("n").volume_lost("n");
     let given_up = recorded(&scene).unwrap();
     assert_eq!(given_up.formed, None);
@@ -121,16 +121,16 @@ fn a_seed_whose_volume_is_lost_begins_anew_while_the_survivor_answers_and_is_nev
     assert!(!destroys(&gone.writes()));
 }
 
-/// Invariant 16: clients may find it by the headless Service, and nobody goes on with what it acknowledges. Invariant 9:
-/// what it had is with the survivor, which answers; otherwise it may be the last copy.
+/// Invariant 16: clients may find the seed by the headless Service, and its acknowledged writes are discarded.
+/// Invariant 9: the data of the seed is also on the survivor, which answers; otherwise it may be the last copy.
 #[test]
-fn a_seed_that_was_given_up_is_stopped_before_another_recovery_begins_if_its_survivor_answers() {
+fn stops_abandoned_seed_before_next_recovery() {
     let mut scene = answers(NEW, 100).with_disk("n").volume_lost("n");
     let given_up = recorded(&scene).unwrap().recovery;
     scene.observed.recovery.record = given_up;
     let stops = |scene: &Scene| scene.writes().contains(&scene::delete_pod("n"));
     let keeps_claim = |scene: &Scene| !scene.writes().contains(&scene::delete_disk("n"));
-    // Whether anybody wants another recovery or not.
+    // Whether or not another recovery is approved.
     let mut unwanted = scene.clone();
     unwanted.observed.recovery.approval = None;
     for scene in [&scene, &unwanted] {
@@ -138,25 +138,25 @@ fn a_seed_that_was_given_up_is_stopped_before_another_recovery_begins_if_its_sur
         assert_eq!(begun(scene), None);
         problem(scene, Reason::QuorumLost);
     }
-    // Its survivor does not answer, and another one does.
+    // The survivor of the seed does not answer, and another survivor does.
     let five = ["a", "b", "c", "d", "e"];
     let silent = approved(loss(&five, &["a", "b"])).down("a");
     let mut other = scene.clone();
     other.observed.pods.extend(silent.observed.pods);
     other.observed.statuses = silent.observed.statuses;
     assert!(!destroys(&other.writes()));
-    // Nobody's but its own.
+    // Only the pod with the token of the recovery is stopped.
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
-    // It is ending, and nobody has to wait for its node.
+    // The pod is terminating, and the recovery does not wait for its node.
     let ending = scene.terminating("n");
     assert!(!destroys(&ending.writes()));
     assert_eq!(begun(&ending).unwrap().survivor, "a");
 }
 
 #[test]
-fn a_quorum_that_comes_back_cancels_what_is_under_way() {
+fn returning_quorum_cancels_recovery() {
     let back = Scene::formed(&["a", "b", "c"]);
     let mut scene = answers(NEW, 100);
     scene.observed.members = back.observed.members;
@@ -170,7 +170,7 @@ fn a_quorum_that_comes_back_cancels_what_is_under_way() {
     let recovery = cancelled.recovery.unwrap();
     assert_eq!(recovery.phase, RecoveryPhase::Cancelled);
 
-    // Then the seed goes, and clients are let in when it is gone.
+    // Then the seed is deleted, and the client Service opens after that.
     scene.observed.recovery.record = Some(recovery);
     scene.observed.recovery.stale_approval = cancelled.stale_approval;
     let writes = scene.writes();
@@ -181,7 +181,7 @@ fn a_quorum_that_comes_back_cancels_what_is_under_way() {
 }
 
 #[test]
-fn a_survivor_lost_on_the_way_gives_place_to_another() {
+fn recovery_selects_another_survivor_after_loss() {
     let five = ["a", "b", "c", "d", "e"];
     let mut scene = approved(loss(&five, &["b"]));
     scene.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
@@ -190,7 +190,7 @@ fn a_survivor_lost_on_the_way_gives_place_to_another() {
     scene.observed.recovery.record = Some(cancelled);
     assert_eq!(begun(&scene).unwrap().survivor, "b");
 
-    // One that stays silent as well, in its time.
+    // A survivor that stays silent is replaced after the timeout.
     let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
     let mut record_of = record(RecoveryPhase::InProgress);
     for (began, given_up) in [(990, false), (900, true)] {
@@ -199,7 +199,7 @@ fn a_survivor_lost_on_the_way_gives_place_to_another() {
         assert_eq!(recorded(&silent).is_some(), given_up, "{began}");
     }
 
-    // Without another one the seed may hold the last copy.
+    // Without another survivor, the seed may hold the last copy.
     let mut last = approved(loss(&five, &[]));
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     assert_eq!(recorded(&last), None);

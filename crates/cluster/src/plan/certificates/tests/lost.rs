@@ -1,4 +1,4 @@
-//! Stories of authorities that are lost: deleted, emptied, replaced by another one, alone and with all else.
+//! Scenarios of lost authorities: deleted, emptied or replaced by another one, alone and together with other Secrets.
 
 use api::names::{CertificateUse, certificate_secret};
 
@@ -19,7 +19,7 @@ fn rejoins(write: &CertificateWrite) -> bool {
 }
 
 impl Story {
-    /// The name of the authority that has signed a certificate.
+    /// The name of the authority that signed a certificate.
     fn issuer(&mut self, owner: &str, used: CertificateUse) -> Vec<u8> {
         let name = certificate_secret(owner, used);
         let leaf = self.certificates().secrets[&name].certificate.clone();
@@ -31,7 +31,7 @@ impl Story {
         leaf.unwrap().subject
     }
 
-    /// The only pod that a plan deletes, if there is one.
+    /// The only pod that a plan deletes, if any.
     fn deletes(&self) -> Option<String> {
         let writes = self.writes();
         let mut members = writes.iter().filter_map(|write| match write {
@@ -43,7 +43,7 @@ impl Story {
         first
     }
 
-    /// The operator is let in by nobody.
+    /// No member accepts the operator's certificate.
     fn silent(&mut self) {
         self.scene.observed.statuses.clear();
         self.scene.observed.members = Seen::Unknown("bad certificate".into());
@@ -55,7 +55,7 @@ impl Story {
         (pod.ready, pod.unready_since) = (ready, (!ready).then_some(now));
     }
 
-    /// The pod is deleted, and what is planned then starts it again.
+    /// Deletes the pod; the next plan restarts it.
     fn comes_back(&mut self, member: &str) {
         let pod = self.scene.observed.pods.remove(member).unwrap();
         let noted = self.certificates().pods.remove(member).unwrap();
@@ -76,7 +76,8 @@ impl Story {
         self.restart(member);
     }
 
-    /// From the loss to the last certificate by the new authority, while the rollout restarts member by member.
+    /// Plays all steps from the loss to the last certificate of the new authority, while the rollout restarts the
+    /// members.
     fn replaced(&mut self, circle: Circle, uses: &[(&str, CertificateUse)]) {
         let before = self.issuer(uses[0].0, uses[0].1);
         self.settle();
@@ -167,7 +168,7 @@ fn authority_missing_in_its_own_bundle_is_added() {
     assert_eq!((story.told.len(), story.outdated()), (1, 0));
 }
 
-/// The authority of a certificate that somebody puts into a Secret is not trusted for that.
+/// A certificate put into a Secret by other software does not make its authority trusted.
 #[test]
 fn foreign_certificate_is_replaced_and_its_authority_not_trusted() {
     let mut story = Story::formed(true);
@@ -195,7 +196,7 @@ fn invariant_20_member_lost_with_authority_restarts_with_its_certificate() {
     assert_eq!(story.outdated(), 2);
 }
 
-/// A member that runs keeps the files in its pod, which the others accept.
+/// A running member keeps the files in its pod, which the others accept.
 #[test]
 fn invariant_20_lost_certificate_of_running_member_waits_for_trust() {
     let mut story = Story::formed(true);
@@ -216,7 +217,7 @@ fn invariant_20_lost_certificate_of_running_member_waits_for_trust() {
 }
 
 #[test]
-fn lost_certificate_is_made_at_once_while_its_authority_is_there() {
+fn reissues_lost_certificate_at_once_if_authority_exists() {
     let mut story = Story::formed(true);
     story.ready(MEMBERS[2], false);
     let name = certificate_secret(MEMBERS[0], CertificateUse::Peer);
@@ -225,7 +226,7 @@ fn lost_certificate_is_made_at_once_while_its_authority_is_there() {
     assert_eq!((story.count(issues), story.outdated()), (1, 0));
 }
 
-/// The operator has no certificate that members accept, and no member one that the others accept.
+/// The operator has no certificate that members accept, and no member has one that the others accept.
 #[test]
 fn invariant_20_all_secrets_lost_restarts_members_one_by_one() {
     let mut story = Story::formed(true);
@@ -305,7 +306,7 @@ fn members_without_volumes_are_not_restarted_for_lost_authority() {
     }
 }
 
-/// What is known of one authority does not depend on the Secret of the other one.
+/// Knowledge about one authority does not depend on the Secret of the other one.
 #[test]
 fn invariant_20_second_lost_authority_hastens_nothing() {
     let mut story = Story::formed(true);
@@ -318,8 +319,7 @@ fn invariant_20_second_lost_authority_hastens_nothing() {
     assert_eq!(story.count(issues), 0);
 }
 
-/// In a longer run with other faults the authority before was retired while a member had not been started with the new
-/// one.
+/// The former authority stays until every member was started with the new one, also in the presence of other faults.
 #[test]
 fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
     let mut story = Story::formed(true);
@@ -336,7 +336,7 @@ fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
 }
 
 #[test]
-fn authority_of_others_restarts_nobody() {
+fn foreign_authority_restarts_no_member() {
     let mut story = Story::formed(true);
     let foreign = story.draw(rule().authority_validity, None);
     let one = story.authority(Circle::Peers);
@@ -353,9 +353,9 @@ fn authority_of_others_restarts_nobody() {
     );
 }
 
-/// A pod of a release that noted only a digest of its authorities.
+/// The pod of a release that recorded only a digest of its authorities.
 #[test]
-fn pods_of_older_releases_are_noted_their_authorities() {
+fn annotates_pods_of_older_releases_with_their_authorities() {
     let mut story = Story::formed(true);
     for noted in story.certificates().pods.values_mut() {
         noted.authorities = None;
