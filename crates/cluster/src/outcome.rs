@@ -51,7 +51,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // No other wait takes as long: neither a promotion nor a report without a reader.
+            // Capped, because other work of the cluster may not wait that long: for example a promotion, or the next
+            // status report.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
