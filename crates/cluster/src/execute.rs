@@ -1,8 +1,8 @@
 //! Sends the actions of one step. The actions of a chain follow each other; chains and the change of the members are
 //! sent concurrently.
 //!
-//! Nothing is decided here. An action that loses a race (the object has changed, exists or is deleted) ends its chain and
-//! is planned again. An action is only repeated here if the end of its chain would cost a member its name.
+//! Nothing is decided here. An action that loses a race (the object has changed, exists or is deleted) ends its chain
+//! and is planned again. An action is only repeated here if the end of its chain would cost a member its name.
 
 mod calls;
 mod certificates;
