@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn new_spec_resets_back_off_and_races_have_none() {
+    fn new_spec_and_lost_race_retry_at_once() {
         let (refusals, mut cluster, now) = (Refusals::default(), look().cluster, Instant::now());
         refusals.refused(&cluster, "a", &Error::TooOld, now);
         assert!(refusals.holds(&cluster, "a", now).is_none());

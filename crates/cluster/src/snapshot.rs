@@ -293,7 +293,7 @@ pub struct Claim {
 }
 
 /// A member's own Service.
-#[allow(clippy::struct_excessive_bools)] // Each is seen by itself; all combinations happen.
+#[allow(clippy::struct_excessive_bools)] // Each is read separately; all combinations occur.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// UID of the Service, the precondition of deletes.

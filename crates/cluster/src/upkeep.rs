@@ -77,7 +77,7 @@ pub struct UpkeepRule {
     pub only_reports: bool,
     /// Number of revisions to keep when a full database is compacted; `None` disables compaction.
     pub keep_revisions: Option<i64>,
-    /// When members are defragmented otherwise.
+    /// The rule for defragmentation of databases that are not full.
     pub defragmentation: Option<Defragmentation>,
 }
 

@@ -88,7 +88,7 @@ pub enum Write {
     Certificate(CertificateWrite),
     /// Writes `status.bootstrap`, and the cluster ID if PVCs or pods carry one.
     RecordIntent {
-        /// What to record.
+        /// The bootstrap.
         intent: Intent,
         /// The cluster ID on the same objects.
         cluster_id: Option<ClusterId>,
@@ -97,7 +97,7 @@ pub enum Write {
     },
     /// Writes `status.clusterID`.
     RecordClusterId {
-        /// What etcd answered.
+        /// The ID from etcd's answer.
         cluster_id: ClusterId,
         /// The resourceVersion precondition of the EtcdCluster.
         over: String,
@@ -106,7 +106,7 @@ pub enum Write {
     RecordRecovery(Box<RecoveryRecord>),
     /// Writes `status.TLS`: the TLS settings with which members start from now on.
     RecordTls {
-        /// What to record.
+        /// The record.
         record: Box<TlsStatus>,
         /// The resourceVersion precondition of the EtcdCluster.
         over: String,
@@ -296,7 +296,7 @@ pub enum Write {
     },
     /// Writes `status.defragmentation`.
     RecordDefragmentation {
-        /// What to record.
+        /// The record.
         record: Box<DefragmentationStatus>,
         /// The resourceVersion precondition of the EtcdCluster.
         over: String,

@@ -155,7 +155,7 @@ mod tests {
 
     /// Otherwise a slow member would count as one that does not serve yet, and would be kept from clients forever.
     #[tokio::test]
-    async fn joining_member_has_short_deadline_and_slow_member_full() {
+    async fn joining_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {
             pod(Role::Busy {
                 since: scene::at(seconds),

@@ -319,8 +319,8 @@ impl World {
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        // A PVC that a user deleted keeps its data as long as its pod exists. This was different when a hibernating
-        // operator requested the deletion of the pod.
+        // A PVC that a user deletes keeps its data as long as its pod exists. A hibernating operator may have planned
+        // the pod's deletion before the user deleted the PVC.
         let late = self.memory.second
             && matches!(write, Write::DeletePod { member, .. }
             if self.disks.get(member).is_some_and(|disk| disk.terminating));

@@ -198,8 +198,8 @@ impl World {
 
     /// Nothing is done to a cluster whose owner has paused the operator or deletes the object. No member is started,
     /// stopped or removed because of invalid certificates. If the world moved during the observation (not `atomic`),
-    /// the operator may take a member for lost, with certificates and without. Then it may only not stop members that
-    /// it has seen serving.
+    /// the operator may take a member for lost, with certificates and without. Then the check
+    /// covers only members that the operator has seen serving.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         let still = observed.deleting || self.wishes.paused;
         demand!(

@@ -215,7 +215,7 @@ impl World {
             .values()
             .filter_map(|member| self.data(&member.name));
         let Some(has) = has.map(|data| data.last.index).max() else {
-            return; // Somebody took it away meanwhile.
+            return; // The data was lost meanwhile.
         };
         let stays = new
             .members()
