@@ -22,7 +22,9 @@ pub struct Expiry {
     pub secret: String,
     /// The key in the Secret.
     pub key: &'static str,
+    /// Start of its validity.
     pub not_before: Timestamp,
+    /// End of its validity.
     pub not_after: Timestamp,
     /// The operator renews it.
     pub generated: bool,

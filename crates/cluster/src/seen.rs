@@ -3,6 +3,7 @@
 /// An answer, or why it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
+    /// The answer.
     Known(T),
     /// The read failed for this reason.
     Unknown(String),

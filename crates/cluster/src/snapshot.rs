@@ -91,6 +91,7 @@ pub struct Pod {
     pub ending: Option<Ending>,
     /// The node on which the pod runs.
     pub node: Option<String>,
+    /// Creation time of the pod.
     pub created: Timestamp,
 }
 
@@ -138,12 +139,14 @@ impl Pod {
 /// A member's role in the quorum, from the label of its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
+    /// A voter with client endpoints.
     Voter,
     /// A voter that is drained from the client Service, because it is about to stop or is being defragmented.
     Busy {
         /// Start of the drain; a time long ago if unknown.
         since: Timestamp,
     },
+    /// A learner.
     Learner,
 }
 
@@ -170,6 +173,7 @@ impl Trouble {
 /// An exit of a member's etcd container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
+    /// Time of the exit.
     pub at: Timestamp,
     /// The cause, as far as it can be determined.
     pub cause: Cause,
@@ -281,6 +285,7 @@ impl Removal {
 /// Requested and actual properties of a PVC, or those that it should have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
+    /// The storage class.
     pub class: Option<String>,
     /// The requested bytes.
     pub requested: Option<u64>,

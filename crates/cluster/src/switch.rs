@@ -195,6 +195,7 @@ pub struct TlsRollout {
 /// The settings with which members start next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
+    /// The policy of the next step.
     pub to: Option<TlsPolicy>,
     /// Problems of the certificates. No member starts with them before the problems are fixed.
     pub faults: Vec<Fault>,

@@ -63,6 +63,7 @@ impl Default for Upkeep {
 pub enum Call {
     /// The member has not answered yet.
     Running,
+    /// The defragmentation succeeded.
     Done,
     /// It failed for this reason.
     Failed(String),

@@ -26,7 +26,9 @@ pub(crate) const NEXT_KEY: &str = "next.key";
 /// A certificate in a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
+    /// Start of its validity.
     pub not_before: Timestamp,
+    /// End of its validity.
     pub not_after: Timestamp,
     /// The name of its issuer.
     pub issuer: Vec<u8>,
@@ -52,6 +54,7 @@ impl Leaf {
 pub struct Anchor {
     /// Its name, to which certificates refer as their issuer.
     pub subject: Vec<u8>,
+    /// End of its validity.
     pub not_after: Timestamp,
     /// The certificate, in PEM.
     pub pem: Vec<u8>,

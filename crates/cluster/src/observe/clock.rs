@@ -1,9 +1,9 @@
 //! The API server's clock, for decisions about losses that depend on timestamps from Kubernetes.
 //!
-//! A pod shows since when its node has been lost, its deletion has been overdue or its container has been failing, by
-//! the clocks of the control plane. With an operator clock that is ahead, a pod that was just deleted would appear
-//! overdue for a long time, and its member would be removed with its disk (invariant 5). The time is requested only if
-//! a pod shows such a timestamp.
+//! A pod shows since when its node has been lost, its deletion has been overdue or its container has been failing. The
+//! clocks of the control plane set these timestamps. If the operator's clock were ahead, a pod that was just deleted
+//! would appear overdue for a long time. Then its member would be removed with its disk (invariant 5). The time is
+//! requested only if a pod shows such a timestamp.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
