@@ -180,8 +180,8 @@ impl ExecuteContext<'_> {
 
     /// Removes the mark that a chain has set, however old the observation is by now. The precondition is the version
     /// that the same chain wrote. While a Service is marked and nothing else of its member exists, no other process
-    /// starts that member without marking the Service again. So an unmarked Service still means that its member never started
-    /// (invariant 6).
+    /// starts that member without marking the Service again. So an unmarked Service still means that its member never
+    /// started (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {
