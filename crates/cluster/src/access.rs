@@ -1,5 +1,5 @@
-//! Who gets in: what the planner sees of etcd's authentication and of the NetworkPolicy, and the writes for both.
-//! Plain data; no password is in any of it (invariant 14).
+//! Access control: the planner's view of etcd's authentication and of the NetworkPolicy, and the writes for both. Plain
+//! data without passwords (invariant 14).
 
 use std::fmt;
 
@@ -8,29 +8,29 @@ use runtime::credentials::Record;
 
 use crate::seen::{Kept, Seen};
 
-/// What the spec asks for.
+/// The desired access control.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRule {
     /// `spec.auth.enabled`.
     pub auth: Option<bool>,
     /// `spec.auth.secret`.
     pub secret: Option<String>,
-    /// Whether there is a NetworkPolicy.
+    /// Whether the cluster has a NetworkPolicy.
     pub network: bool,
 }
 
-/// What was observed.
+/// The observed access control.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Why the credentials of the spec cannot be had.
+    /// Why the credentials of the spec are not available.
     pub fault: Option<String>,
-    /// Their user is the one etcd asks for when its authentication is turned on.
+    /// The user is root, which etcd requires when authentication is enabled.
     pub is_root: bool,
-    /// How the operator's own record of passwords stands to the wanted one.
+    /// Whether the operator's record of passwords contains the desired password.
     pub record: Record,
-    /// How etcd takes the credentials; `None` where there are none.
+    /// How etcd answers the credentials; `None` without credentials.
     pub login: Seen<Option<Login>>,
-    /// What a member said that refused to answer for want of credentials.
+    /// The answer of a member that rejected a call without credentials.
     pub refused: Option<String>,
     /// The NetworkPolicy.
     pub network: Kept<()>,
@@ -52,25 +52,25 @@ impl Default for Access {
     }
 }
 
-/// A write about who gets in.
+/// A write for access control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessWrite {
-    /// Records the wanted password, in the operator's own Secret.
+    /// Records the desired password in the operator's own Secret.
     Record {
-        /// And keeps those that may be etcd's still.
+        /// Also keeps the passwords that etcd may still use.
         others: bool,
     },
     /// Deletes that Secret.
     Forget,
-    /// Makes root and turns authentication on.
+    /// Creates root and enables authentication.
     Enable,
-    /// Turns it off.
+    /// Disables authentication.
     Disable,
-    /// Sets the wanted password in etcd.
+    /// Sets the desired password in etcd.
     ChangePassword,
     /// Applies the NetworkPolicy.
     ApplyNetwork,
-    /// Deletes it.
+    /// Deletes the NetworkPolicy.
     DeleteNetwork,
 }
 

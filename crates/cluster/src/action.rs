@@ -170,9 +170,9 @@ pub enum PatchForm {
 /// Report of a request that the API server rejects because of the configuration of the Kubernetes cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// What does not happen.
+    /// The failed action, as text.
     pub what: String,
-    /// What the user can do.
+    /// The advice for the user.
     pub remedy: &'static str,
     /// The reason that is reported.
     pub reason: Reason,
@@ -255,7 +255,7 @@ pub enum EtcdCall {
     },
     /// Disarms an alarm.
     Disarm {
-        /// Which.
+        /// The alarm.
         alarm: Alarm,
         /// The members that are called.
         via: Vec<String>,

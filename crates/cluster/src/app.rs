@@ -1,4 +1,4 @@
-//! The wiring: which kinds are watched, and what runs the driver.
+//! The wiring: the watched kinds, and the controller that runs the driver.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::figures::Figures;
 use crate::recall::Recall;
 use crate::reconcile::ClusterOperator;
 
-/// Health is asked of all members at each reconcile: a member that hangs costs its own cluster this much.
+/// Each reconcile reads the health of all members: a hanging member delays its own cluster by this much.
 const DEADLINES: Deadlines = Deadlines {
     connect: Duration::from_secs(1),
     status: Duration::from_secs(1),
@@ -37,11 +37,11 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// How often what is remembered of clusters that are gone is dropped.
+/// Interval at which the state of deleted clusters is dropped.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
-/// Runs until the operator is told to stop. Every child's event leads to its cluster. Seed members prepare their data
-/// with `image`, or with that of the operator's own pod. NetworkPolicies let in the `pods` with these labels in the
+/// Runs until shutdown. Every event of a child triggers a reconcile of its cluster. Seed members prepare their data
+/// with `image`, or with the image of the operator's own pod. NetworkPolicies admit the `pods` with these labels in the
 /// operator's namespace.
 pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<String, String>) {
     let recall = Arc::new(Recall::default());
@@ -84,7 +84,7 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     }
 }
 
-/// Who is told of the children's events.
+/// The receivers of the children's events.
 #[derive(Clone)]
 struct Told {
     recall: Arc<Recall>,
@@ -94,14 +94,14 @@ struct Told {
 impl Told {
     fn of<K>(&self, uid: &str, child: &PartialObjectMeta<K>) {
         self.recall.stir(uid);
-        // Of a pod that is gone the last word is that it was ending.
+        // The last event of a deleted pod is that it was ending.
         if child.metadata.deletion_timestamp.is_some() {
             self.endings.tell(uid);
         }
     }
 }
 
-/// Watches the metadata of one kind of a cluster's objects; that something changed is all that has to be known.
+/// Watches the metadata of one kind of a cluster's objects; the operator only needs to know that something changed.
 fn children<K>(
     operator: &Operator,
     controller: Controller<Guarded<EtcdCluster>>,
@@ -125,7 +125,7 @@ where
     })
 }
 
-/// The EtcdCluster an object belongs to: its UID, and how to find it.
+/// The EtcdCluster that owns an object: its UID and its reference.
 fn owner<K>(child: &PartialObjectMeta<K>) -> Option<(String, ObjectRef<Guarded<EtcdCluster>>)> {
     let owners = child.metadata.owner_references.iter().flatten();
     let mut ours = owners.filter(|owner| {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_a_child_leads_to_its_cluster_and_to_no_other() {
+    fn child_event_reconciles_only_its_cluster() {
         let (uid, cluster) =
             owner(&child("EtcdCluster", "etcd.database.coreos.com/v1beta2")).unwrap();
         assert_eq!((uid.as_str(), cluster.name.as_str()), ("uid", "db"));

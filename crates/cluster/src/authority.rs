@@ -1,10 +1,10 @@
-//! Generated certificates: authorities, what they sign, and when it is renewed.
+//! Generated certificates: CAs, the certificates that they sign, and their renewal.
 //!
-//! There are two authorities a cluster: one for peers, which nobody but members has certificates of, and one for clients.
-//! With one for both, whoever may read keys could also take part in the consensus. Keys are ECDSA on P-256, made and used
-//! with the cryptography the TLS stack is built on; rcgen writes the certificates.
+//! Each cluster has two CAs: one for peers, whose certificates only members have, and one for clients. With one CA for
+//! both, every client that may read keys could also take part in the consensus. Keys are ECDSA on P-256, made and used
+//! with the cryptography of the TLS stack; rcgen writes the certificates.
 //!
-//! Apart from the randomness of keys and serial numbers everything here is pure: no client, no clock.
+//! Apart from the randomness of keys and serial numbers, this module is pure: no client, no clock.
 
 mod keys;
 mod secret;
@@ -26,36 +26,36 @@ pub(crate) use secret::{
 pub use secret::{Anchor, Held, Leaf};
 pub(crate) use sign::{Made, Request, authority, leaf};
 
-/// How much of its life a certificate has behind it when it is renewed: two thirds.
+/// The part of its life after which a certificate is renewed: two thirds.
 const RENEWED_AT: (u32, u32) = (2, 3);
-/// Certificates are valid from a little before they are made, for clocks that are behind.
+/// Certificates are valid from shortly before their creation, for clocks that are behind.
 pub(crate) const SKEW: Duration = Duration::from_mins(5);
 
-/// Why no certificate could be made. Says nothing about keys.
+/// Why no certificate could be made. Contains no keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A key could not be drawn or read.
+    /// A key could not be generated or parsed.
     #[error("the key cannot be used")]
     Key,
-    /// A certificate could not be written or read.
+    /// A certificate could not be written or parsed.
     #[error("the certificate cannot be made")]
     Certificate,
-    /// A name that no certificate can be made for.
+    /// No certificate can be made for this name.
     #[error("a name in it is no DNS name and no address")]
     Name,
 }
 
-/// Which authority.
+/// The scope of a CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Circle {
-    /// Members among each other.
+    /// Between members.
     Peers,
-    /// Members and their clients.
+    /// Between members and clients.
     Clients,
 }
 
 impl Circle {
-    /// The name of the Secret with its authority.
+    /// The name of the CA's Secret.
     pub fn secret(self, cluster: &str) -> String {
         match self {
             Self::Peers => names::peer_authority_secret(cluster),
@@ -63,7 +63,7 @@ impl Circle {
         }
     }
 
-    /// As a word.
+    /// The scope as a word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Peers => "peer",
@@ -71,7 +71,7 @@ impl Circle {
         }
     }
 
-    /// To which one a certificate belongs.
+    /// The scope of a certificate with this use.
     pub fn of(used: CertificateUse) -> Self {
         match used {
             CertificateUse::Peer => Self::Peers,
@@ -82,7 +82,7 @@ impl Circle {
     }
 }
 
-/// What the spec says about generated certificates.
+/// The settings for generated certificates in the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Namespace of the cluster.
@@ -91,36 +91,36 @@ pub struct Rule {
     pub cluster: String,
     /// `spec.pod.ClusterDomain`, bare.
     pub domain: String,
-    /// Members talk TLS to each other.
+    /// Members use TLS with each other.
     pub peers: bool,
-    /// Members talk TLS to clients.
+    /// Members use TLS with clients.
     pub clients: bool,
     /// How long a certificate is valid.
     pub validity: Duration,
-    /// How long an authority is valid.
+    /// How long a CA certificate is valid.
     pub authority_validity: Duration,
-    /// More names of the members towards clients.
+    /// Additional names of the members for clients.
     pub server_names: Vec<String>,
-    /// The text by which a person asks for new authorities.
+    /// The text by which a person requests new CAs.
     pub rotate: Option<String>,
 }
 
 impl Rule {
-    /// The authorities there are.
+    /// The scopes in use.
     pub fn circles(&self) -> impl Iterator<Item = Circle> {
         let peers = self.peers.then_some(Circle::Peers);
         let clients = self.clients.then_some(Circle::Clients);
         peers.into_iter().chain(clients)
     }
 
-    /// The certificates of one member.
+    /// The uses of one member's certificates.
     pub fn uses_of_member(&self) -> impl Iterator<Item = CertificateUse> {
         let peer = self.peers.then_some(CertificateUse::Peer);
         let server = self.clients.then_some(CertificateUse::Server);
         peer.into_iter().chain(server)
     }
 
-    /// The names a certificate is made for. Whole names only: a wildcard would let one member stand for another.
+    /// The names in a certificate. Complete names only: with a wildcard, one member could impersonate another.
     pub fn names(&self, owner: &str, used: CertificateUse) -> Vec<String> {
         let Self {
             namespace, cluster, ..
@@ -152,7 +152,7 @@ impl Rule {
         }
     }
 
-    /// With and without the cluster's domain; where the spec names none, the usual one.
+    /// Each name with and without the cluster domain; the default domain if the spec has none.
     fn in_domain(&self, names: &[String]) -> Vec<String> {
         let domain = match self.domain.as_str() {
             "" => "cluster.local",
@@ -165,7 +165,7 @@ impl Rule {
     }
 }
 
-/// When a certificate that is valid from and until then is renewed.
+/// The renewal time of a certificate with this validity.
 pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
     let life = Duration::try_from(not_after.duration_since(not_before)).unwrap_or_default();
     not_before
@@ -173,7 +173,7 @@ pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         .unwrap_or(not_after)
 }
 
-/// From when until when a certificate made now is valid; none outlives who signs it.
+/// The validity of a certificate made now. No certificate outlives its signer.
 fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timestamp, Timestamp) {
     let before = SKEW.min(validity / 10);
     let from = now.checked_sub(before).unwrap_or(now);
@@ -181,7 +181,7 @@ fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timest
     (from, limit.map_or(until, |limit| limit.min(until)))
 }
 
-/// When a certificate was made: it is valid from a little before.
+/// The creation time of a certificate, which is valid from shortly before.
 pub(crate) fn made_at(leaf: &Leaf) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
     let before = SKEW.min(Duration::try_from(life).unwrap_or_default() / 11);

@@ -1,4 +1,4 @@
-//! What the planner sees of generated certificates, and the writes they take. Plain data without any key.
+//! The planner's view of generated certificates, and the writes for them. Plain data without any key.
 
 mod trust;
 
@@ -17,34 +17,34 @@ use member::tls::{Authorities, ClusterTls};
 use crate::authority::{Circle, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
 
-/// What is there of a cluster's generated certificates.
+/// The generated certificates of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates {
-    /// What the spec says; `None` where they are not generated.
+    /// The settings of the spec; `None` if certificates are not generated.
     pub rule: Option<Rule>,
     /// Secrets with this cluster's labels, by name.
     pub secrets: BTreeMap<String, Held>,
-    /// What stands on each pod, by member.
+    /// The annotations of each pod, by member.
     pub pods: BTreeMap<String, Noted>,
-    /// A digest of the authorities in Secrets that others keep.
+    /// A digest of the CAs in Secrets of other parties.
     pub others: Option<String>,
-    /// Those authorities themselves, as they are noted on the pods that are started with them.
+    /// Those CAs, as recorded on the pods that start with them.
     pub authorities: Option<Authorities>,
-    /// Until when certificates are valid, whoever makes them.
+    /// The expiry of certificates, whoever issues them.
     pub expiries: Vec<Expiry>,
-    /// The seed member of a restore that has claimed the cluster: its pod may not carry the cluster's labels yet.
+    /// The seed member of a restore that owns the cluster. Its pod may not carry the cluster's labels yet.
     pub seed: Option<String>,
 }
 
-/// What stands on a pod about its certificates.
+/// The annotations of a pod about its certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// A digest of the authorities its etcd trusts, and until when one of them is valid.
+    /// A digest of the CAs that its etcd trusts, and the earliest expiry of these CAs.
     pub trust: Option<String>,
-    /// A digest of the certificates it was told of.
+    /// A digest of the certificates of which the pod was notified.
     pub certificates: Option<String>,
-    /// The authorities it was started with: of Secrets that others keep what stands for each, of generated ones the
-    /// beginnings of their fingerprints.
+    /// The CAs with which the pod was started: identifiers for static Secrets, prefixes of fingerprints for generated
+    /// CAs.
     pub authorities: Option<Authorities>,
 }
 
@@ -85,7 +85,7 @@ impl Certificates {
         }
     }
 
-    /// With the Secrets that others keep: whom they say is trusted, and until when they are valid.
+    /// Adds the Secrets of other parties: the trusted CAs and the expiry of the certificates.
     #[must_use]
     pub fn and_of_others(mut self, tls: &ClusterTls) -> Self {
         if self.rule.is_some() {
@@ -110,18 +110,18 @@ impl Certificates {
         self
     }
 
-    /// The Secret of an authority.
+    /// The Secret of a CA.
     pub fn authority(&self, circle: Circle) -> Option<&Held> {
         self.secrets
             .get(&circle.secret(&self.rule.as_ref()?.cluster))
     }
 
-    /// The Secret with a certificate.
+    /// The Secret of a certificate.
     pub fn leaf(&self, owner: &str, used: CertificateUse) -> Option<&Held> {
         self.secrets.get(&names::certificate_secret(owner, used))
     }
 
-    /// What stands on a pod that was told of its certificates; `None` until all are there.
+    /// The annotation about certificates for a pod; `None` until all certificates exist.
     pub fn told(&self, member: &str) -> Option<String> {
         let rule = self.rule.as_ref()?;
         let prints: Option<Vec<&str>> = rule
@@ -140,7 +140,7 @@ impl Certificates {
     }
 }
 
-/// What the spec says about generated certificates, where this of it is in effect about TLS.
+/// The settings of the spec for generated certificates under this effective TLS policy.
 pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
     let spec = &cluster.spec;
     let generated: &GeneratedTls = tls?.generated()?;
@@ -160,103 +160,102 @@ pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
     })
 }
 
-/// The seed member of a restore that has claimed the cluster.
+/// The seed member of a restore that owns the cluster.
 pub fn seed(cluster: &EtcdCluster) -> Option<String> {
     let restore = cluster.annotations().get(names::ANNOTATION_RESTORE)?;
     Some(seed_name(&cluster.name_any(), restore))
 }
 
-/// A write to a Secret of generated certificates, or about them to a pod. Each is made only over what was seen
-/// (invariant 11).
+/// A write to a Secret of generated certificates, or a notification to a pod. Each write has a precondition from the
+/// observation (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateWrite {
-    /// Makes an authority; what is trusted beside it is what certificates trusted that are there already.
+    /// Makes a CA. Its trust bundle also contains the CAs that existing certificates trusted.
     Authority {
-        /// Which.
+        /// The scope.
         circle: Circle,
-        /// Authorities that are trusted beside it, in PEM.
+        /// Further trusted CAs, in PEM.
         beside: Vec<Vec<u8>>,
-        /// The version of the Secret that is replaced, if there is one.
+        /// The resourceVersion precondition of the replaced Secret, if one exists.
         over: Option<String>,
     },
-    /// Puts authorities that members trust and show certificates of back into the trust bundle of an authority that
-    /// was replaced.
+    /// Puts CAs that running members still trust and use back into the trust bundle of a replaced CA.
     Rejoin {
-        /// Which.
+        /// The scope.
         circle: Circle,
-        /// All that are to be trusted beside the one that signs and the next one, in PEM.
+        /// All trusted CAs besides the current and the next signer, in PEM.
         beside: Vec<Vec<u8>>,
-        /// The version of the Secret.
+        /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Makes the authority that signs next; members are to trust it first.
+    /// Makes the CA that signs next. Members must trust it first.
     Prepare {
-        /// Which.
+        /// The scope.
         circle: Circle,
-        /// The version of the Secret.
+        /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// The next authority signs from now on.
+    /// Makes the next CA the signer.
     Switch {
-        /// Which.
+        /// The scope.
         circle: Circle,
-        /// The version of the Secret.
+        /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Nobody but the one that signs is trusted any longer.
+    /// Removes all CAs but the signer from the trust bundle.
     Retire {
-        /// Which.
+        /// The scope.
         circle: Circle,
-        /// The version of the Secret.
+        /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Makes a certificate, or makes it anew.
+    /// Issues or reissues a certificate.
     Issue {
-        /// A member, or the cluster.
+        /// The member or the cluster.
         owner: String,
-        /// What for.
+        /// The use of the certificate.
         used: CertificateUse,
-        /// The version of the Secret that is replaced, if there is one.
+        /// The resourceVersion precondition of the replaced Secret, if one exists.
         over: Option<String>,
-        /// The version of the authority's Secret.
+        /// The resourceVersion precondition of the CA's Secret.
         by: String,
     },
-    /// Writes the trust bundle of its authority to the Secret of a certificate, which stays as it is.
+    /// Writes the CA's trust bundle to the Secret of a certificate, without other changes.
     Trust {
-        /// A member, or the cluster.
+        /// The member or the cluster.
         owner: String,
-        /// What the certificate is for.
+        /// The use of the certificate.
         used: CertificateUse,
-        /// The version of the Secret.
+        /// The resourceVersion precondition of the Secret.
         over: String,
-        /// The version of the authority's Secret.
+        /// The resourceVersion precondition of the CA's Secret.
         by: String,
     },
-    /// Sets the owner and the labels of a Secret, which stays as it is.
+    /// Sets the owner and the labels of a Secret, without other changes.
     Mark {
         /// The Secret.
         secret: String,
-        /// Its version.
+        /// Its resourceVersion precondition.
         over: String,
     },
-    /// Tells a pod of its certificates: the kubelet then looks at the Secrets at once, instead of within a minute.
+    /// Annotates a pod with its certificates. The kubelet then reads the Secrets at once instead of within a minute.
     Tell {
-        /// Whose pod.
+        /// The member.
         member: String,
-        /// The pod that was seen.
+        /// The UID precondition of the pod.
         uid: String,
-        /// What its etcd trusts, where that did not stand there.
+        /// The CAs that its etcd trusts, if the annotation is missing.
         trust: Option<String>,
-        /// The authorities it was started with, where they did not stand there.
+        /// The CAs with which the pod was started, if the annotation is missing.
         authorities: Option<String>,
-        /// Which certificates.
+        /// The digest of the certificates.
         certificates: String,
     },
-    /// Deletes the Secret of a member that is gone.
+    /// Deletes the Secret of a removed member.
     Discard {
         /// Its name.
         secret: String,
-        /// The Secret that was seen.
+        /// The UID precondition of the Secret.
         uid: String,
     },
 }
@@ -317,7 +316,7 @@ mod tests {
         authority(Circle::Peers, day, "2026-11-21T12:00:00Z".parse().unwrap()).unwrap()
     }
 
-    /// A Secret somebody else keeps, with these authorities.
+    /// A Secret of another party with these CAs.
     fn of_others(authorities: &[&Made]) -> ClusterTls {
         let all = authorities.iter().map(|made| made.certificate.as_slice());
         let material = Material {
@@ -347,22 +346,22 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_started_again_when_the_authorities_of_its_secret_change() {
+    fn changed_trust_bundle_restarts_member() {
         let (old, new) = (made(), made());
         let started = with(&[&old], None).trust();
         assert_eq!(with(&[&old], started.clone()).outdated("db-a"), None);
         assert!(with(&[&old, &new], started).outdated("db-a").is_some());
-        // The order in which they stand there is no difference.
+        // The order of the CAs makes no difference.
         let both = with(&[&old, &new], None).trust();
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
-        // Of a pod that does not say it nobody knows.
+        // For a pod without the annotation the answer is unknown.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
     }
 
     #[test]
-    fn until_when_certificates_of_others_are_valid_is_known() {
+    fn expiry_of_static_certificates_is_known() {
         let (one, other) = (made(), made());
-        // Of the two authorities in the bundle one has signed what stands beside it.
+        // One of the two CAs in the bundle has signed the certificate in the same Secret.
         let seen = with(&[&one, &other], None);
         let keys: Vec<_> = seen.expiries.iter().map(|one| one.key).collect();
         assert_eq!(keys, ["tls.crt", "ca.crt"]);

@@ -1,5 +1,5 @@
-//! One etcd client for each way in: clusters without TLS share one, others have their own, made anew when what their
-//! Secret holds has changed. Key material is in memory here and nowhere else.
+//! One etcd client for each form of access. Clusters without TLS share one; other clusters have their own, which is
+//! recreated when their Secret changes. Key material is in memory only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use etcd::{Access, Deadlines, Etcd, EtcdClient};
 
-/// A client that was not asked for this long belongs to a cluster that is gone.
+/// A client without use for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The clients of the clusters.
@@ -34,10 +34,10 @@ impl Clients {
         }
     }
 
-    /// The client of the cluster with this UID and this token, which is reached like this. A restore in place or a
-    /// recovery begins another log, and a member that is shown a login of the one before keeps the call until its own
-    /// log is as long (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). While a cluster is recovered both
-    /// are asked, each as its own.
+    /// The client of the cluster with this UID, token and access. A restore in place or a recovery begins another log.
+    /// A member that receives a login token of the previous cluster holds the call until its own log is as long
+    /// (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). During a recovery both clusters are called, each
+    /// with its own client.
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
@@ -62,7 +62,7 @@ impl Clients {
         client
     }
 
-    /// Drops the clients of clusters that are gone, and with them their connections.
+    /// Drops the clients of deleted clusters, and with them their connections.
     pub fn forget(&self, now: Instant) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_secret_makes_another_client_and_an_unchanged_one_keeps_it() {
+    fn only_changed_secret_replaces_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(Arc::clone(&plain), Deadlines::default());
         assert!(Arc::ptr_eq(
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_gone_leaves_no_client() {
+    fn deleted_cluster_leaves_no_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(plain, Deadlines::default());
         let (first, now) = (clients.of(("1", Some("t")), &access("a")), Instant::now());
@@ -122,9 +122,9 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// Found by `operators_log_in_where_user_manages_auth`: the login of the cluster before was shown to the seed, which kept every call.
+    /// With the login token of the previous cluster, the seed holds every call.
     #[test]
-    fn a_restored_or_recovered_cluster_is_asked_without_the_login_of_the_one_before() {
+    fn restored_or_recovered_cluster_gets_new_login() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(plain, Deadlines::default());
         let first = clients.of(("1", Some("t")), &access("a"));

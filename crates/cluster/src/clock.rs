@@ -1,30 +1,30 @@
-//! The API server's clock, compared with the operator's own.
+//! The API server's clock, compared with the operator's own clock.
 
 use jiff::{SignedDuration, Timestamp};
 
 use crate::authority::SKEW;
 
-/// The API server's clock less the operator's, as they were read together; `None` where the API server told no time, or
-/// where nothing is to be judged by it.
+/// The API server's clock minus the operator's clock, both read at the same time. `None` if the API server sent no
+/// time, or if no decision depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApiServerClock(pub Option<SignedDuration>);
 
 impl ApiServerClock {
-    /// The time by which everything is judged that Kubernetes has dated: the earlier one of both clocks.
+    /// The time for decisions about timestamps from Kubernetes: the earlier of both clocks.
     pub fn earlier(self, now: Timestamp) -> Timestamp {
         let behind = self.0.filter(SignedDuration::is_negative);
         let theirs = behind.and_then(|clock| now.checked_add(clock).ok());
         theirs.unwrap_or(now)
     }
 
-    /// The time by which certificates are made and judged: the earlier one, where the clocks differ. A clock that is far
-    /// ahead would have every authority expire at once, and no member would trust another; a clock that is behind delays
-    /// what is due after two thirds of a life.
+    /// The time for issuing and checking certificates: the earlier of both clocks. A clock that is far ahead would
+    /// expire every CA at once, and no member would trust another. A clock that is behind only delays a renewal that is
+    /// due after two thirds of a certificate's life.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }
 
-    /// What a user has to know of clocks that differ.
+    /// The message for users if the clocks differ.
     pub fn problem(self) -> Option<String> {
         let clock = self.difference()?;
         let word = if clock.is_negative() {
@@ -39,7 +39,7 @@ impl ApiServerClock {
         ))
     }
 
-    /// By more than a certificate allows for.
+    /// The difference, if it exceeds the tolerance of a certificate.
     fn difference(self) -> Option<SignedDuration> {
         self.0.filter(|clock| clock.unsigned_abs() > SKEW)
     }

@@ -1,4 +1,4 @@
-//! What the spec asks for, as far as the planner is concerned. Pure.
+//! The part of the spec that the planner uses. Pure.
 
 use api::EtcdClusterSpec;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
@@ -12,8 +12,8 @@ use crate::quantity::bytes;
 use crate::snapshot::{Claim, Desired, RecoveryRule};
 use crate::upkeep::UpkeepRule;
 
-/// Reads the spec in effect. What is wrong with it is said in `invalid`; an object stored before the schema existed may
-/// hold anything.
+/// Reads the spec in effect. Problems are reported in `invalid`; an object stored before the schema existed may have
+/// any content.
 pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
     let cluster = effective.cluster();
     let spec = &cluster.spec;
@@ -64,7 +64,7 @@ pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
     }
 }
 
-/// What the members' claims ask for.
+/// The properties that the members' PVCs request.
 fn claim(spec: &EtcdClusterSpec) -> Option<Claim> {
     let claim = spec.pod.as_ref()?.persistent_volume_claim_spec.as_ref()?;
     let requests = claim.resources.as_ref()?.requests.as_ref()?;
@@ -84,9 +84,9 @@ mod tests {
 
     use super::*;
 
-    /// The definition that is installed may be older than the rule.
+    /// The installed CustomResourceDefinition may be older than the rule.
     #[test]
-    fn a_stored_variable_of_an_owned_flag_makes_the_spec_invalid() {
+    fn stored_variable_of_owned_flag_is_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;
         let cluster = EtcdCluster::new("db", serde_json::from_str(spec).unwrap());
         let invalid = desired(&Effective::as_written(cluster), &Operators::default())

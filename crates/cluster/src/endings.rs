@@ -1,10 +1,10 @@
-//! Pods that end while etcd is being asked: the look is dropped, and the pods are read again.
+//! Pods that end while etcd is being called: the observation is dropped, and the pods are read again.
 //!
-//! What members that end were asked is answered late or never: nobody leads any more, and a member that was told to
-//! stop waits for its open requests first (`stopServers` in etcd's `server/embed/etcd.go`). A look that began before
-//! would wait out its deadlines and keep the next one, which knows better, from beginning. So the end of a pod is told
-//! to the look that is under way. Dropping it decides nothing (invariant 1): nothing is made of what was not answered,
-//! and without such an event a look has all its time, or each election would be told as an outage.
+//! Calls to ending members return late or never: the leader is lost, and a stopping member first waits for its open
+//! requests (`stopServers` in etcd's `server/embed/etcd.go`). An observation that began earlier would wait for its
+//! deadlines and delay the next one, which knows about the deletion. So the end of a pod interrupts the observation in
+//! progress. Dropping an observation decides nothing (invariant 1): no conclusion follows from a missing answer.
+//! Without such an event an observation has its full time; otherwise each election would be reported as an outage.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,29 +12,29 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-/// A cluster that is well answers in much less, whatever becomes of one pod.
+/// A healthy cluster answers in much less time, also if one pod ends.
 const PROMPT: Duration = Duration::from_millis(300);
-/// The same when something is to be done that would be done with any answer.
+/// The same limit for a write that would be sent after any answer.
 const URGENT: Duration = Duration::from_millis(100);
 
-/// The looks that are under way, by the cluster's UID.
+/// The observations in progress, by the cluster's UID.
 #[derive(Default)]
 pub struct Endings(Mutex<HashMap<String, Sender<()>>>);
 
 impl Endings {
     fn looks(&self) -> MutexGuard<'_, HashMap<String, Sender<()>>> {
-        // Nothing is left half done under the lock.
+        // No operation under the lock leaves a partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something of the cluster ends, or has ended.
+    /// A pod of the cluster is ending or has ended.
     pub fn tell(&self, uid: &str) {
         if let Some(look) = self.looks().get(uid) {
             look.send_replace(());
         }
     }
 
-    /// To be called before the pods are read: what ends from now on may be missing in what is read.
+    /// Must be called before the pods are read: the read may miss a pod that ends later.
     pub fn heed(&self, uid: &str) -> Heed {
         let mut looks = self.looks();
         looks.retain(|_, look| look.receiver_count() > 0);
@@ -43,12 +43,12 @@ impl Endings {
     }
 }
 
-/// One look's ear.
+/// The subscription of one observation.
 pub struct Heed(Receiver<()>);
 
 impl Heed {
-    /// The answer; `None` when it is not there soon and a pod has ended since the look began, or something is to be
-    /// done that is `urgent`.
+    /// The answer. `None` if no answer arrives soon and a pod has ended since the observation began, or a write is
+    /// `urgent`.
     pub async fn unless_overtaken<T>(
         &mut self,
         answer: impl Future<Output = T>,
@@ -57,7 +57,7 @@ impl Heed {
         let overtaken = async {
             tokio::time::sleep(if urgent { URGENT } else { PROMPT }).await;
             if !urgent && self.0.changed().await.is_err() {
-                // Nobody is left who could tell.
+                // The sender was dropped.
                 std::future::pending::<()>().await;
             }
         };
@@ -79,7 +79,7 @@ mod tests {
     const UID: &str = "uid";
 
     #[tokio::test]
-    async fn a_look_that_is_not_answered_is_dropped_when_a_pod_ends() {
+    async fn unanswered_observation_is_dropped_when_pod_ends() {
         let endings = Endings::default();
         let mut heed = endings.heed(UID);
         endings.tell(UID);
@@ -90,7 +90,7 @@ mod tests {
 
     /// Invariant 1: an election is no outage.
     #[tokio::test]
-    async fn invariant_1_a_look_has_all_its_time_as_long_as_no_pod_ends() {
+    async fn invariant_1_observation_has_full_time_without_pod_end() {
         let endings = Endings::default();
         endings.tell(UID);
         let mut heed = endings.heed(UID);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_there_counts_whatever_ends() {
+    async fn available_answer_is_used_despite_pod_end() {
         let endings = Endings::default();
         let mut heed = endings.heed(UID);
         endings.tell(UID);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_in_the_middle_of_the_wait_is_heard_at_once() {
+    async fn pod_end_interrupts_wait_at_once() {
         let endings = Endings::default();
         let mut heed = endings.heed(UID);
         let late = async {
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_urgent_waits_for_no_event() {
+    async fn urgent_write_waits_for_no_event() {
         let mut heed = Endings::default().heed(UID);
         assert_eq!(heed.unless_overtaken(pending::<()>(), true).await, None);
         assert_eq!(heed.unless_overtaken(ready(1), true).await, Some(1));
     }
 
     #[test]
-    fn looks_that_are_over_leave_nothing() {
+    fn finished_observations_leave_no_entry() {
         let endings = Endings::default();
         drop(endings.heed(UID));
         drop(endings.heed("another"));

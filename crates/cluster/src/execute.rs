@@ -1,8 +1,8 @@
 //! Sends the actions of one step. The actions of a chain follow each other; chains and the change of the members are
 //! sent concurrently.
 //!
-//! Nothing is decided here. An action that loses a race (the object has changed, exists or is deleted) ends its chain and
-//! is planned again. An action is only repeated here if the end of its chain would cost a member its name.
+//! Nothing is decided here. An action that loses a race (the object has changed, exists or is deleted) ends its chain
+//! and is planned again. An action is only repeated here if the end of its chain would cost a member its name.
 
 mod calls;
 mod certificates;
@@ -32,10 +32,10 @@ use crate::snapshot::Observed;
 use crate::upkeep::Calls;
 use crate::write::{Change, Step};
 
-/// The first pause before an action is repeated that the API server could not serve.
+/// The first pause before an action is retried that the API server could not serve.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The pauses before the removal of a mark is repeated: no other process removes it.
+/// The pauses before the removal of a mark is retried: no other process removes the mark.
 const PAUSES: [Duration; 4] = [
     PAUSE,
     Duration::from_millis(300),
@@ -43,22 +43,22 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(3),
 ];
 
-/// What became of a step.
+/// The result of a step.
 #[derive(Debug, Default)]
 pub struct Acted {
-    /// What was done.
+    /// The completed actions.
     pub done: Vec<Action>,
-    /// What was not, and why.
+    /// The failures.
     pub failed: Vec<Error>,
 }
 
 impl Acted {
-    /// The failure to report: one that will not pass by itself.
+    /// The failure to report: one that does not resolve itself.
     pub fn failure(&self) -> Option<&Error> {
         self.failed.iter().find(|error| !error.is_passing())
     }
 
-    /// What became of both.
+    /// The combined result.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.done.extend(other.done);
@@ -67,7 +67,7 @@ impl Acted {
     }
 }
 
-/// What a step is executed with.
+/// The inputs of an execution.
 pub struct ExecuteContext<'a> {
     /// The API server. The client sends each request once (invariant 11).
     pub client: &'a Client,
@@ -178,9 +178,10 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Removes the mark that a chain has set, however old the observation is by now: only over the version that the same
-    /// chain wrote. As long as a Service is marked and nothing else of its member exists, no other process starts that
-    /// member without marking the Service again, so the removal says what is true (invariant 6).
+    /// Removes the mark that a chain has set, however old the observation is by now. The precondition is the version
+    /// that the same chain wrote. While a Service is marked and nothing else of its member exists, no other process
+    /// starts that member without marking the Service again. So an unmarked Service still means that its member never
+    /// started (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {

@@ -1,7 +1,8 @@
-//! Until when a cluster's certificates are valid, whoever makes them, and when that is worth a word.
+//! The expiry of a cluster's certificates, whoever issues them, and when to report it.
 //!
-//! Pure. Said in time, and not of certificates that are short-lived on purpose: every stage is also a part of a
-//! certificate's life. Generated ones are spoken of only when their renewal is overdue.
+//! Pure. The report comes early enough to act, and not for certificates that are short-lived on purpose: every stage is
+//! also limited to a part of a certificate's life. Generated certificates are reported only if their renewal is
+//! overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,11 +20,11 @@ use crate::authority::{Held, TLS_CERTIFICATE, renewal};
 pub struct Expiry {
     /// Its Secret.
     pub secret: String,
-    /// The key of the Secret it stands under.
+    /// The key in the Secret.
     pub key: &'static str,
-    /// Valid from then on.
+    /// Start of its validity.
     pub not_before: Timestamp,
-    /// Valid until then.
+    /// End of its validity.
     pub not_after: Timestamp,
     /// The operator renews it.
     pub generated: bool,
@@ -31,8 +32,7 @@ pub struct Expiry {
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// The words for how little is left, each with the most that may be left, and the part of the whole life it is at
-/// most.
+/// The stages: the word, the longest remaining time, and the divisor of the whole life that also limits it.
 const STAGES: [(&str, Duration, u32); 3] = [
     ("1d", DAY, 16),
     ("7d", Duration::from_hours(7 * 24), 8),
@@ -40,7 +40,7 @@ const STAGES: [(&str, Duration, u32); 3] = [
 ];
 
 impl Expiry {
-    /// How little is left, in a word; `None` while there is time, or its renewal is not overdue.
+    /// The stage as a word; `None` if enough time remains, or if the renewal is not overdue.
     pub fn stage(&self, now: Timestamp) -> Option<&'static str> {
         let life = length(self.not_before, self.not_after);
         if now >= self.not_after {
@@ -59,8 +59,8 @@ fn length(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
-/// Those in Secrets that others keep: certificates, and the authorities that have signed them. An authority that is only
-/// left in a bundle, or made again under its name, is not worth a word.
+/// Certificates in Secrets of other parties, and the CAs that signed them. A CA that only remains in a trust bundle, or
+/// was reissued under its name, is not reported.
 pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
     let slots = [
         (Purpose::Peer, &tls.peer),
@@ -105,7 +105,7 @@ pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
     all
 }
 
-/// Those the operator makes.
+/// Certificates that the operator issues.
 pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>) -> Vec<Expiry> {
     let expiry = |(secret, held): (&String, &Held)| {
         let leaf = held.certificate.as_ref()?;
@@ -120,7 +120,7 @@ pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>)
     secrets.filter_map(expiry).collect()
 }
 
-/// The report: the one that ends first.
+/// The report about the certificate that expires first.
 pub fn report(all: &[Expiry], now: Timestamp) -> Option<CertificatesStatus> {
     let first = all.iter().min_by_key(|one| one.not_after)?;
     let worst = all.iter().filter(|one| one.stage(now).is_some());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_spoken_of_a_month_a_week_and_a_day_before_its_end() {
+    fn reports_expiry_month_week_and_day_before() {
         let year = expiry(365, false);
         for (day, stage) in [
             (300.0, None),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_of_a_day_is_not_always_about_to_end() {
+    fn one_day_certificate_is_not_always_expiring() {
         let day = expiry(1, false);
         assert_eq!(day.stage(at(0.5)), None);
         assert_eq!(day.stage(at(0.8)), Some("30d"));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_certificate_is_spoken_of_when_its_renewal_is_overdue() {
+    fn generated_certificate_is_reported_when_renewal_is_overdue() {
         let own = expiry(90, true);
         assert_eq!(own.stage(at(61.0)), None);
         assert_eq!(own.stage(at(70.0)), Some("30d"));

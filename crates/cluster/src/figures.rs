@@ -1,8 +1,8 @@
-//! What is measured of each cluster, for `/metrics`: taken from the status that was just computed, so that a figure
-//! never says anything else than the object does.
+//! The metrics of each cluster for `/metrics`. They are computed from the status that was just written, so a metric
+//! never contradicts the object.
 //!
-//! Labels are the namespace, the cluster's name and words of this file and of [`crate::outcome`]: as many series as
-//! there are clusters, and those of a cluster that is gone go with it.
+//! Labels are the namespace, the cluster's name, and words of this file and of [`crate::outcome`]. The number of series
+//! grows with the number of clusters, and the series of a deleted cluster are removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -21,7 +21,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use crate::action::Action;
 use crate::reason::Reason;
 
-/// The figures of all clusters of this process.
+/// The metrics of all clusters of this process.
 #[derive(Clone, Default)]
 pub struct Figures(Arc<Mutex<Inner>>);
 
@@ -35,7 +35,6 @@ struct Inner {
     alive: Option<Alive>,
 }
 
-/// One cluster.
 #[derive(Default)]
 struct Cluster {
     namespace: String,
@@ -56,7 +55,7 @@ struct Gauge {
 
 const PREFIX: &str = "etcd_operator_cluster_";
 
-/// One series a cluster each.
+/// One series per cluster each.
 static GAUGES: [Gauge; 12] = [
     Gauge {
         name: "certificate_expiry_timestamp_seconds",
@@ -158,17 +157,17 @@ impl Figures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the UIDs of the clusters that exist are found out; the figures of others are dropped.
+    /// Sets the function that returns the UIDs of existing clusters; metrics of other clusters are dropped.
     pub fn alive_with(&self, alive: impl Fn() -> HashSet<String> + Send + Sync + 'static) {
         self.inner().alive = Some(Box::new(alive));
     }
 
-    /// Drops the clusters that are gone, also where nobody reads the metrics.
+    /// Drops deleted clusters, also if no scraper reads the metrics.
     pub fn forget(&self) {
         self.inner().sweep();
     }
 
-    /// Takes down what a reconcile found and did.
+    /// Records the result of a reconcile.
     pub fn see(&self, cluster: &EtcdCluster, status: &EtcdClusterStatus, done: &[Action]) {
         let namespace = cluster.namespace().unwrap_or_default();
         let inner = &mut *self.inner();
@@ -215,7 +214,7 @@ impl Figures {
 }
 
 impl Inner {
-    /// Drops the clusters that are gone, and counts them.
+    /// Drops deleted clusters and counts the rest.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_gone_is_dropped_also_where_nobody_reads_the_metrics() {
+    fn deleted_cluster_is_dropped_without_scrape() {
         let figures = Figures::default();
         figures.alive_with(|| HashSet::from(["1".to_owned()]));
         figures.see(&cluster("1", 1), &status(), &[]);
@@ -388,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cluster_is_measured_under_its_namespace_and_name() {
+    fn metrics_carry_namespace_and_cluster_name() {
         let figures = Figures::default();
         let scene = Scene::formed(&["a", "b"]);
         let done = scene.actions(&[Write::MoveLeader {
@@ -418,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_of_a_cluster_go_with_it() {
+    fn metrics_of_deleted_cluster_are_removed() {
         let figures = Figures::default();
         figures.see(&cluster("1", 1), &status(), &[]);
         figures.alive_with(HashSet::new);
@@ -428,7 +427,7 @@ mod tests {
         assert!(page.contains(deleted), "{page}");
     }
 
-    /// Dashboards and alerts are built on these names: a change of one is a change of the documentation too.
+    /// Dashboards and alerts depend on these names: a renamed metric needs a change of the documentation.
     #[test]
     fn every_metric_is_documented() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");

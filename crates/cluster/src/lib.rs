@@ -1,9 +1,9 @@
-//! The cluster operator: it keeps an etcd cluster at its size through every failure that leaves data to save,
-//! and never makes things worse.
+//! The cluster operator. It keeps an etcd cluster at its size through every failure after which data can still be
+//! saved, and never makes a failure worse.
 //!
-//! observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). A step consists of the requests
-//! in [`action`]; what is true is in etcd's member list, pods, disks and the few recorded fields of the status, never in
-//! this process.
+//! Observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). A step consists of the
+//! requests in [`action`]. The state is in etcd's member list, the pods, the volumes and a few recorded fields of the
+//! status, never in this process.
 
 #![cfg_attr(
     test,

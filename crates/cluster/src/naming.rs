@@ -1,8 +1,8 @@
 //! Names of new members and tokens of new clusters.
 //!
-//! The planner draws nothing: names are an input of the plan. The driver draws a seed for each observation, and the same
-//! seed gives the same names. So a plan that is made twice from one observation names the same members. A name is never
-//! used twice (invariant 6), because no seed is used for two observations.
+//! The planner generates nothing: names are an input of the plan. The driver generates a seed for each observation, and
+//! the same seed gives the same names. So two plans from one observation name the same members. A name is never used
+//! twice (invariant 6), because no seed is used for two observations.
 
 use api::names;
 use sha2::{Digest, Sha256};
@@ -23,7 +23,7 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// For the cluster of this name. `seed` is random, and used for one observation.
+    /// Names for the cluster of this name. `seed` is random, and used for one observation.
     pub fn new(cluster: impl Into<String>, seed: [u8; 32]) -> Self {
         Self {
             cluster: cluster.into(),

@@ -1,5 +1,5 @@
-//! What is read of a cluster from Kubernetes: the object as its user wrote it, its children and its Secrets. Nothing is
-//! completed or decided here.
+//! The Kubernetes side of a cluster: the object as its user wrote it, its children and its Secrets. Nothing is
+//! defaulted or decided here.
 
 use api::EtcdCluster;
 use api::cluster::MemberAddress;
@@ -12,25 +12,25 @@ use crate::switch::Started;
 
 /// The Kubernetes side of an observation.
 pub struct Objects {
-    /// The object as it is now, not as a cache has it.
+    /// The object as read now, not from a cache.
     pub cluster: EtcdCluster,
     /// Its pods.
     pub pods: Vec<Pod>,
-    /// Its volume claims.
+    /// Its PVCs.
     pub claims: Vec<PersistentVolumeClaim>,
     /// Its Services.
     pub services: Vec<Service>,
-    /// Its disruption budget.
+    /// Its PodDisruptionBudget.
     pub budget: Option<PodDisruptionBudget>,
     /// The Secrets of generated certificates.
     pub secrets: Vec<Secret>,
-    /// The certificates that members are started with. In memory only.
+    /// The certificates with which members start. In memory only.
     pub tls: ClusterTls,
-    /// The certificates that members are to be started with next, while TLS is being changed. In memory only.
+    /// The certificates with which members start next during a TLS change. In memory only.
     pub next_tls: ClusterTls,
-    /// What members were started with.
+    /// The TLS settings with which members were started.
     pub started: Started,
-    /// The form of address that a running member has.
+    /// The form of address of running members.
     pub form: Option<MemberAddress>,
     /// The API server's clock.
     pub clock: ApiServerClock,

@@ -1,8 +1,8 @@
 //! Reads only: Kubernetes objects first, then etcd, each call with a deadline, into one [`Observed`].
 //!
-//! The order matters. A pod is made after its member was added; so a pod that was seen and whose member is not
-//! in the list read afterwards belongs to a member that was removed. What etcd does not answer is unknown
-//! (invariant 1); without the Kubernetes objects there is no observation at all.
+//! The order matters. A pod is created after its member was added. If a pod was read and its member is not in the list
+//! that was read afterwards, the member was removed. What etcd does not answer is unknown (invariant 1). Without the
+//! Kubernetes objects there is no observation.
 
 pub mod access;
 mod certificates;
@@ -53,25 +53,25 @@ use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
 
-/// How long reading the Kubernetes objects may take.
+/// Deadline for reading the Kubernetes objects.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A read that a quorum confirms and that takes longer than this says that etcd has no time to spare.
+/// A linearizable read that takes longer shows that etcd is overloaded.
 const SLOW: Duration = Duration::from_millis(500);
 
-/// What an alarm is told with in a member's status: `memberID:1 alarm:NOSPACE`.
+/// Text by which a member's status reports an alarm: `memberID:1 alarm:NOSPACE`.
 const ALARM: &str = "alarm:";
 
-/// How long a member may take that is not ready; one that is has the client's own deadline.
+/// Deadline for a member that is not ready. A ready member has the client's own deadline.
 const IMPATIENCE: Duration = Duration::from_millis(250);
 
-/// Why there is no observation.
+/// Why the observation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server refused or could not be reached.
+    /// The API server rejected the request or could not be reached.
     #[error("cannot read {what}")]
     Read {
-        /// What was asked for.
+        /// The requested kind of object.
         what: &'static str,
         /// The answer.
         #[source]
@@ -82,26 +82,26 @@ pub enum Error {
     Deadline,
 }
 
-/// What of the objects is needed to ask etcd and to plan; small enough to be kept.
+/// The part of the objects that is needed to call etcd and to plan; small enough to cache.
 #[derive(Clone, Debug)]
 pub struct Look {
     /// The object as it was read.
     pub cluster: EtcdCluster,
     /// The spec in effect.
     pub effective: Effective,
-    /// Where each member's etcd is asked, by name.
+    /// The client URL of each member, by name.
     pub urls: BTreeMap<String, String>,
-    /// Where each member's health is asked for, by name.
+    /// The health URL of each member, by name.
     health: BTreeMap<String, String>,
     /// The cluster's certificates. In memory only.
     pub tls: ClusterTls,
-    /// What the operator logs in with. In memory only.
+    /// The operator's etcd credentials. In memory only.
     pub auth: ClusterAuth,
     without_etcd: Observed,
 }
 
 impl Objects {
-    /// Keeps what is needed of them, with the spec in effect.
+    /// Reduces the objects to the needed part, with the spec in effect.
     pub fn look(self, effective: Effective) -> Look {
         Look {
             urls: client_urls(&self.pods, effective.cluster()),
@@ -116,9 +116,9 @@ impl Objects {
 }
 
 impl Look {
-    /// How the members are reached; the reason when they cannot be.
+    /// How to reach the members, or why they cannot be reached.
     pub fn access(&self) -> Result<Access, String> {
-        // While TLS is being switched on nobody needs it yet.
+        // While TLS is being enabled, no member needs a certificate yet.
         let needed =
             self.urls.is_empty() || self.urls.values().any(|url| url.starts_with("https:"));
         let mut access = match self.tls.access() {
@@ -127,7 +127,8 @@ impl Look {
         };
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
-            // Invariant 21: made when authentication is turned on, so that the loss of a quorum locks nobody out.
+            // Invariant 21: this user is created when authentication is enabled, so that the loss of a quorum locks no
+            // client out.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {
@@ -136,14 +137,14 @@ impl Look {
         })
     }
 
-    /// The token of the cluster that a recovery under way begins.
+    /// The token of the cluster that a recovery in progress creates.
     pub fn seeds_token(&self) -> Option<&str> {
         let record = self.without_etcd.recovery.record.as_ref()?;
         (record.phase == RecoveryPhase::InProgress).then_some(record.token.as_str())
     }
 }
 
-/// Reads the Kubernetes objects; `None` when the cluster does not exist any more.
+/// Reads the Kubernetes objects; `None` if the cluster no longer exists.
 pub async fn objects(
     client: &Client,
     namespace: &str,
@@ -158,8 +159,8 @@ pub async fn objects(
         let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
         let budget_name = names::disruption_budget(name);
         let read = |what| move |source| Error::Read { what, source };
-        // In this order a second operator's work in between is never mistaken for a loss: the mark on a Service
-        // is set before its pod is made, the claim is made before the pod, the intent is recorded before all.
+        // With this order, a concurrent write of a second operator never appears as a loss: that operator records the
+        // intent first, marks the Service before it creates the pod, and creates the PVC before the pod.
         let mut services = services
             .list(&of_cluster)
             .await
@@ -177,7 +178,7 @@ pub async fn objects(
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
-        // It is kept, and nobody reads who manages which field.
+        // The object is cached, and no code reads its managed fields.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
@@ -185,7 +186,7 @@ pub async fn objects(
         let clock = clock::beside(client, &pods).await;
         let clock = clock.map_err(read("the time"))?;
         let started = switch::started(&cluster, &pods);
-        // Which Secrets are read depends on how far a change of TLS is.
+        // The progress of a TLS change determines which Secrets are read.
         let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
         let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
         let next = next.and_then(|next| next.to.as_ref());
@@ -215,8 +216,8 @@ pub async fn objects(
         .map_err(|_| Error::Deadline)?
 }
 
-/// The whole observation: what Kubernetes showed, and what the members that run answer. The seed of a recovery is asked
-/// by its own client: it is another cluster, and keeps calls with a login of the one before.
+/// The complete observation: the Kubernetes objects and the answers of running members. The seed of a recovery has a
+/// client of its own: it is another cluster, and a call with a login of the previous cluster hangs there.
 pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), look: &Look) -> Observed {
     let mut observed = unanswered(look);
     if let Err(why) = look.access() {
@@ -233,7 +234,7 @@ pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), look: &Look) -> Obser
     observed
 }
 
-/// The observation as long as no member has answered.
+/// The observation before any member has answered.
 pub fn unanswered(look: &Look) -> Observed {
     let mut observed = look.without_etcd.clone();
     observed.tls = tls::seen(look, jiff::Timestamp::now());
@@ -252,7 +253,7 @@ pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
     }
 }
 
-/// The members' hashes of their data at one revision, for a plan that asked for them.
+/// The members' data hashes at one revision, for a plan that requested them.
 pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revision: i64) {
     let answering = observed.statuses.iter();
     let answering = answering.filter(|(_, seen)| seen.known().is_some_and(|it| !it.is_learner));
@@ -301,7 +302,7 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
     observed.upkeep.alarms = alarms(etcd, &via, observed).await;
 }
 
-/// The alarms: asked for when a member tells of one in its status, so that a cluster at rest costs nothing more.
+/// The alarms. They are read only if a member's status reports one, so that a healthy cluster costs no extra call.
 async fn alarms(etcd: &dyn Etcd, via: &[String], observed: &Observed) -> Seen<Vec<Alarm>> {
     let mut told = observed.statuses.values().filter_map(Seen::known);
     if !told.any(|status| status.errors.iter().any(|error| error.contains(ALARM))) {
@@ -318,9 +319,9 @@ async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
     (call.await, since.elapsed())
 }
 
-/// Where each pod's etcd is asked: at the pod's own address, which the API server tells. So the operator needs
-/// neither DNS nor a Service's rules, and goes on while either is down or slow. That the right member answers is
-/// seen by its ID, never by its address.
+/// The client URL of each pod's etcd: the pod's own address, as the API server reports it. So the operator needs
+/// neither DNS nor Service routing, and works while either is down or slow. The operator identifies a member by its ID,
+/// never by its address.
 fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -341,7 +342,8 @@ fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> 
         .collect()
 }
 
-/// One member's answer. Who is not ready is not waited for: it may have an address and not listen there yet.
+/// The status of one member. A member that is not ready gets a short deadline: it may have an address and not listen
+/// there yet.
 async fn status(etcd: &dyn Etcd, url: &str, ready: bool) -> Result<Status, etcd::Error> {
     if ready {
         return etcd.status(url).await;
@@ -357,17 +359,17 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
     }
 }
 
-/// The members worth asking: their pod has an address, nobody is ending it, and they belong to this cluster and
-/// not to a bootstrap that was given up. Ready ones first. First members that cannot reach each other yet have
-/// nothing to say, and waiting for them would delay what opens their Services. Learners that nobody finds yet say that
-/// they have asked the others.
+/// The members to call. Their pod has an address, is not being deleted, and belongs to this cluster and not to an
+/// abandoned bootstrap. Ready members come first. First members that cannot reach each other yet have nothing to
+/// report, and waiting for them would delay opening their Services. Learners without endpoints report that they have
+/// contacted the other members.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
-    // Of a cluster that was recorded and is yet to be marked. What it answers is compared with what was recorded.
+    // The pod belongs to a recorded cluster and has no annotations yet. Its answer is compared with the record.
     let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };
@@ -384,7 +386,7 @@ fn asked(observed: &Observed) -> Vec<String> {
     names.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Translates the Kubernetes objects. Pure.
+/// Translates the Kubernetes objects.
 pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
     let cluster = effective.cluster();
     let Objects {

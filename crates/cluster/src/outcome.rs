@@ -1,4 +1,4 @@
-//! What a reconcile says: the Events for what was done and for what stands in the way, and its errors.
+//! The results of a reconcile: the Events for its changes and problems, and its errors.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use crate::reason::Reason;
 /// Why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing could be observed.
+    /// The observation failed.
     #[error("the cluster cannot be observed")]
     Observe(#[from] observe::Error),
-    /// The step could not be done.
+    /// The step failed.
     #[error("the step was not done")]
     Act {
-        /// Why.
+        /// The cause.
         #[source]
         source: execute::Error,
-        /// What was done all the same.
+        /// The changes that succeeded.
         told: Vec<Notice>,
     },
-    /// The status could not be written.
+    /// Writing the status failed.
     #[error("the status was not written")]
     Status(#[from] runtime::apply::Error),
 }
@@ -51,7 +51,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // Nothing else waits as long: a promotion, say, or a report that nobody answers.
+            // Capped, because other work of the cluster may not wait that long: for example a promotion, or the next
+            // status report.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
@@ -59,7 +60,7 @@ impl Failure for Error {
 }
 
 impl Acted {
-    /// The failure that does not pass by itself, with its causes.
+    /// The failure that needs attention, with its causes; `None` for failures that resolve themselves.
     pub fn in_words(&self) -> Option<String> {
         self.failure().map(|error| Chain(error).to_string())
     }
@@ -92,7 +93,7 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
         .collect()
 }
 
-/// The Events about what became of the cluster between two statuses.
+/// The Events for the changes of a cluster between two statuses.
 pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
     let kind = ConditionType::Available;
@@ -125,7 +126,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
         if is.status != "True" {
             notices.push(Notice::change(Reason::Healthy.as_str(), "Observe", text));
         } else if is.reason == Reason::MemberDown.as_str() {
-            // Every other reason is a problem, and told as one.
+            // Every other reason is a problem and is reported as one.
             notices.push(Notice {
                 warning: true,
                 ..Notice::change(Reason::MemberDown.as_str(), "Observe", text)
@@ -171,7 +172,8 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     notices
 }
 
-/// Without the member that gave the answer: each gives the same, and each would be an Event of its own.
+/// The text without the name of the member that answered: every member gives the same answer, and each name would be a
+/// separate Event.
 fn postponed(error: &execute::Error) -> String {
     match error {
         execute::Error::Etcd {
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_every_problem_and_every_refusal_is_an_event() {
+    fn changes_problems_and_rejections_become_events() {
         let acted = Acted {
             done: Scene::nothing(1).actions(&[
                 Write::ApplyHeadless,
@@ -253,9 +255,9 @@ mod tests {
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }
 
-    /// Others of the cluster wait for less, and nothing tells of what etcd does.
+    /// Other members of the cluster wait for shorter times, and etcd sends no events.
     #[test]
-    fn a_cluster_is_looked_at_as_often_as_others_while_a_start_is_held_back() {
+    fn backed_off_start_keeps_reconcile_interval() {
         let again = |left: Duration| {
             let source = execute::Error::Held {
                 reason: Reason::Forbidden,
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_goes_down_and_comes_back_is_an_event_each() {
+    fn member_down_and_back_are_events() {
         let status = |degraded: bool, reason: &str| {
             let mut conditions = Vec::new();
             let finding = Finding::new(ConditionType::Degraded, degraded, reason.into(), "why");
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_turns_of_a_cluster_are_events() {
+    fn cluster_state_changes_are_events() {
         let status = |available: bool, paused: bool| {
             let mut conditions = Vec::new();
             let kind = ConditionType::Available;
@@ -329,7 +331,7 @@ mod tests {
             [("Resumed", false)]
         );
         assert_eq!(told(status(true, false), status(true, false)), []);
-        // A first status turns nothing.
+        // The first status is no change.
         assert_eq!(told(EtcdClusterStatus::default(), status(false, false)), []);
     }
 }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The bytes a quantity stands for, rounded up as Kubernetes does; `None` when it is none.
+/// The bytes of a quantity, rounded up as Kubernetes does; `None` if it cannot be parsed.
 pub fn bytes(quantity: &Quantity) -> Option<u64> {
     let text = quantity.0.trim();
     let end = text
@@ -20,7 +20,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
     u64::try_from(product.div_ceil(divisor)).ok()
 }
 
-/// What a suffix multiplies by, and what it divides by.
+/// Multiplier and divisor of a suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["k", "M", "G", "T", "P", "E"];
@@ -44,7 +44,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
     }
 }
 
-/// Bytes in words.
+/// Bytes as readable text.
 pub fn in_words(bytes: u64) -> String {
     for (unit, name) in [(1_u64 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")] {
         if bytes >= unit && bytes.is_multiple_of(unit) {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_of_a_quantity_is_read() {
+    fn parses_every_form_of_quantity() {
         for (text, expected) in [
             ("1Gi", Some(1 << 30)),
             ("1.5Gi", Some(3 << 29)),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_as_people_write_them() {
+    fn formats_bytes_with_units() {
         assert_eq!(in_words(2 << 30), "2Gi");
         assert_eq!(in_words(1536 << 10), "1536Ki");
         assert_eq!(in_words(1000), "1000");

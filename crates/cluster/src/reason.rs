@@ -10,7 +10,7 @@ use runtime::apply::{self, ApiFailure};
 macro_rules! lists_of_reasons {
     ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {
         api::reasons! {
-            /// Why something is as it is, or what has happened.
+            /// The reason of a state or a change.
             #[expect(missing_docs, reason = "the names are the reasons; the message of each says more")]
             pub enum Reason {
                 $($($name,)+)+
@@ -24,7 +24,7 @@ macro_rules! lists_of_reasons {
 }
 
 lists_of_reasons! {
-    /// Something is wrong and a user has to act: condition `Degraded` is true, and the Event is a warning.
+    /// A problem on which a user must act: condition `Degraded` is true, and the Event is a warning.
     PROBLEMS {
         AuthSecret,
         AuthUser,
@@ -63,7 +63,7 @@ lists_of_reasons! {
         VolumeLost,
         VolumesKept,
     }
-    /// A TLS Secret is wrong: problems as well.
+    /// A problem of a TLS Secret, reported like the problems above.
     TLS_FAULTS {
         AuthorityReplaced,
         CertificateExpired,
@@ -139,7 +139,7 @@ lists_of_reasons! {
         Switching,
         UntestedVersion,
     }
-    /// The operator has done this, or the cluster has changed like this: the reason of an Event.
+    /// An action of the operator or a change of the cluster: the reason of an Event.
     CHANGES {
         AlarmDisarmed,
         AuthDisabled,
@@ -309,7 +309,7 @@ mod tests {
         Reason::ALL.iter().map(|reason| reason.as_str()).collect()
     }
 
-    /// The sources of this crate, but this file.
+    /// All sources of this crate except this file.
     fn sources(folder: &Path, texts: &mut String) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -1,8 +1,8 @@
-//! What was read last of each cluster, so that a look at a cluster at rest costs the API server nothing.
+//! A cache of the last read of each cluster, so that reconciling an idle cluster costs no request to the API server.
 //!
-//! Between two looks only etcd can change without an event; everything else is watched. So the periodic look takes
-//! the Kubernetes side from here as long as no event came in between, and asks etcd alone. Nothing is ever decided
-//! upon it: whatever would be written is planned again from what is read afresh (invariant 1).
+//! Between two reconciles only etcd can change without an event; all other objects are watched. The periodic reconcile
+//! takes the Kubernetes side from this cache until an event arrives, and calls only etcd. The operator never writes
+//! from cached data: a plan that would write is made again from a fresh read (invariant 1).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,41 +10,40 @@ use std::time::{Duration, Instant};
 
 use crate::observe::Look;
 
-/// How long what was read is taken for true at most: the loss of an event (a watch that was interrupted while an
-/// object was deleted) is made up for after this long.
+/// Maximum age of a cached read. It limits the effect of a lost event (a watch that was interrupted while an object was
+/// deleted).
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// What was read last, by the cluster's UID.
+/// The last read, by the cluster's UID.
 #[derive(Default)]
 pub struct Recall(Mutex<Memory>);
 
 #[derive(Default)]
 struct Memory {
     looks: HashMap<String, (Look, Instant)>,
-    /// Clusters that are being read, and of which no event has come since that began.
+    /// Clusters that are being read and have had no event since the read began.
     reading: HashSet<String>,
 }
 
 impl Recall {
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        // Nothing is left half done under the lock.
+        // No operation under the lock leaves a partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something of the cluster was changed: what was read does not hold any more. Also when nothing could be read, or
-    /// nothing is there any more.
+    /// Invalidates the cached read after an event. Also called if a read failed or the cluster no longer exists.
     pub fn stir(&self, uid: &str) {
         let mut memory = self.memory();
         memory.looks.remove(uid);
         memory.reading.remove(uid);
     }
 
-    /// To be called before reading: an event that comes from now on is later than what is read.
+    /// Must be called before reading: a later event is newer than the read.
     pub fn begin(&self, uid: &str) {
         self.memory().reading.insert(uid.to_owned());
     }
 
-    /// Keeps what was read, unless an event came meanwhile.
+    /// Caches a read, unless an event arrived meanwhile.
     pub fn keep(&self, uid: &str, look: Look, now: Instant) {
         self.forget(now);
         let mut memory = self.memory();
@@ -53,13 +52,13 @@ impl Recall {
         }
     }
 
-    /// Drops what is too old to be taken for true.
+    /// Drops stale reads.
     pub fn forget(&self, now: Instant) {
         let looks = &mut self.memory().looks;
         looks.retain(|_, (_, read)| now.duration_since(*read) < LONGEST);
     }
 
-    /// What was read of this version of the object, if nothing of the cluster has changed since.
+    /// The cached read of this version of the object, if no event of the cluster arrived since.
     pub fn still_true(&self, uid: &str, version: Option<&str>, now: Instant) -> Option<Look> {
         let memory = self.memory();
         let (look, read) = memory.looks.get(uid)?;
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_holds_until_an_event_comes() {
+    fn cached_read_is_valid_until_event() {
         let (recall, look, now) = (Recall::default(), look(), Instant::now());
         assert!(recall.still_true(UID, version(&look), now).is_none());
         recall.begin(UID);
@@ -92,20 +91,20 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_comes_while_reading_is_not_lost() {
+    fn event_during_read_invalidates_cache() {
         let (recall, look, now) = (Recall::default(), look(), Instant::now());
         recall.begin(UID);
         recall.stir(UID);
         recall.keep(UID, look.clone(), now);
         assert!(recall.still_true(UID, version(&look), now).is_none());
-        // The next reading is later than the event.
+        // The next read is later than the event.
         recall.begin(UID);
         recall.keep(UID, look.clone(), now);
         assert!(recall.still_true(UID, version(&look), now).is_some());
     }
 
     #[test]
-    fn another_version_of_the_object_and_an_old_reading_are_read_again() {
+    fn new_version_or_stale_read_is_read_again() {
         let (recall, look, now) = (Recall::default(), look(), Instant::now());
         recall.begin(UID);
         recall.keep(UID, look.clone(), now);
@@ -118,22 +117,22 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_gone_leaves_nothing() {
+    fn deleted_cluster_leaves_no_cached_read() {
         let (recall, look, now) = (Recall::default(), look(), Instant::now());
         recall.begin(UID);
         recall.keep(UID, look.clone(), now);
-        // Its children's ends are events.
+        // Deletions of its children are events.
         recall.stir(UID);
         let nothing = || {
             let memory = recall.memory();
             memory.looks.is_empty() && memory.reading.is_empty()
         };
         assert!(nothing());
-        // It was found out by reading.
+        // A read found that the cluster was deleted.
         recall.begin(UID);
         recall.stir(UID);
         assert!(nothing());
-        // Its last event was lost.
+        // The last event was lost.
         recall.begin(UID);
         recall.keep(UID, look, now);
         recall.forget(now + LONGEST);

@@ -23,11 +23,11 @@ use crate::recall::Recall;
 use crate::refusals::Refusals;
 use crate::upkeep::Calls;
 
-/// How many clusters are read from the API server at the same time. Waiting for etcd takes no place here: clusters
-/// that hang, however many, keep nobody from being read.
+/// Number of clusters that are read from the API server concurrently. Waiting for etcd does not count, so hanging
+/// clusters do not block reads of others.
 const READS: usize = 16;
 
-/// What a reconcile works with.
+/// The inputs of a reconcile.
 pub struct ClusterOperator {
     client: Client,
     /// Sends each request once.
@@ -44,7 +44,7 @@ pub struct ClusterOperator {
 }
 
 impl ClusterOperator {
-    /// `client` talks to the API server, `clients` to the members; seed members prepare their data with `image`.
+    /// `client` connects to the API server, `clients` to the members. Seed members prepare their data with `image`.
     pub fn new(
         client: Client,
         clients: Clients,
@@ -67,27 +67,26 @@ impl ClusterOperator {
         }
     }
 
-    /// Who tells of pods that end while a look is under way.
+    /// Sets the source of notifications about ending pods during an observation.
     #[must_use]
     pub fn told_by(self, endings: Arc<Endings>) -> Self {
         Self { endings, ..self }
     }
 
-    /// Who sends the writes of a step: each once. One that is sent again after a pause, as clients do by themselves,
-    /// would be sent however old the look is by then (invariant 11).
+    /// Sets the client for the writes of a step. It must send each request once: a client that retries after a pause
+    /// would send the request however old the observation is by then (invariant 11).
     #[must_use]
     pub fn writing_by(self, writer: Client) -> Self {
         Self { writer, ..self }
     }
 
-    /// Where the operators run: NetworkPolicies let them in.
+    /// Sets the operators' namespace and pods, which NetworkPolicies admit.
     #[must_use]
     pub fn of(self, operators: Operators) -> Self {
         Self { operators, ..self }
     }
 
-    /// Drops what is remembered of clusters that are gone. Nobody tells of their end: without an object there is no
-    /// reconcile.
+    /// Drops the state of deleted clusters. A deleted object triggers no reconcile.
     pub fn forget(&self, now: Instant) {
         self.recall.forget(now);
         self.clients.forget(now);
@@ -117,7 +116,7 @@ impl Reconcile for ClusterOperator {
         let api: Api<EtcdCluster> = Api::namespaced(self.writer.clone(), &namespace);
         let manager = names::MANAGER_CLUSTER;
         match runtime::apply::status(&api, manager, cluster, Some(&current), &status).await {
-            // Deleted meanwhile.
+            // The object was deleted meanwhile.
             Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done::default()),
             Err(error) => Err(Error::Status(error)),
             Ok(_) => {

@@ -1,8 +1,8 @@
-//! Starts of members that were refused, and when each is tried again.
+//! Rejected starts of members, with the time of each retry.
 //!
-//! A start sets a mark on the member's Service, and takes it back when what follows is refused. Both are events of the
-//! cluster's own objects, which lead to the next look at once: without a memory of the refusal the API server would be
-//! asked again as fast as it answers. In memory only: another process tries once more.
+//! A start sets a mark on the member's Service, and removes it if a following request is rejected. Both are events of
+//! the cluster's own objects and trigger a reconcile at once. Without this record, the operator would send requests as
+//! fast as the API server answers. In memory only: another process retries once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use crate::reason::Reason;
 pub struct Refusals(Mutex<HashMap<(String, String), Refusal>>);
 
 struct Refusal {
-    /// Of the object: what is refused may be allowed under another spec.
+    /// Generation of the object: a rejected start may succeed under another spec.
     generation: Option<i64>,
     times: u32,
     until: Instant,
@@ -31,11 +31,11 @@ struct Refusal {
 
 impl Refusals {
     fn all(&self) -> MutexGuard<'_, HashMap<(String, String), Refusal>> {
-        // Nothing is left half done under the lock.
+        // No operation under the lock leaves a partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why a member is not started yet, in the words of the refusal, so that it is told once.
+    /// Why a member is not started yet, in the words of the rejection, so that the error is reported once.
     pub fn holds(&self, cluster: &EtcdCluster, member: &str, now: Instant) -> Option<Error> {
         let all = self.all();
         let refusal = all.get(&key(cluster, member))?;
@@ -47,7 +47,7 @@ impl Refusals {
         })
     }
 
-    /// A member's start was refused. One that lost a race is tried again soon.
+    /// Records that a member's start was rejected. A start that lost a race is retried soon.
     pub fn refused(&self, cluster: &EtcdCluster, member: &str, error: &Error, now: Instant) {
         if error.is_passing() {
             return;
@@ -66,12 +66,12 @@ impl Refusals {
         all.insert(key(cluster, member), refusal);
     }
 
-    /// The member was started.
+    /// Records that the member was started.
     pub fn allowed(&self, cluster: &EtcdCluster, member: &str) {
         self.all().remove(&key(cluster, member));
     }
 
-    /// Drops what is of no use any more. A member that is refused is tried again in less time.
+    /// Drops expired records. A rejected member is retried earlier than that.
     pub fn forget(&self, now: Instant) {
         self.all()
             .retain(|_, refusal| now < refusal.until + MAX_BACKOFF * 5);
@@ -83,7 +83,7 @@ fn key(cluster: &EtcdCluster, member: &str) -> (String, String) {
 }
 
 impl Error {
-    /// How long a start that was refused is held back yet.
+    /// Remaining back-off of a rejected start.
     pub(crate) fn held(&self) -> Option<Duration> {
         match self {
             Self::Held { left, .. } => Some(*left),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_refused_again_waits_longer() {
+    fn repeated_rejections_back_off() {
         let (refusals, cluster) = (Refusals::default(), look().cluster);
         let mut now = Instant::now();
         let left = |now| refusals.holds(&cluster, "a", now)?.held();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn another_spec_is_tried_at_once_and_a_lost_race_is_no_refusal() {
+    fn new_spec_and_lost_race_retry_at_once() {
         let (refusals, mut cluster, now) = (Refusals::default(), look().cluster, Instant::now());
         refusals.refused(&cluster, "a", &Error::TooOld, now);
         assert!(refusals.holds(&cluster, "a", now).is_none());

@@ -1,16 +1,16 @@
-//! What is known of something that was read: an answer, or an object compared with what the builder makes.
+//! The result of a read: an answer, or an object compared with the builder's object.
 
-/// An answer, or why there is none.
+/// An answer, or why it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
-    /// It was read.
+    /// The answer.
     Known(T),
-    /// It could not be read, and this is why.
+    /// The read failed for this reason.
     Unknown(String),
 }
 
 impl<T> Seen<T> {
-    /// The answer, if there is one.
+    /// The answer, if known.
     pub fn known(&self) -> Option<&T> {
         match self {
             Self::Known(value) => Some(value),
@@ -19,15 +19,15 @@ impl<T> Seen<T> {
     }
 }
 
-/// A Service or budget of the whole cluster, compared with what the builder makes.
+/// A Service or PodDisruptionBudget of the whole cluster, compared with the builder's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept<T> {
-    /// Not there.
+    /// Does not exist.
     Missing,
-    /// There, and not as it should be.
+    /// Exists and differs from the builder's object.
     Drifted,
-    /// There, made for this.
+    /// Exists as the builder makes it, for this value.
     AsMade(T),
-    /// Somebody else's object has its name.
+    /// Another owner's object has its name.
     Others,
 }

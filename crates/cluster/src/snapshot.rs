@@ -1,6 +1,6 @@
-//! What the planner gets to see: one value made of Kubernetes objects, etcd's answers and the recorded status.
+//! The input of the planner: one value made of Kubernetes objects, etcd's answers and the recorded status.
 //!
-//! Plain data. What could not be read is [`Seen::Unknown`], never empty (invariant 1).
+//! Plain data. A value that could not be read is [`Seen::Unknown`], never empty (invariant 1).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::{Upkeep, UpkeepRule};
 
-/// The recorded bootstrap: what is written before the first object is made.
+/// The recorded bootstrap, written before the first object is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intent {
-    /// `--initial-cluster-token` of the first members; stands on every pod and volume claim.
+    /// `--initial-cluster-token` of the first members. Every pod and PVC carries it.
     pub token: String,
-    /// The first members, started together.
+    /// The first members, which start together.
     pub members: BTreeSet<String>,
 }
 
@@ -31,85 +31,86 @@ pub struct Intent {
 #[allow(clippy::struct_excessive_bools)] // Each is a fact of its own; none excludes another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Of the pod object; deletes name it.
+    /// UID of the pod, the precondition of deletes.
     pub uid: String,
-    /// `false` when nobody owns it, because the object it belonged to was deleted and its children left; or when
-    /// somebody has taken its labels away.
+    /// `false` if the pod has no owner because its owner was deleted without its children, or if its labels were
+    /// removed.
     pub owned: bool,
-    /// The cluster token in its annotations.
+    /// The cluster token in the pod's annotations.
     pub token: Option<String>,
-    /// The cluster ID in its annotations.
+    /// The cluster ID in the pod's annotations.
     pub cluster_id: Option<ClusterId>,
-    /// The etcd version in its annotations.
+    /// The etcd version in the pod's annotations.
     pub version: Option<String>,
-    /// The image of its etcd container, as it was asked for.
+    /// The image of the etcd container in the pod's spec.
     pub image: String,
-    /// That its image was changed in place, until it has come back from that.
+    /// Set after the image was changed in place, until the member is healthy again.
     pub changed: Option<Changed>,
-    /// The flags of its etcd and the variables of its environment, without their values.
+    /// The flags of etcd and the names of its environment variables, without values.
     pub flags: BTreeSet<String>,
-    /// Its readiness probe asks `/readyz`, which not every release serves.
+    /// The readiness probe calls `/readyz`, which not every etcd release serves.
     pub readyz: bool,
-    /// The hash of the spec it was made for.
+    /// The hash of the spec from which the pod was made.
     pub spec_hash: Option<String>,
-    /// What of it is not as the spec asks for today, its image apart.
+    /// Differences between the pod and the current spec, except the image.
     pub difference: Difference,
     /// The names in its `--initial-cluster`.
     pub initial: BTreeSet<String>,
-    /// It was made for a member that joins (`--initial-cluster-state=existing`): at its first start its etcd compares
-    /// those names with the list. A first member's does not.
+    /// The pod was made for a joining member (`--initial-cluster-state=existing`). At its first start, etcd compares
+    /// `initial` with the member list. A first member's etcd does not.
     pub joins: bool,
-    /// Its data lies on a volume claim and outlives it.
+    /// The data is on a PVC and outlives the pod.
     pub durable: bool,
-    /// A deletion was asked for; what is not durable in it is lost.
+    /// The pod is being deleted. Data that is not durable is lost.
     pub terminating: bool,
-    /// It ended for good (evicted, node lost); it will not run again.
+    /// The pod ended permanently (evicted, node lost) and does not run again.
     pub failed: bool,
-    /// Its kubelet was asked to look at it again.
+    /// The operator asked the kubelet to sync the pod again.
     pub nudged: bool,
-    /// It has an address: its etcd may answer, also before the kubelet reports that its container runs, which
-    /// it finds out once a second.
+    /// The pod has an IP address. Its etcd may answer before the kubelet reports the container as running, because the
+    /// kubelet checks once a second.
     pub addressed: bool,
-    /// Its etcd container runs.
+    /// The etcd container runs.
     pub running: bool,
-    /// Since when its etcd container has been running.
+    /// Time at which the etcd container started.
     pub running_since: Option<Timestamp>,
-    /// Its readiness probe passes.
+    /// The readiness probe passes.
     pub ready: bool,
-    /// How often its etcd container was started again.
+    /// Number of restarts of the etcd container.
     pub restarts: i32,
-    /// The role in its labels.
+    /// The role in the pod's labels.
     pub role: Option<Role>,
-    /// Why it does not run, as Kubernetes tells it.
+    /// Why the pod does not run, as Kubernetes reports it.
     pub trouble: Option<Trouble>,
-    /// Since when it has not been ready, by the clock of the API server.
+    /// Time since which the pod has not been ready, by the clock of the API server.
     pub unready_since: Option<Timestamp>,
-    /// Since when its node, or the only node that reaches its disk, has been away, as far as the pod tells.
+    /// Time since which the pod's node, or the only node that reaches its volume, has been unavailable, as far as the
+    /// pod shows.
     pub lost_since: Option<Timestamp>,
-    /// How its etcd container ended last.
+    /// The last exit of the etcd container.
     pub ending: Option<Ending>,
-    /// Where it runs.
+    /// The node on which the pod runs.
     pub node: Option<String>,
-    /// When it was made.
+    /// Creation time of the pod.
     pub created: Timestamp,
 }
 
-/// What a pod's note about a change of its image ends with, where the version before could not read the data.
+/// Suffix of the annotation about an image change, set if the previous version could not read the data.
 const UNREADABLE: &str = "unreadable";
 
 /// A change of a pod's image in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The version that ran before.
+    /// The previous version.
     pub from: String,
-    /// How often its container had been started again by then.
+    /// The number of restarts of the container at that time.
     pub restarts: i32,
-    /// That version could not read its data, either.
+    /// The previous version could not read the data either.
     pub unreadable: bool,
 }
 
 impl Changed {
-    /// From the note on a pod.
+    /// Parses the annotation of a pod.
     pub fn read(note: &str) -> Option<Self> {
         let mut words = note.split('/');
         Some(Self {
@@ -119,7 +120,7 @@ impl Changed {
         })
     }
 
-    /// The note on a pod.
+    /// The annotation of a pod.
     pub(crate) fn note(&self) -> String {
         let Self { from, restarts, .. } = self;
         let unreadable = if self.unreadable { UNREADABLE } else { "" };
@@ -129,39 +130,39 @@ impl Changed {
 }
 
 impl Pod {
-    /// The pod keeps its data as long as it stays: it is not on its way out.
+    /// The pod is not being deleted, so data in it is kept.
     pub fn stays(&self) -> bool {
         !self.terminating && !self.failed
     }
 }
 
-/// A member's part in the quorum, as its pod's label says it.
+/// A member's role in the quorum, from the label of its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// It votes.
+    /// A voter with client endpoints.
     Voter,
-    /// It votes, and the client Service passes it by: it is about to stop, or is defragmented.
+    /// A voter that is drained from the client Service, because it is about to stop or is being defragmented.
     Busy {
-        /// From when on; long ago where nobody knows.
+        /// Start of the drain; a time long ago if unknown.
         since: Timestamp,
     },
-    /// It does not vote yet.
+    /// A learner.
     Learner,
 }
 
 /// Why a pod does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// No node takes it.
+    /// No node accepts the pod.
     Unschedulable(String),
-    /// Its image cannot be had.
+    /// The image cannot be pulled.
     Image(String),
-    /// Its container ends again and again, or cannot be made.
+    /// The container exits repeatedly, or cannot be created.
     Failing(String),
 }
 
 impl Trouble {
-    /// The sentence Kubernetes gave.
+    /// The message from Kubernetes.
     pub fn message(&self) -> &str {
         match self {
             Self::Unschedulable(text) | Self::Image(text) | Self::Failing(text) => text,
@@ -169,79 +170,79 @@ impl Trouble {
     }
 }
 
-/// How a member's etcd container ended.
+/// An exit of a member's etcd container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// When.
+    /// Time of the exit.
     pub at: Timestamp,
-    /// Why, as far as it can be told.
+    /// The cause, as far as it can be determined.
     pub cause: Cause,
 }
 
-/// Why a member's etcd container ended.
+/// Why a member's etcd container exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// What lies on its disk is damaged or missing, in etcd's own words.
+    /// Data on its disk is damaged or missing, in etcd's own words.
     Data(String),
-    /// It took more memory than it may.
+    /// The container exceeded its memory limit.
     Memory,
-    /// What surrounds it is not as it needs it: a full disk, rights, an address, a flag.
+    /// The environment does not fit: a full disk, permissions, an address, a flag.
     Surroundings(String),
-    /// It failed, and nobody knows whether its data is the reason.
+    /// etcd failed, and it is unknown whether its data is the reason.
     Failed(String),
-    /// It was ended, or ended in order.
+    /// The container was stopped, or exited normally.
     Ended,
 }
 
-/// A member's volume claim.
+/// A member's PVC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Of the claim; deletes name it.
+    /// UID of the PVC, the precondition of deletes.
     pub uid: String,
-    /// Its version; a removal is only noted on the version that was read.
+    /// Resource version of the PVC, the precondition for recording a removal.
     pub resource_version: String,
-    /// Who removed its member from etcd, as noted on the claim.
+    /// Who removed the member from etcd, as recorded on the PVC.
     pub removal: Option<Removal>,
-    /// `false` when nobody owns it, or when somebody has taken its labels away.
+    /// `false` if the PVC has no owner, or if its labels were removed.
     pub owned: bool,
-    /// The cluster token in its annotations.
+    /// The cluster token in the PVC's annotations.
     pub token: Option<String>,
-    /// The cluster ID in its annotations.
+    /// The cluster ID in the PVC's annotations.
     pub cluster_id: Option<ClusterId>,
-    /// The etcd version it was made for.
+    /// The etcd version for which the PVC was made.
     pub version: Option<String>,
-    /// The first members, on a first member's claim.
+    /// The first members, on the PVC of a first member.
     pub initial: BTreeSet<String>,
-    /// A deletion was asked for; it is gone when its pod is.
+    /// The PVC is being deleted; it disappears with its pod.
     pub terminating: bool,
-    /// Its volume is gone, as Kubernetes says: a pod that has it open may go on, and no other one gets it.
+    /// Kubernetes reports the volume as lost. A pod that has mounted it may continue to run; no other pod can mount it.
     pub lost: bool,
-    /// What it asks for and has.
+    /// Requested and actual size and class.
     pub claim: Claim,
 }
 
 impl Disk {
-    /// The data on it outlives its pod: it is not on its way out, and its volume is there.
+    /// The data outlives the pod: the PVC is not being deleted, and its volume exists.
     pub fn stays(&self) -> bool {
         !self.terminating && !self.lost
     }
 
-    /// Invariant 25: someone else removed its member from etcd. Nothing is started on it.
+    /// Invariant 25: another party removed the member from etcd. No member is started on this PVC.
     pub(crate) fn is_evidence(&self) -> bool {
         matches!(self.removal, Some(Removal::ByOthers { .. }))
     }
 }
 
-/// Who removed a claim's member from etcd.
+/// Who removed the member of a PVC from etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// This operator; noted before etcd is asked.
+    /// This operator. Recorded before the request to etcd.
     ByOperator,
-    /// Someone else.
+    /// Another party.
     ByOthers {
-        /// When the operator noticed.
+        /// Time at which the operator noticed the removal.
         since: Timestamp,
-        /// A majority of the voters was missing from the list.
+        /// A majority of the voters was missing from the member list.
         majority: bool,
     },
 }
@@ -250,7 +251,7 @@ const BY_OPERATOR: &str = "operator";
 const MAJORITY: &str = "majority";
 
 impl Removal {
-    /// From the annotation of a claim. An annotation that cannot be read keeps the volume for a person to decide.
+    /// Parses the annotation of a PVC. An annotation that cannot be parsed keeps the volume until a person decides.
     pub fn read(note: &str) -> Self {
         if note == BY_OPERATOR {
             return Self::ByOperator;
@@ -268,7 +269,7 @@ impl Removal {
         }
     }
 
-    /// The annotation of a claim.
+    /// The annotation of a PVC.
     pub(crate) fn note(self) -> String {
         match self {
             Self::ByOperator => BY_OPERATOR.to_owned(),
@@ -281,160 +282,159 @@ impl Removal {
     }
 }
 
-/// What a volume claim asks for and has, or should ask for.
+/// Requested and actual properties of a PVC, or those that it should have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Its storage class.
+    /// The storage class.
     pub class: Option<String>,
-    /// The bytes it asks for.
+    /// The requested bytes.
     pub requested: Option<u64>,
-    /// The same as it is written.
+    /// The requested size as written in the spec.
     pub text: String,
-    /// The bytes it has.
+    /// The actual bytes.
     pub capacity: Option<u64>,
-    /// How far its growth is, as Kubernetes tells it.
+    /// Progress of the resize, as Kubernetes reports it.
     pub resizing: Option<String>,
 }
 
 /// A member's own Service.
-#[allow(clippy::struct_excessive_bools)] // Each is seen by itself; all combinations happen.
+#[allow(clippy::struct_excessive_bools)] // Each is read separately; all combinations occur.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Of the Service; deletes name it.
+    /// UID of the Service, the precondition of deletes.
     pub uid: String,
-    /// Its version; a mark is only put on the version that was read.
+    /// Resource version of the Service, the precondition for setting the mark.
     pub resource_version: String,
-    /// `false` when nobody owns it.
+    /// `false` if the Service has no owner.
     pub owned: bool,
-    /// The mark that a pod may have been made: set before the pod is created.
+    /// The mark that a pod may have been created: set before the pod is created.
     pub started: bool,
-    /// It was marked once more by whoever went on with another's start: nobody takes that mark back.
+    /// Another process set the mark again when it continued the start. No process removes this mark.
     pub renewed: bool,
-    /// It is not what the builder makes.
+    /// The Service differs from the object that the builder makes.
     pub drifted: bool,
-    /// It has no endpoints yet: how a first member's Service begins.
+    /// The Service has no endpoints yet. The Service of a first member starts in this state.
     pub closed: bool,
-    /// When it was made: the age of the member.
+    /// Creation time, from which the age of the member is computed.
     pub created: Timestamp,
 }
 
-/// What is there of the objects of the whole cluster.
+/// The state of the objects that belong to the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shared {
     /// The headless Service.
     pub headless: Kept<()>,
-    /// The client Service; `true` when it lets clients in.
+    /// The client Service; `true` if it has endpoints for clients.
     pub client: Kept<bool>,
-    /// The disruption budget: its `minAvailable`.
+    /// The PodDisruptionBudget with its `minAvailable`.
     pub budget: Kept<usize>,
-    /// The UID of the disruption budget.
+    /// The UID of the PodDisruptionBudget.
     pub budget_uid: Option<String>,
 }
 
-/// What concerns the recovery from a lost quorum.
+/// State of the recovery from a lost quorum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// `status.recovery`.
     pub record: Option<RecoveryStatus>,
-    /// The annotation by which a person approves one.
+    /// The annotation by which a person approves a recovery.
     pub approval: Option<String>,
     /// `status.staleApproval`.
     pub stale_approval: Option<String>,
-    /// Since when the condition Available has been false.
+    /// Time since which the condition Available has been false.
     pub unavailable_since: Option<Timestamp>,
-    /// The last backup in the status, in words.
+    /// The last backup in the status, as text.
     pub last_backup: Option<String>,
-    /// The lists of members that members have locally. Asked for when no quorum answers.
+    /// The local member lists of the members. Read only while no quorum answers.
     pub local: Vec<Members>,
     /// `status.replaced`.
     pub replaced: Option<ReplacedStatus>,
-    /// The members in the status of an operator that recorded no bootstrap: there was a cluster.
+    /// The members in the status of an operator that recorded no bootstrap. If any are named, a cluster existed.
     pub named_before: BTreeSet<String>,
-    /// What the first member of the new cluster answers, while a recovery is under way.
+    /// The answer of the first member of the new cluster during a recovery.
     pub seed: Option<Seen<SeedAnswer>>,
 }
 
 impl Recovery {
-    /// The record of the recovery this cluster came from, if it is complete.
+    /// The record of the recovery that created this cluster, if that recovery is complete.
     pub fn former(&self) -> Option<&RecoveryStatus> {
         let record = self.record.as_ref();
         record.filter(|record| record.phase == RecoveryPhase::Complete)
     }
 }
 
-/// What the first member of a recovered cluster answers.
+/// The answer of the first member of a recovered cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedAnswer {
-    /// The linearizable list.
+    /// The linearizable member list.
     pub list: Members,
-    /// What it says of itself.
+    /// The member's own status.
     pub status: Status,
 }
 
-/// Everything observed of one cluster.
+/// The complete observation of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
     /// Name of the `EtcdCluster`.
     pub cluster: String,
-    /// Version of the `EtcdCluster`; what is recorded in its status is only written over this version.
+    /// Resource version of the `EtcdCluster`, the precondition for writing records into its status.
     pub resource_version: String,
     /// `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// The restore that claims the object.
+    /// The restore that owns the object.
     pub claimed_by: Option<String>,
     /// `status.bootstrap`.
     pub intent: Option<Intent>,
     /// `status.clusterID`.
     pub cluster_id: Option<ClusterId>,
-    /// The voters the status named last: a report, used for messages only.
+    /// The voters in the last reported status. Used for messages only.
     pub reported_voters: BTreeSet<String>,
     /// `status.currentVersion`.
     pub reported_version: Option<String>,
     /// Pods by member.
     pub pods: BTreeMap<String, Pod>,
-    /// Volume claims by member.
+    /// PVCs by member.
     pub disks: BTreeMap<String, Disk>,
     /// Services of members, by member.
     pub services: BTreeMap<String, Service>,
-    /// Pods and claims with this cluster's labels that belong to another object or to nobody known.
+    /// Pods and PVCs with this cluster's labels that belong to another object or have an unknown owner.
     pub strangers: Vec<String>,
     /// Objects of the whole cluster.
     pub shared: Shared,
-    /// The linearizable member list. Read after the Kubernetes objects: a pod that was seen and whose member
-    /// is not in it belongs to a member that was removed.
+    /// The linearizable member list. It is read after the Kubernetes objects: if a pod was read and its member is not
+    /// listed, the member was removed.
     pub members: Seen<Members>,
-    /// Client URLs of the cluster that this one is to join and take the place of.
+    /// Client URLs of the cluster that this cluster joins and replaces.
     pub join: Vec<String>,
-    /// The client URLs of members of that cluster, by name.
+    /// The client URLs of the members of that cluster, by name.
     pub elsewhere: BTreeMap<String, String>,
-    /// What each member that runs says of itself, by name.
+    /// The status of each running member, by name.
     pub statuses: BTreeMap<String, Seen<Status>>,
-    /// What members tell on their listener for health, asked in the same look because they have not served clients yet
-    /// and do not answer as those do.
+    /// The answers of the members' health listeners, requested in the same observation. These members do not serve
+    /// clients yet, so their answers differ from a status.
     pub pulses: BTreeMap<String, Pulse>,
-    /// The members' hashes of their data at the revision the plan asked for; empty unless it did.
+    /// The members' data hashes at the revision that the plan requested; empty if no plan requested one.
     pub hashes: BTreeMap<String, Seen<Option<KeyHash>>>,
-    /// What concerns the recovery from a lost quorum.
+    /// State of the recovery from a lost quorum.
     pub recovery: Recovery,
-    /// What concerns the members' databases.
+    /// State of the members' databases.
     pub upkeep: Upkeep,
-    /// What the cluster's certificates are worth.
+    /// Source of the cluster's certificates and their problems.
     pub tls: Tls,
-    /// How far a change of its TLS is.
+    /// Progress of a change of TLS settings.
     pub tls_rollout: Option<TlsRollout>,
-    /// Its generated certificates.
+    /// The generated certificates.
     pub certificates: crate::certificates::Certificates,
-    /// Who gets in.
+    /// State of authentication and of the NetworkPolicy.
     pub access: Access,
     /// The API server's clock.
     pub clock: ApiServerClock,
-    /// The image of the operator, with which the seed of a recovery prepares its data. It is read while a recovery is in
-    /// progress.
+    /// The image of the operator, with which the seed of a recovery prepares its data. Read only during a recovery.
     pub operator_image: Seen<OperatorImage>,
 }
 
 impl Observed {
-    /// The member a majority of the answers calls the leader.
+    /// The leader according to a majority of the answers.
     pub fn leader(&self) -> Option<MemberId> {
         let answers = self.statuses.values().filter_map(Seen::known);
         answers
@@ -447,24 +447,24 @@ impl Observed {
 /// `spec.recovery`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoveryRule {
-    /// A lost quorum is recovered without a person.
+    /// Recover a lost quorum without approval by a person.
     pub automatic: bool,
-    /// How long quorum must have been lost before that, and before a recovery goes on without a survivor that does
-    /// not answer.
+    /// How long quorum must have been lost before an automatic recovery. Also how long a recovery waits for a survivor
+    /// that does not answer.
     pub after: Duration,
 }
 
-/// What the spec asks for, as far as the planner is concerned.
+/// The part of the spec that the planner uses.
 #[allow(clippy::struct_excessive_bools)] // Each is a wish of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
     /// `spec.size`.
     pub size: usize,
-    /// How many members are bootstrapped together: all, or one with `bootstrap: Seed`.
+    /// Number of members that are bootstrapped together: all, or one with `bootstrap: Seed`.
     pub first: usize,
-    /// Members keep their data on volume claims.
+    /// Members keep their data on PVCs.
     pub durable: bool,
-    /// What those claims ask for.
+    /// The properties that these PVCs request.
     pub claim: Option<Claim>,
     /// `spec.hibernate`.
     pub hibernate: bool,
@@ -476,23 +476,24 @@ pub struct Desired {
     pub image: String,
     /// `spec.repository`.
     pub repository: String,
-    /// The hash of what pods are made from.
+    /// The hash of the fields from which pods are made.
     pub spec_hash: String,
-    /// `spec.memberReplacement.after`: how long a member may be down on a lost node.
+    /// `spec.memberReplacement.after`: how long a member may be down on a lost node before it is replaced.
     pub replace_after: Duration,
-    /// `spec.memberReplacement.keepVolumes`: how long the volume of a member is kept that someone else removed.
+    /// `spec.memberReplacement.keepVolumes`: how long the volume of a member is kept after another party removed the
+    /// member.
     pub keep_volumes: Duration,
     /// `spec.recovery`.
     pub recovery: RecoveryRule,
     /// `spec.paused`.
     pub paused: bool,
-    /// Whether there is a disruption budget.
+    /// The cluster has a PodDisruptionBudget.
     pub budget: bool,
-    /// Who is to get in.
+    /// The desired authentication and NetworkPolicy.
     pub access: AccessRule,
-    /// Why the spec cannot be followed at all: field, problem and remedy.
+    /// Why the spec is invalid: field, problem and remedy.
     pub invalid: Option<String>,
-    /// Why nothing may be started under this spec: fields that are not in effect and must not be ignored.
+    /// Why no member may be started under this spec: fields that are not in effect and must not be ignored.
     pub refused: Option<String>,
     /// The object with the spec in effect, from which objects are built.
     pub object: EtcdCluster,

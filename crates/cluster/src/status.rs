@@ -1,8 +1,8 @@
-//! The status: computed from what was observed, planned and done. Pure and deterministic: the same input gives
-//! the same bytes, so a status never triggers itself.
+//! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
+//! gives the same bytes, so a status never triggers a reconcile.
 //!
-//! It never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`: those are records, written by their own steps, and what is
-//! computed here is a report that can be deleted and rebuilt.
+//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`. Those are
+//! records, written by steps of their own. The report can be deleted and rebuilt.
 
 mod conditions;
 mod members;
@@ -23,17 +23,17 @@ use crate::plan::{Plan, View, current_version};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 
-/// What a status is computed from.
+/// The input of a status.
 pub struct Report<'a> {
-    /// The object as it was observed.
+    /// The object from the observation.
     pub cluster: &'a EtcdCluster,
-    /// What its spec asks for.
+    /// The settings of its spec.
     pub desired: &'a Desired,
-    /// What was observed.
+    /// The observation.
     pub observed: &'a Observed,
-    /// What was planned.
+    /// The plan.
     pub plan: &'a Plan,
-    /// The failure of the step, in words; `None` when it was done or only postponed.
+    /// The failure of the step as text; `None` if it succeeded or was only postponed.
     pub failure: Option<String>,
 }
 
@@ -52,13 +52,13 @@ impl Report<'_> {
         waiting.any(|waiting| waiting.reason == reason)
     }
 
-    /// It hibernates, or is on its way to it.
+    /// The cluster hibernates or is being stopped for that.
     fn hibernates(&self) -> bool {
         let mut waiting = self.plan.waiting_for.iter();
         waiting.any(|waiting| waiting.reason.is_hibernation())
     }
 
-    /// The report alone, as it stands in the object now.
+    /// The report in the object now, without records.
     pub fn current(&self) -> EtcdClusterStatus {
         let mut current = self.cluster.status.clone().unwrap_or_default();
         current.conditions.retain(conditions::is_ours);
@@ -75,7 +75,7 @@ impl Report<'_> {
         }
     }
 
-    /// The report as it should be.
+    /// The new report.
     pub fn status(&self, now: &Time) -> EtcdClusterStatus {
         let Self {
             cluster,
@@ -139,7 +139,7 @@ impl Report<'_> {
     }
 }
 
-/// What is waited for; where only somebody else can go on, that.
+/// The reasons for waiting. If only another party can continue, only that reason.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     let idle = plan.step.is_empty() && !plan.problems.is_empty();
     match waiting {

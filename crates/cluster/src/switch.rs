@@ -1,26 +1,27 @@
-//! Switching TLS while members run: what they are started with, and what comes next on the way to what the spec asks
-//! for. Pure, and plain data without any of the material.
+//! Changing TLS settings while members run: the settings with which members were started, and the next step toward the
+//! spec. Pure, and plain data without key material.
 //!
-//! What members are started with is recorded in the status (`status.TLS`) before the first is started with it, so a
-//! cluster without pods comes back as it was, and any process goes on from there. Between members the way leads over
-//! the stages of [`PeerStage`]. Towards clients it has two steps, and who takes the second is the user, who alone knows
-//! when all clients have changed: members accept both (`spec.TLS.acceptPlaintext`), then one.
+//! The status records the settings (`status.TLS`) before the first member starts with them. So a cluster without pods
+//! comes back unchanged, and any operator process can continue the change. Between members, the change passes through
+//! the stages of [`PeerStage`]. For clients it has two steps: members first accept both plain text and TLS
+//! (`spec.TLS.acceptPlaintext`), then only one. The user triggers the second step, because only the user knows when all
+//! clients have changed.
 
 use std::collections::BTreeMap;
 
 use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
 use member::tls::Fault;
 
-/// Who makes the certificates.
+/// Who issues the certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
-    /// Somebody else; they are in Secrets.
+    /// Another party, through Secrets.
     Others,
     /// The operator.
     Operator,
 }
 
-/// How clients get in.
+/// How clients connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
     /// Without TLS.
@@ -31,19 +32,19 @@ pub enum Clients {
     Tls,
 }
 
-/// How members talk, to each other and to clients, and by whose certificates.
+/// How members communicate with each other and with clients, and who issues their certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// To each other.
+    /// Between members.
     pub peers: PeerStage,
-    /// To clients.
+    /// With clients.
     pub clients: Clients,
-    /// By whose certificates; `None` without TLS.
+    /// Who issues the certificates; `None` without TLS.
     pub maker: Option<Maker>,
 }
 
 impl Way {
-    /// The way of members that are started with this.
+    /// The communication of members that start with this policy.
     pub fn of(policy: Option<&TlsPolicy>) -> Self {
         let encrypts = |tls: &&TlsPolicy| tls.encrypts_peers() || tls.encrypts_clients();
         let maker = policy.filter(encrypts).map(|tls| match tls.generated {
@@ -62,7 +63,7 @@ impl Way {
         }
     }
 
-    /// In words, of members.
+    /// As text, with members as the subject.
     pub fn words(self) -> String {
         let peers = match self.peers {
             PeerStage::Plain => "talk to each other without TLS",
@@ -81,17 +82,17 @@ impl Way {
     }
 }
 
-/// What comes next.
+/// The next step of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing: members are started with what the spec asks for, or with what says the same.
+    /// None: members are started with the settings of the spec or equivalent ones.
     There,
-    /// Members are to be started with this.
+    /// Start members with this policy.
     Step(Option<TlsPolicy>),
 }
 
-/// What comes next on the way from what members are started with to what the spec asks for; why nothing does, where
-/// members that run cannot be brought there.
+/// The next step from the settings of running members to the spec. An error explains why running members cannot reach
+/// the spec.
 pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, String> {
     let (here, there) = (Way::of(at), Way::of(wanted));
     if here == there {
@@ -123,7 +124,7 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // The certificates are those of the side that has some.
+    // The certificates of the side that has some.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
@@ -135,8 +136,8 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     })))
 }
 
-/// From static certificates to generated ones, or back. Neither trust the others, so members go back to plain text
-/// between each other first, and clients use it meanwhile.
+/// Changes from static to generated certificates, or back. Neither set trusts the other. So members first return to
+/// plain text between each other, and clients use plain text meanwhile.
 fn exchange(
     (at, here): (Option<&TlsPolicy>, Way),
     (wanted, there): (Option<&TlsPolicy>, Way),
@@ -165,45 +166,45 @@ fn exchange(
     })
 }
 
-/// What members were started with, as the status and the pods say it.
+/// The TLS settings with which members were started, from the status and the pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Started {
-    /// What the status records of this cluster.
+    /// The record in this cluster's status.
     pub record: Option<TlsStatus>,
-    /// What pods were made with, by name.
+    /// The policy of each pod, by name.
     pub made: BTreeMap<String, Option<TlsPolicy>>,
-    /// How the etcd of pods was told to talk, by name.
+    /// How each pod's etcd communicates according to its flags, by name.
     pub ways: BTreeMap<String, Way>,
 }
 
-/// How far a change of TLS is: what members are started with, and what comes next.
+/// Progress of a TLS change: the current settings of members and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsRollout {
-    /// What members are started with.
+    /// The current settings of members.
     pub at: Option<TlsPolicy>,
-    /// That stands in the status.
+    /// Whether the status records these settings.
     pub recorded: bool,
-    /// What comes next, if anything does.
+    /// The next step, if any.
     pub next: Option<Step>,
-    /// How the members talk whose pods say it, by name.
+    /// How each member communicates, by name, for pods that show it.
     pub ways: BTreeMap<String, Way>,
-    /// Why members that run cannot be brought to what the spec asks for.
+    /// Why running members cannot reach the settings of the spec.
     pub refused: Option<String>,
 }
 
-/// What members are to be started with next.
+/// The settings with which members start next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// That.
+    /// The policy of the next step.
     pub to: Option<TlsPolicy>,
-    /// What is wrong with its certificates: nobody is started with them before that is put right.
+    /// Problems of the certificates. No member starts with them before the problems are fixed.
     pub faults: Vec<Fault>,
 }
 
 impl TlsRollout {
-    /// From what members were started with; `wanted` is what the spec asks for.
+    /// Computes the progress from the settings of running members; `wanted` is the policy of the spec.
     pub fn of(started: &Started, wanted: Option<&TlsPolicy>) -> Self {
-        // The stage is the operator's, whatever the spec says.
+        // The operator sets the stage, whatever the spec says.
         let wanted = wanted.cloned().map(|tls| TlsPolicy {
             peer_stage: None,
             ..tls
@@ -237,14 +238,14 @@ impl TlsRollout {
         }
     }
 
-    /// The members that are not started again yet with what they are to be started with.
+    /// The members that have not yet been restarted with the next settings.
     pub fn waits_for(&self) -> Vec<&str> {
         let at = Way::of(self.at.as_ref());
         let others = self.ways.iter().filter(|(_, way)| **way != at);
         others.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Whether the way members talk is being changed; in words.
+    /// The change in progress as text, if any.
     pub fn under_way(&self) -> Option<String> {
         let at = Way::of(self.at.as_ref());
         let waits = self.waits_for();
@@ -275,7 +276,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// The stages on the way, and where it ends.
+    /// The stages of the change, including the last.
     fn way(from: &str, to: &str) -> Vec<PeerStage> {
         let (mut at, to) = (policy(from), policy(to));
         let mut stages = Vec::new();
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_switched_on_and_off_stage_by_stage() {
+    fn enables_and_disables_tls_in_stages() {
         use PeerStage::{Plain, PlainAndTls, Tls, TlsTwice};
         for tls in [PEERS, BOTH, GENERATED] {
             assert_eq!(way("null", tls), [PlainAndTls, TlsTwice, Tls], "{tls}");
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_that_is_taken_back_midway_turns_around() {
+    fn reverted_tls_change_rolls_back() {
         let wanted = policy(BOTH);
         let mut at = None;
         for stage in [PeerStage::PlainAndTls, PeerStage::TlsTwice] {
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_never_left_without_a_way_both_sides_speak() {
+    fn clients_always_share_a_protocol_with_members() {
         for (from, to) in [("null", ALL), (ALL, "null"), (PEERS, ALL), (ALL, PEERS)] {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
             assert!(why.contains("acceptPlaintext"), "{why}");
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_for_the_same_are_no_switch() {
+    fn equivalent_tls_settings_need_no_change() {
         for (one, other) in [
             ("null", "{}"),
             (

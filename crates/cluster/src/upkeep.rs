@@ -1,9 +1,8 @@
-//! What the planner gets to see of the members' databases: alarms, the recorded defragmentation, and the call that
-//! is under way.
+//! The planner's view of the members' databases: alarms, the recorded defragmentation, and the call in progress.
 //!
-//! A defragmentation may take minutes. It is asked for beside the reconciles, so that the cluster goes on being
-//! looked after meanwhile. What is remembered here of a call is of use and not needed: a process that knows nothing
-//! of it asks the recorded member again, and etcd lets the second call wait for the first.
+//! A defragmentation may take minutes. The call runs outside the reconciles, so that the cluster stays managed
+//! meanwhile. The memory of a call is optional: a process without it calls the recorded member again, and etcd queues
+//! the second call behind the first.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,30 +17,30 @@ use tokio::task::JoinHandle;
 
 use crate::seen::Seen;
 
-/// A call that nobody has asked for so long belongs to a cluster that is gone.
+/// A call without queries for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
-/// What was observed of the members' databases.
+/// The observed state of the members' databases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upkeep {
-    /// The alarms that are raised. Asked for when a member tells of one.
+    /// The raised alarms. Read only if a member reports one.
     pub alarms: Seen<Vec<Alarm>>,
     /// `status.defragmentation`.
     pub record: Option<DefragmentationStatus>,
-    /// What became of the last call to the recorded member, as far as this process knows.
+    /// The result of the last call to the recorded member, as far as this process knows.
     pub call: Option<Call>,
-    /// A read that a quorum confirms took long: it is no time to burden a member.
+    /// A linearizable read was slow: members should not be loaded further now.
     pub slow: bool,
 }
 
 impl Upkeep {
-    /// The defragmentation that is not over.
+    /// The defragmentation in progress.
     pub fn open_run(&self) -> Option<&DefragmentationStatus> {
         let record = self.record.as_ref()?;
         record.completion_time.is_none().then_some(record)
     }
 
-    /// The member that was asked to defragment and has not answered yet.
+    /// The member whose defragmentation call is unanswered.
     pub fn defragmenting(&self) -> Option<&str> {
         let last = self.open_run()?.members.last()?;
         last.completion_time.is_none().then_some(&last.name)
@@ -59,27 +58,27 @@ impl Default for Upkeep {
     }
 }
 
-/// A call for a defragmentation.
+/// A defragmentation call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// The member has not answered yet.
     Running,
-    /// It is done.
+    /// The defragmentation succeeded.
     Done,
-    /// It failed, and this is why.
+    /// It failed for this reason.
     Failed(String),
 }
 
-/// `spec.upkeep`, and what it needs of `spec.etcd`.
+/// `spec.upkeep`, and the needed fields of `spec.etcd`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpkeepRule {
-    /// The quota of the members, bytes.
+    /// The quota of the members in bytes.
     pub quota: i64,
-    /// Whether a full database is left to a person.
+    /// Whether a full database is only reported and left to a person.
     pub only_reports: bool,
-    /// How many revisions are kept when a full database is compacted; `None`: it is not.
+    /// Number of revisions to keep when a full database is compacted; `None` disables compaction.
     pub keep_revisions: Option<i64>,
-    /// When members are defragmented besides.
+    /// The rule for defragmentation of databases that are not full.
     pub defragmentation: Option<Defragmentation>,
 }
 
@@ -96,13 +95,13 @@ impl Default for UpkeepRule {
     }
 }
 
-/// The calls of this process, one a cluster, by its UID.
+/// The calls of this process, one per cluster, by its UID.
 #[derive(Debug, Default)]
 pub struct Calls(Mutex<HashMap<String, Under>>);
 
 #[derive(Debug)]
 struct Under {
-    /// The member, and when it was recorded that it is told.
+    /// The member, and the time of the record that precedes the call.
     what: (String, Timestamp),
     handle: Option<JoinHandle<Result<(), etcd::Error>>>,
     answer: Option<Call>,
@@ -114,7 +113,7 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a call run, unless the very same runs or has run.
+    /// Starts a call, unless the same call runs or has run.
     pub fn begin(
         &self,
         cluster: &str,
@@ -134,7 +133,7 @@ impl Calls {
         calls.insert(cluster.to_owned(), under);
     }
 
-    /// What became of the call to the member that the record names.
+    /// The result of the call to the member in the record.
     pub fn of(&self, cluster: &str, record: Option<&DefragmentationStatus>) -> Option<Call> {
         let last = record?.members.last()?;
         let mut calls = self.calls();
@@ -158,7 +157,7 @@ impl Calls {
         Some(under.answer.clone().unwrap_or(Call::Running))
     }
 
-    /// Drops the calls of clusters that are gone.
+    /// Drops the calls of deleted clusters.
     pub fn forget(&self, now: Instant) {
         self.calls()
             .retain(|_, under| now.duration_since(under.asked) < FORGOTTEN);
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_is_made_once_and_its_answer_is_kept_until_it_is_recorded() {
+    async fn call_runs_once_and_keeps_answer_until_recorded() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = || ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         assert_eq!(calls.of("uid", Some(&open)), None);
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cluster_that_is_gone_leaves_no_call() {
+    async fn deleted_cluster_leaves_no_call() {
         let calls = Calls::default();
         let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         calls.begin("uid", what, std::future::pending().boxed());
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_that_fails_says_why() {
+    async fn failed_call_reports_reason() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         let call = async { Err(etcd::Error::Timeout("db-a".into())) };

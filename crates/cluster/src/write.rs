@@ -1,4 +1,4 @@
-//! The writes that the phases of the plan ask for, in the words of etcd and Kubernetes.
+//! The writes that the phases of the plan request, in the terms of etcd and Kubernetes.
 //!
 //! The phases, and the rules between them, need to know what a request means: which member is started or stopped. They
 //! do not need its object. `plan::actions` turns each write into the [`crate::action::Action`] that is sent, and
@@ -18,32 +18,32 @@ use crate::action::{StartPart, Undo};
 use crate::certificates::CertificateWrite;
 use crate::snapshot::{Changed, Intent, Removal, Role};
 
-/// How a member's etcd begins.
+/// How a member's etcd starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// `--initial-cluster-state=new`: only inside the recorded bootstrap (invariant 6).
     New,
-    /// `--initial-cluster-state=existing`, with all members of the list it was added to.
+    /// `--initial-cluster-state=existing`, with all members of the list to which it was added.
     Join,
-    /// It ran before: its disk knows everything, and without its disk it must not start.
+    /// The member ran before. Its disk contains its state; without the disk the member must not start.
     OnDisk,
-    /// It begins a cluster with the data of the survivor that `status.recovery` names, which is fetched before its
-    /// etcd starts. Without that data it must not start.
+    /// The member starts a new cluster with the data of the survivor that `status.recovery` names. The data is fetched
+    /// before etcd starts; without it the member must not start.
     FromSurvivor,
 }
 
-/// A member to start: what goes into its volume claim and its pod.
+/// A member to start: the content of its PVC and its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// The member: its pod's, its claim's and its Service's name.
+    /// The member, which is the name of its pod, PVC and Service.
     pub member: String,
-    /// How its etcd begins when its disk is empty.
+    /// How etcd starts if its disk is empty.
     pub state: State,
-    /// The members in `--initial-cluster`, itself included.
+    /// The members in `--initial-cluster`, including itself.
     pub initial: BTreeSet<String>,
     /// The role label.
     pub role: Role,
-    /// Its data lies on a volume claim.
+    /// The data is on a PVC.
     pub durable: bool,
     /// The etcd version it runs.
     pub version: String,
@@ -53,14 +53,14 @@ pub struct Start {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// What stands on a pod or a claim and follows what etcd says.
+/// Labels and annotations of a pod or PVC that follow the answers of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Whose pod and claim.
+    /// The member whose pod and PVC are labeled.
     pub member: String,
-    /// Of the object that was seen; another one of the same name is left alone.
+    /// UID precondition: another object of the same name is not changed.
     pub uid: String,
-    /// The role label; `None` leaves it.
+    /// The role label; `None` leaves the label unchanged.
     pub role: Option<Role>,
     /// The cluster token.
     pub token: String,
@@ -68,267 +68,267 @@ pub struct Label {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// What is recorded of a recovery, whole: what is not in it is taken out of the status.
+/// The complete record of a recovery: fields that are missing here are removed from the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveryRecord {
     /// `status.recovery`.
     pub recovery: Option<RecoveryStatus>,
     /// `status.staleApproval`.
     pub stale_approval: Option<String>,
-    /// The cluster that takes the place of the one recorded.
+    /// The cluster that replaces the recorded one.
     pub formed: Option<(Intent, ClusterId)>,
-    /// The version of the object it is written over.
+    /// The resourceVersion precondition of the EtcdCluster.
     pub over: String,
 }
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Writes a generated certificate, or tells of one.
+    /// Writes a generated certificate, or notifies a pod of one.
     Certificate(CertificateWrite),
-    /// Writes `status.bootstrap` (and the cluster ID, when it was found on pods or claims).
+    /// Writes `status.bootstrap`, and the cluster ID if PVCs or pods carry one.
     RecordIntent {
-        /// What to record.
+        /// The bootstrap.
         intent: Intent,
-        /// A cluster ID found with it.
+        /// The cluster ID on the same objects.
         cluster_id: Option<ClusterId>,
-        /// The version of the object it is written over.
+        /// The resourceVersion precondition of the EtcdCluster.
         over: String,
     },
     /// Writes `status.clusterID`.
     RecordClusterId {
-        /// What etcd answered.
+        /// The ID from etcd's answer.
         cluster_id: ClusterId,
-        /// The version of the object it is written over.
+        /// The resourceVersion precondition of the EtcdCluster.
         over: String,
     },
-    /// Writes `status.recovery` and `status.staleApproval`, and the cluster that was recovered.
+    /// Writes `status.recovery`, `status.staleApproval` and the recovered cluster.
     RecordRecovery(Box<RecoveryRecord>),
-    /// Writes `status.TLS`: what members are started with from now on.
+    /// Writes `status.TLS`: the TLS settings with which members start from now on.
     RecordTls {
-        /// What to record.
+        /// The record.
         record: Box<TlsStatus>,
-        /// The version of the object it is written over.
+        /// The resourceVersion precondition of the EtcdCluster.
         over: String,
     },
     /// Applies the headless Service.
     ApplyHeadless,
     /// Applies the client Service.
     ApplyClient {
-        /// Whether clients are let in.
+        /// Whether the Service has endpoints for clients.
         open: bool,
     },
-    /// Applies the disruption budget.
+    /// Applies the PodDisruptionBudget.
     ApplyBudget {
         /// `minAvailable`.
         quorum: usize,
     },
-    /// Deletes the disruption budget.
+    /// Deletes the PodDisruptionBudget.
     DeleteBudget,
-    /// Who gets in: etcd's authentication and the NetworkPolicy.
+    /// A change of etcd's authentication or of the NetworkPolicy.
     Access(AccessWrite),
-    /// Creates a member's Service; one that exists is an error.
+    /// Creates a member's Service. An existing object is an error.
     CreateService {
-        /// Whose Service.
+        /// The member.
         member: String,
-        /// Whether it carries the mark that a pod may have been made.
+        /// Whether the Service carries the mark that a pod may have been created.
         started: bool,
-        /// Whether it has no endpoints until it is opened.
+        /// Whether the Service has no endpoints until it is opened.
         closed: bool,
     },
     /// Gives a member's Service its endpoints.
     OpenService {
-        /// Whose Service.
+        /// The member.
         member: String,
-        /// The Service that was seen.
+        /// The UID precondition of the Service.
         uid: String,
     },
-    /// Applies a member's Service that is there and not as it should be.
+    /// Applies a member's Service that differs from the builder's object.
     RepairService {
-        /// Whose Service.
+        /// The member.
         member: String,
-        /// The Service that was seen.
+        /// The UID precondition of the Service.
         uid: String,
     },
-    /// Sets or clears the mark that a pod may have been made.
+    /// Sets or clears the mark that a pod may have been created.
     MarkService {
-        /// Whose Service.
+        /// The member.
         member: String,
         /// The mark.
         started: bool,
-        /// The version of the Service that was seen; `None` over any.
+        /// The resourceVersion precondition of the Service; `None` for none.
         over: Option<String>,
     },
-    /// Marks a Service once more that is marked, for a start that somebody else has begun: who has set that mark, and
-    /// slept since, does not take it back any more.
+    /// Sets the mark again on a Service that another process marked, to continue that start. The changed
+    /// resourceVersion keeps that process from removing the mark later.
     RenewMark {
-        /// Whose Service.
+        /// The member.
         member: String,
-        /// The version of the Service that was seen.
+        /// The resourceVersion precondition of the Service.
         over: String,
     },
     /// Deletes a member's Service.
     DeleteService {
-        /// Whose Service.
+        /// The member.
         member: String,
-        /// The Service that was seen.
+        /// The UID precondition of the Service.
         uid: String,
     },
-    /// Creates a member's volume claim; one that exists is an error.
+    /// Creates a member's PVC. An existing object is an error.
     CreateDisk(Start),
-    /// Asks for a larger volume.
+    /// Requests a larger volume.
     GrowDisk {
-        /// Whose claim.
+        /// The member.
         member: String,
-        /// The claim that was seen.
+        /// The UID precondition of the PVC.
         uid: String,
-        /// What it asks for from now on.
+        /// The size to request.
         size: String,
     },
-    /// Notes on a volume claim who removed its member from etcd; `None` takes the note off.
+    /// Records on a PVC who removed its member from etcd; `None` removes the record.
     NoteRemoval {
-        /// Whose claim.
+        /// The member.
         member: String,
-        /// The version of the claim that was seen.
+        /// The resourceVersion precondition of the PVC.
         over: String,
-        /// Who.
+        /// Who removed the member.
         removal: Option<Removal>,
     },
-    /// Deletes a member's volume claim.
+    /// Deletes a member's PVC.
     DeleteDisk {
-        /// Whose claim.
+        /// The member.
         member: String,
-        /// The claim that was seen.
+        /// The UID precondition of the PVC.
         uid: String,
     },
-    /// Creates a member's pod; one that exists is an error.
+    /// Creates a member's pod. An existing object is an error.
     CreatePod(Start),
     /// Deletes a member's pod.
     DeletePod {
-        /// Whose pod.
+        /// The member.
         member: String,
-        /// The pod that was seen.
+        /// The UID precondition of the pod.
         uid: String,
     },
-    /// Puts the image of another version into a running pod; the kubelet starts its container again in place.
+    /// Patches the image of a running pod to another version; the kubelet restarts the container in place.
     PatchImage {
-        /// Whose pod.
+        /// The member.
         member: String,
-        /// The pod that was seen.
+        /// The UID precondition of the pod.
         uid: String,
         /// The version to run.
         version: String,
-        /// What ran until now.
+        /// The version that ran before.
         changed: Changed,
     },
-    /// Notes on a pod that its member is back from a change of its image.
+    /// Clears the annotation about an image change once the member is healthy.
     SettleImage {
-        /// Whose pod.
+        /// The member.
         member: String,
-        /// The pod that was seen.
+        /// The UID precondition of the pod.
         uid: String,
     },
-    /// Notes on a volume claim the version its member is to be started with.
+    /// Records on a PVC the version with which its member starts next.
     NoteVersion {
-        /// Whose claim.
+        /// The member.
         member: String,
-        /// The claim that was seen.
+        /// The UID precondition of the PVC.
         uid: String,
         /// The version.
         version: String,
     },
-    /// Lets etcd go back to the minor release before, or takes that back.
+    /// Enables a downgrade of etcd to the previous minor release, or cancels it.
     Downgrade {
-        /// Major and minor number of the release to go back to.
+        /// Major and minor number of the target release.
         to: Option<String>,
     },
-    /// Changes labels and annotations of a pod to what the spec says.
+    /// Changes labels and annotations of a pod to those in the spec.
     PatchMetadata {
-        /// Whose pod.
+        /// The member.
         member: String,
-        /// The pod that was seen.
+        /// The UID precondition of the pod.
         uid: String,
-        /// What to set and to take away.
+        /// Keys to set and keys to remove.
         patch: MetadataPatch,
     },
     /// Changes CPU and memory of a running pod.
     ResizePod {
-        /// Whose pod.
+        /// The member.
         member: String,
-        /// The pod that was seen.
+        /// The UID precondition of the pod.
         uid: String,
-        /// What to ask for, and what to note about the answer.
+        /// The resources to request, and the record about the answer.
         patch: ResourcesPatch,
     },
     /// Sets owner, role and cluster ID of a pod.
     LabelPod(Label),
-    /// Sets owner and cluster ID of a volume claim.
+    /// Sets owner and cluster ID of a PVC.
     LabelDisk(Label),
     /// Adds a member to etcd.
     AddMember {
-        /// The name its peer URL is made of.
+        /// The name from which the peer URL is made.
         member: String,
         /// Without a vote.
         learner: bool,
     },
-    /// Gives a member other peer URLs: the others dial it there from then on.
+    /// Sets the peer URLs of a member. The other members dial these URLs from then on.
     UpdatePeerUrls {
-        /// Its name, for people.
+        /// Its name, for messages.
         member: String,
-        /// What etcd is told.
+        /// Its ID.
         id: MemberId,
         /// The URLs.
         urls: Vec<String>,
     },
-    /// Makes a learner a voter.
+    /// Promotes a learner to voter.
     Promote {
-        /// Its name, for people.
+        /// Its name, for messages.
         member: String,
-        /// What etcd is told.
+        /// Its ID.
         id: MemberId,
     },
     /// Removes a member from etcd.
     Remove {
-        /// Its name, for people.
+        /// Its name, for messages.
         member: String,
-        /// What etcd is told.
+        /// Its ID.
         id: MemberId,
     },
     /// Writes `status.defragmentation`.
     RecordDefragmentation {
-        /// What to record.
+        /// The record.
         record: Box<DefragmentationStatus>,
-        /// The version of the object it is written over.
+        /// The resourceVersion precondition of the EtcdCluster.
         over: String,
     },
-    /// Has one member write its database anew.
+    /// Defragments one member.
     Defragment {
-        /// Which.
+        /// The member.
         member: String,
-        /// When it was recorded that it is told.
+        /// The time of the record that precedes the call.
         recorded: Timestamp,
     },
-    /// Forgets old revisions.
+    /// Compacts the history.
     Compact {
-        /// What is before it is forgotten.
+        /// Older revisions are removed.
         revision: i64,
-        /// The members to ask, by name.
+        /// The members to call, by name.
         via: Vec<String>,
     },
-    /// Takes an alarm back.
+    /// Disarms an alarm.
     Disarm {
-        /// Which.
+        /// The alarm.
         alarm: Alarm,
-        /// The members to ask, by name.
+        /// The members to call, by name.
         via: Vec<String>,
     },
-    /// Hands the leadership over.
+    /// Moves leadership to another member.
     MoveLeader {
         /// The leader's name.
         from: String,
         /// The new leader's name.
         to: String,
-        /// What etcd is told.
+        /// The new leader's ID.
         id: MemberId,
     },
 }
@@ -348,11 +348,12 @@ impl Write {
                 ..
             } => Some(StartPart::Mark(member.clone())),
             Self::RenewMark { member, .. } => Some(StartPart::MarkAgain(member.clone())),
-            // The certificates of a member come before its pod and its PVC, whatever became of them.
+            // A member's certificates are created before its pod and its PVC, even if an earlier attempt left some of
+            // them.
             Self::Certificate(CertificateWrite::Issue { .. }) => {
                 Some(StartPart::Follow(Undo::Always))
             }
-            // A pod on a PVC is created by a later plan: the PVC exists by now.
+            // A pod on a PVC is created by a later plan, after the PVC exists.
             Self::CreatePod(start) if start.durable => None,
             Self::CreatePod(_) | Self::CreateDisk(_) => Some(StartPart::Follow(Undo::IfNotDone)),
             _ => None,
@@ -369,9 +370,9 @@ pub type Chain<T = Write> = Vec<T>;
 pub struct Change<T = Write> {
     /// More than one only if learners are added, or if a removal is recorded on the PVC before it is sent.
     pub chain: Chain<T>,
-    /// The members to ask, by name.
+    /// The members to call, by name.
     pub via: Vec<String>,
-    /// The list from which it was planned.
+    /// The member list from which the change was planned.
     pub planned_from: Members,
 }
 

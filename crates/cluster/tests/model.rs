@@ -1,11 +1,12 @@
-//! Rounds of plan and act on a model of Kubernetes and etcd: crashes between any two writes, lost, late and refused
-//! ones, stale reads, an API server that is away; lost pods, disks, nodes; damaged data; partitions; sizes that change;
-//! people who delete, edit and approve; a second operator at once. The invariants are judged at every plan, every write
-//! and every tick, above all that no acknowledged write is lost; when the faults stop, the cluster must converge.
+//! Rounds of plan and act on a model of Kubernetes and etcd. Faults are crashes between any two writes; lost, late and
+//! rejected writes; stale reads; an unavailable API server; lost pods, disks and nodes; damaged data; and partitions.
+//! Users resize, delete, edit and approve, and a second operator may act concurrently. The model checks the invariants
+//! at every plan, every write and every tick, above all that no acknowledged write is lost. After the faults stop, the
+//! cluster must converge.
 //!
-//! The model reads the requests that the real operator sends. Runs are drawn from seeds, the
-//! same everywhere. One that fails is shrunk and told as a story. `MODEL_SEED` tells one seed, `MODEL_ROUNDS` plays
-//! longer, `MODEL_FROM` begins at another seed; CONTRIBUTING.md shows how.
+//! The model reads the requests that the real operator sends. Runs are generated from seeds and are the same on every
+//! machine. A failing run is shrunk and printed as a story. `MODEL_SEED` prints one seed, `MODEL_ROUNDS` sets the
+//! number of rounds, `MODEL_FROM` sets the first seed; CONTRIBUTING.md shows how.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
@@ -71,9 +72,9 @@ use event::{Event, Setup};
 use mutation::Mutation;
 use story::{explore, hunt, play, play_seed, tell};
 
-/// How many rounds each of the two tests plays in an ordinary run.
+/// Number of rounds of each of the two tests in an ordinary run.
 const ROUNDS: usize = 120_000;
-/// Within how many rounds each mistake has to be found.
+/// Number of rounds within which each mistake must be found.
 const HUNT: usize = 600_000;
 
 fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
@@ -107,19 +108,19 @@ fn check(two: bool) {
 
 /// Invariants 1 to 8 and 10.
 #[test]
-fn no_fault_breaks_an_invariant_and_the_cluster_converges() {
+fn faults_keep_invariants_and_cluster_converges() {
     check(false);
 }
 
 /// Invariant 11.
 #[test]
-fn invariant_11_two_operators_at_once_do_no_harm() {
+fn invariant_11_concurrent_operators_do_no_harm() {
     check(true);
 }
 
-/// What the model is worth: it finds each of these mistakes, on a seed that the planner passes without it.
+/// The value of the model: it finds each of these mistakes, on a seed that the planner passes without the mistake.
 #[test]
-fn every_deliberate_mistake_is_found() {
+fn model_finds_every_deliberate_mistake() {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut missed = Vec::new();
@@ -146,7 +147,7 @@ fn every_deliberate_mistake_is_found() {
 }
 
 #[test]
-fn a_seed_that_fails_is_told_the_same_way_each_time_and_in_few_lines() {
+fn failing_seed_has_short_deterministic_story() {
     let mutation = Mutation::LetsClientsInEarly;
     let (seed, ..) = hunt(mutation, HUNT).unwrap();
     let story = || tell(seed, false, Some(mutation)).to_string();
@@ -187,7 +188,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
 }
 
 #[test]
-fn a_cluster_forms_in_a_few_rounds_without_faults() {
+fn cluster_forms_in_few_rounds_without_faults() {
     for size in 1..=7 {
         for durable in [false, true] {
             let played = play(&quiet(size, durable, "3.6.16"), &[], None, false);
@@ -208,9 +209,10 @@ fn old_etcd_grows_with_voters() {
     assert_eq!(played.broken, None);
 }
 
-/// The second member before etcd 3.4 is started by whoever finds it marked: the mistake is found, and nothing without it.
+/// Before etcd 3.4, any operator that finds the second member marked starts it. The model finds the mistake, and no
+/// failure without it.
 #[test]
-fn invariant_6_who_sleeps_after_a_mark_takes_nothing_back_of_what_others_have_started() {
+fn invariant_6_suspended_operator_keeps_starts_of_others() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
     let mistake = Mutation::TrustsMarksOfOthers;
     let mut found = false;
@@ -236,14 +238,14 @@ fn invariant_6_who_sleeps_after_a_mark_takes_nothing_back_of_what_others_have_st
 }
 
 #[test]
-fn sizes_are_reached_from_every_size_also_when_the_target_changes_midway() {
+fn reaches_every_size_despite_changed_target() {
     let sizes = || 1..=7_usize;
     let ways = sizes()
         .flat_map(|from| sizes().flat_map(move |via| sizes().map(move |to| (from, via, to))));
     for (from, via, to) in ways {
         let version = ["3.6.16", "3.5.35", "3.3.27"][from % 3];
         let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
-        // The target changes at another moment of the way each time.
+        // The target changes at a different time in each case.
         let midway = pass((from + via + to) % 9);
         let events = [
             pass(9),

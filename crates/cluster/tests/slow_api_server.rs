@@ -1,8 +1,8 @@
-//! An API server that takes its time for every answer. A look is good for ten seconds only, so what it leads to may stop
-//! anywhere; yet nothing is begun again under other names.
+//! An API server with slow answers. An observation is valid for only ten seconds, so its step may stop anywhere. Still,
+//! no member is started again under another name.
 //!
-//! The API server is real; kubelets and etcd are played here. The requests are counted, as they are what a bootstrap
-//! waits for.
+//! The API server is real; the test plays the kubelets and etcd. It counts the requests, because a bootstrap waits for
+//! them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../runtime/tests/api_server/server.rs"]
@@ -40,10 +40,10 @@ use server::ApiServer;
 use tower::{Layer, Service};
 
 const NAMESPACE: &str = "default";
-/// Of waiting for what should take a minute.
+/// Limit for an operation that should take a minute.
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// Holds every answer back, and counts the requests.
+/// Delays every answer, and counts the requests.
 #[derive(Clone, Default)]
 struct Slow {
     delay: Duration,
@@ -51,7 +51,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// How many requests were made, and how many of them followed an answer: those that were sent together count once.
+    /// Number of requests, and number of sequential requests: concurrent ones count once.
     fn counted(&self) -> (usize, usize) {
         let asked = self.asked.lock().unwrap();
         let mut turns = 0;
@@ -107,10 +107,10 @@ where
     }
 }
 
-/// One cluster and who cares for it.
+/// One cluster and its operator.
 struct Story {
     name: &'static str,
-    /// Sees the world as it is.
+    /// A client without delay.
     client: Client,
     slow: Slow,
     operator: ClusterOperator,
@@ -180,7 +180,7 @@ impl Story {
         pods.iter().map(ResourceExt::name_any).collect()
     }
 
-    /// The names that members have, or were given.
+    /// The names that members have or had.
     async fn named(&self) -> BTreeSet<String> {
         let of_cluster = ListParams::default().labels(&names::cluster_selector(self.name));
         let services = self.api::<KubeService>().list(&of_cluster).await.unwrap();
@@ -190,7 +190,7 @@ impl Story {
             .collect()
     }
 
-    /// A kubelet and etcd: pods run as soon as they are there, and first members form a cluster.
+    /// A kubelet and etcd: pods run as soon as they exist, and first members form a cluster.
     async fn run_pods(&self) {
         let pods = self.pods().await;
         for (at, name) in (1..).zip(&pods) {
@@ -233,7 +233,7 @@ impl Story {
         }
     }
 
-    /// Reconciles until it is as it should be; returns the names of the members there were.
+    /// Reconciles until the condition holds; returns the names of all members so far.
     async fn until(&self, done: impl AsyncFn(&EtcdCluster) -> bool) -> BTreeSet<String> {
         let mut first: Option<BTreeSet<String>> = None;
         while self.begun.elapsed() < PATIENCE {
@@ -248,7 +248,7 @@ impl Story {
             if done(&cluster).await {
                 return first.unwrap_or_default();
             }
-            // Nobody watches here, so everything may have changed.
+            // Nothing is watched here, so any object may have changed.
             self.recall.stir(&cluster.uid().unwrap_or_default());
             let look = Box::pin(self.operator.reconcile(Arc::new(cluster)));
             let pause = match look.await {
@@ -286,7 +286,7 @@ impl Story {
         assert_eq!(self.named().await, names, "{}", self.name);
     }
 
-    /// One member more: it is added once, and its pod is made under the name it was added by.
+    /// One member is added once, and its pod has the name of the added member.
     async fn grows(&self) {
         let size = Patch::Merge(json!({ "spec": { "size": 4 } }));
         let clusters = self.api::<EtcdCluster>();
@@ -326,9 +326,9 @@ const TLS: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}}}"#;
 const BOTH: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}},"pod":{"persistentVolumeClaimSpec":{
     "accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}}"#;
 
-/// Half a second and a second for each request. Without TLS the cluster is formed, and grows.
+/// Half a second and one second for each request. Without TLS the cluster also forms and grows.
 #[tokio::test]
-async fn what_is_begun_comes_to_its_end_under_its_first_names_also_behind_a_slow_api_server() {
+async fn bootstrap_keeps_member_names_with_slow_api_server() {
     let server = ApiServer::start().await;
     let scope = Scope::Namespace(NAMESPACE.into());
     let kind = ApiResource::erase::<EtcdCluster>(&());

@@ -1,4 +1,4 @@
-//! A private key, as rcgen wants to sign with it.
+//! A private key in the form in which rcgen signs with it.
 
 use std::fmt;
 
@@ -16,14 +16,14 @@ use super::Error;
 pub(crate) struct Key(EcdsaKeyPair);
 
 impl Key {
-    /// Draws a key.
+    /// Generates a key.
     pub(crate) fn draw() -> Result<Self, Error> {
         EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING)
             .map(Self)
             .map_err(|_| Error::Key)
     }
 
-    /// Reads a key as [`Self::pem`] writes it.
+    /// Parses a key as [`Self::pem`] writes it.
     pub(crate) fn read(pem: &[u8]) -> Result<Self, Error> {
         let der = PrivatePkcs8KeyDer::from_pem_slice(pem).map_err(|_| Error::Key)?;
         EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, der.secret_pkcs8_der())
@@ -39,12 +39,12 @@ impl Key {
         Ok(pem::encode_config(&block, lines).into_bytes())
     }
 
-    /// Whether a certificate is of this key: its public key ends with the point on the curve.
+    /// Whether a certificate has this key: its public key ends with the point on the curve.
     pub(crate) fn is_of(&self, certificate: &Certificate) -> bool {
         certificate.public_key.ends_with(self.der_bytes())
     }
 
-    /// What certificates call this key: the first 20 bytes of a digest of the public half.
+    /// The key identifier in certificates: the first 20 bytes of a digest of the public key.
     pub(crate) fn identifier(&self) -> Vec<u8> {
         Sha256::digest(self.der_bytes())
             .iter()
@@ -73,7 +73,7 @@ impl SigningKey for Key {
     }
 }
 
-/// Invariant 14: nothing of it is shown.
+/// Invariant 14: no part of the key is printed.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key")

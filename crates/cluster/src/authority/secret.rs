@@ -1,4 +1,4 @@
-//! Certificates as Secrets: how they are written, and what of them the planner gets to see, which is no key.
+//! Certificates as Secrets: their format, and the planner's view of them, which contains no key.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,44 +17,44 @@ use crate::observe::is_of_others;
 /// Keys of the Secrets, in the form cert-manager and `kubectl create secret tls` write.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
-/// The authorities that are trusted.
+/// The trusted CAs.
 pub(crate) const AUTHORITIES: &str = "ca.crt";
-/// The authority that signs next, while members learn to trust it.
+/// The CA that signs next, while members learn to trust it.
 pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";
 pub(crate) const NEXT_KEY: &str = "next.key";
 
 /// A certificate in a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// Valid from then on.
+    /// Start of its validity.
     pub not_before: Timestamp,
-    /// Valid until then.
+    /// End of its validity.
     pub not_after: Timestamp,
-    /// The name of who signed it.
+    /// The name of its issuer.
     pub issuer: Vec<u8>,
     /// Its own name.
     pub subject: Vec<u8>,
-    /// What it was made for: names and addresses.
+    /// The DNS names and addresses in it.
     pub names: BTreeSet<String>,
     /// Its digest.
     pub fingerprint: String,
-    /// It is a certificate authority's, and its name is one that this operator can write as an issuer.
+    /// It is a CA certificate, and the operator can write its name as an issuer.
     pub can_sign: bool,
 }
 
 impl Leaf {
-    /// When it is renewed.
+    /// Its renewal time.
     pub fn renewal(&self) -> Timestamp {
         renewal(self.not_before, self.not_after)
     }
 }
 
-/// An authority in a trust bundle.
+/// A CA in a trust bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Anchor {
-    /// Its name, by which certificates name their issuer.
+    /// Its name, to which certificates refer as their issuer.
     pub subject: Vec<u8>,
-    /// Valid until then.
+    /// End of its validity.
     pub not_after: Timestamp,
     /// The certificate, in PEM.
     pub pem: Vec<u8>,
@@ -63,41 +63,41 @@ pub struct Anchor {
 /// A Secret of a cluster's generated certificates, without its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Of the Secret; deletes name it.
+    /// UID of the Secret, the precondition of deletes.
     pub uid: String,
-    /// Its version; it is only written over this one.
+    /// The resourceVersion precondition of writes.
     pub resource_version: String,
-    /// It belongs to this cluster, or to no one and carries the cluster's label.
+    /// The Secret belongs to this cluster, or has no owner and carries the cluster's label.
     pub owned: bool,
-    /// Its owner and its labels are as they were made.
+    /// Its owner and its labels are as created.
     pub marked: bool,
-    /// Whose certificate it holds: a member.
+    /// The member whose certificate it contains.
     pub member: Option<String>,
-    /// What is in `tls.crt`; `None` if it cannot be read or `tls.key` is not its key.
+    /// The certificate in `tls.crt`; `None` if it cannot be parsed or does not match `tls.key`.
     pub certificate: Option<Leaf>,
-    /// What is in `next.crt`; `None` as for `tls.crt`.
+    /// The certificate in `next.crt`; `None` as for `tls.crt`.
     pub next: Option<Leaf>,
-    /// The authorities in `ca.crt`, by their fingerprints.
+    /// The CAs in `ca.crt`, by fingerprint.
     pub trusts: BTreeMap<String, Anchor>,
-    /// Until when one of them is valid.
+    /// The earliest expiry of these CAs.
     pub trusts_until: Option<Timestamp>,
-    /// The text by which a person asked for this authority.
+    /// The text by which a person requested this CA.
     pub rotated_for: Option<String>,
 }
 
 impl Held {
-    /// A digest of the authorities that are trusted.
+    /// A digest of the trusted CAs.
     pub fn trust(&self) -> String {
         digest(self.trusts.keys().map(String::as_str))
     }
 
-    /// Whether an authority of this name stands in `ca.crt`.
+    /// Whether `ca.crt` contains a CA of this name.
     pub fn trusts_issuer(&self, subject: &[u8]) -> bool {
         let mut anchors = self.trusts.values();
         anchors.any(|anchor| anchor.subject == subject)
     }
 
-    /// As the Secret of an authority: certificates that cannot sign do not count.
+    /// Reads the Secret as that of a CA: certificates that cannot sign do not count.
     pub(crate) fn of_authority(self) -> Self {
         Self {
             certificate: self.certificate.filter(|leaf| leaf.can_sign),
@@ -107,7 +107,7 @@ impl Held {
     }
 }
 
-/// Sixteen hexadecimal digits that stand for these texts.
+/// A digest of sixteen hexadecimal digits of these texts.
 pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {
@@ -117,7 +117,7 @@ pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     hex::encode(hasher.finalize()).chars().take(16).collect()
 }
 
-/// The labels of a Secret by its name; `None` if it is not one of the cluster's.
+/// The labels of a Secret by its name; `None` if the Secret does not belong to the cluster.
 pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, String>> {
     let with = |mut labels: BTreeMap<String, String>, kind: &str| {
         labels.insert(LABEL_CERTIFICATE.to_owned(), kind.to_owned());
@@ -146,7 +146,7 @@ pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, Strin
     })
 }
 
-/// What the planner gets to see of a Secret of this cluster, given by name and UID.
+/// The planner's view of a Secret of this cluster, given by name and UID.
 pub(crate) fn held(secret: &Secret, (cluster, cluster_uid): (&str, &str)) -> Held {
     let metadata = &secret.metadata;
     let value = |key: &str| {
@@ -211,7 +211,7 @@ fn name_of(common_name: &str) -> Option<Vec<u8>> {
     Some(der)
 }
 
-/// By its fingerprint.
+/// With its fingerprint.
 fn anchor_of(one: Certificate) -> (String, Anchor) {
     let block = pem::Pem::new("CERTIFICATE", one.der.to_vec());
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
@@ -223,7 +223,7 @@ fn anchor_of(one: Certificate) -> (String, Anchor) {
     (one.fingerprint, anchor)
 }
 
-/// Several certificates as one text.
+/// Concatenates certificates.
 pub(crate) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut all = Vec::new();
     for one in certificates {
@@ -235,7 +235,7 @@ pub(crate) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a [u8]>) -> Ve
     all
 }
 
-/// The Secret of an authority: the one that signs, what is trusted, and the one that signs next.
+/// The Secret of a CA: the signer, the trusted CAs, and the next signer.
 pub(crate) fn authority_secret(
     rule: &Rule,
     circle: Circle,
@@ -277,7 +277,7 @@ pub(crate) fn authority_secret(
     }
 }
 
-/// Label of a Secret that says what its certificate is for.
+/// Label of a Secret with the use of its certificate.
 const LABEL_CERTIFICATE: &str = "etcd.database.coreos.com/certificate";
 
 /// The Secret of a certificate, in the form of `kubernetes.io/tls`.

@@ -1,4 +1,4 @@
-//! Makes authorities, and certificates by them.
+//! Issues CA certificates, and certificates signed by them.
 
 use api::names::CertificateUse;
 use jiff::Timestamp;
@@ -23,20 +23,19 @@ pub(crate) struct Made {
     pub(crate) key: Vec<u8>,
 }
 
-/// What a certificate is made for.
+/// The content of a certificate.
 #[derive(Clone, Debug)]
 pub(crate) struct Request<'a> {
     /// The subject's common name.
     pub(crate) common_name: &'a str,
     /// DNS names and addresses.
     pub(crate) names: &'a [String],
-    /// What it may be used for.
+    /// Its permitted use.
     pub(crate) used: CertificateUse,
-    /// For how long.
     pub(crate) validity: Duration,
 }
 
-/// Makes a new authority. Its name is its own, so that a certificate tells which one has signed it.
+/// Makes a new CA with a unique name, so that a certificate identifies its signer.
 pub(crate) fn authority(circle: Circle, validity: Duration, now: Timestamp) -> Result<Made, Error> {
     let key = Key::draw()?;
     let (serial, text) = serial();
@@ -53,7 +52,7 @@ pub(crate) fn authority(circle: Circle, validity: Duration, now: Timestamp) -> R
     })
 }
 
-/// Makes a certificate, signed by the authority that has this certificate and key.
+/// Makes a certificate, signed by the CA with this certificate and key.
 pub(crate) fn leaf(
     request: &Request<'_>,
     (signer, signer_key): (&Certificate, &[u8]),
@@ -71,7 +70,8 @@ pub(crate) fn leaf(
         .collect::<Result<_, _>>()?;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = match request.used {
-        // A member dials its peers, and its own listener for the JSON gateway, with the certificate it serves with.
+        // A member uses its serving certificate also to dial its peers, and to dial its own listener for the JSON
+        // gateway.
         CertificateUse::Peer | CertificateUse::Server => vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,
@@ -105,7 +105,7 @@ fn params(common_name: &str, serial: SerialNumber) -> CertificateParams {
     params
 }
 
-/// Random, positive and never zero; as bytes and in hexadecimal digits.
+/// Random, positive and never zero; as bytes and as hexadecimal digits.
 fn serial() -> (SerialNumber, String) {
     let mut bytes: [u8; 16] = rand::random();
     bytes[0] = bytes[0] & 0x7f | 0x40;

@@ -1,4 +1,4 @@
-//! What is made can be read, verified and renewed.
+//! Issued certificates can be parsed, verified and renewed.
 
 use api::names::CertificateUse;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -39,7 +39,7 @@ fn made(used: CertificateUse, signer: &Made) -> Made {
     leaf(&request, (&authority, &signer.key), now()).unwrap()
 }
 
-/// Whether rustls' own verification takes it, for this use, from who trusts this authority.
+/// Whether rustls verifies the certificate for this use with this CA as the trust anchor.
 fn verifies(made: &Made, trusted: &Made, usage: KeyUsage, at: Timestamp) -> bool {
     let leaf = certificates(&made.certificate).unwrap().remove(0);
     let root = certificates(&trusted.certificate).unwrap().remove(0);
@@ -59,7 +59,7 @@ fn verifies(made: &Made, trusted: &Made, usage: KeyUsage, at: Timestamp) -> bool
 }
 
 #[test]
-fn a_certificate_is_verified_by_its_authority_and_by_no_other() {
+fn certificate_is_verified_only_by_its_issuer() {
     let peers = authority(Circle::Peers, rule().authority_validity, now()).unwrap();
     let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
     let peer = made(CertificateUse::Peer, &peers);
@@ -69,7 +69,7 @@ fn a_certificate_is_verified_by_its_authority_and_by_no_other() {
 }
 
 #[test]
-fn a_clients_certificate_serves_nobody() {
+fn client_cert_is_rejected_for_server_auth() {
     let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
     let client = made(CertificateUse::Client, &clients);
     assert!(verifies(&client, &clients, KeyUsage::client_auth(), now()));
@@ -77,7 +77,7 @@ fn a_clients_certificate_serves_nobody() {
 }
 
 #[test]
-fn a_member_is_named_by_every_form_of_address_and_by_no_wildcard() {
+fn member_cert_has_all_addresses_and_no_wildcard() {
     let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
     let one = certificates(&server.certificate).unwrap().remove(0);
@@ -100,14 +100,14 @@ fn a_member_is_named_by_every_form_of_address_and_by_no_wildcard() {
     }
     assert!(!one.covers("db-bbbbbbbbbb.prod.svc"));
     assert!(one.dns_names.iter().all(|name| !name.contains('*')));
-    // As rustls reads it too.
+    // The same as rustls reads.
     let end = EndEntityCert::try_from(&one.der).unwrap();
     let host = ServerName::try_from("db-client.prod.svc").unwrap();
     assert!(end.verify_is_valid_for_subject_name(&host).is_ok());
 }
 
 #[test]
-fn a_certificate_is_renewed_at_two_thirds_of_its_life_and_outlives_no_authority() {
+fn renews_at_two_thirds_and_never_outlives_issuer() {
     let short = Duration::from_hours(1);
     let clients = authority(Circle::Clients, short, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
@@ -125,7 +125,7 @@ fn a_certificate_is_renewed_at_two_thirds_of_its_life_and_outlives_no_authority(
 }
 
 #[test]
-fn two_certificates_share_neither_key_nor_serial_number() {
+fn certificates_have_unique_keys_and_serial_numbers() {
     let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
     let read = |made: &Made| certificates(&made.certificate).unwrap().remove(0);
     let (a, b) = (
@@ -139,7 +139,7 @@ fn two_certificates_share_neither_key_nor_serial_number() {
 }
 
 #[test]
-fn invariant_14_what_the_planner_sees_of_a_secret_holds_no_key() {
+fn invariant_14_planner_view_of_secret_has_no_key() {
     let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
     let owner = OwnerReference {

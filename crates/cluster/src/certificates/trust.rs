@@ -1,6 +1,6 @@
-//! Which authorities members trust: those of their Secrets, and those that a running etcd was started with.
+//! The CAs that members trust: those of their Secrets, and those with which a running etcd was started.
 //!
-//! etcd reads its trust bundle once, when it starts. Each pod carries the authorities it was started with, so the answer
+//! etcd reads its trust bundle once, when it starts. Each pod carries the CAs with which it was started, so the answer
 //! does not depend on a Secret that may be deleted or replaced. Pure.
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use member::tls::Authorities;
 use super::{Certificates, Noted};
 use crate::authority::{Circle, Held, digest};
 
-/// As a pod carries it: the first sixteen digits of a fingerprint.
+/// The form on pods: the first sixteen digits of a fingerprint.
 fn short(fingerprint: &str) -> String {
     fingerprint.chars().take(16).collect()
 }
@@ -24,19 +24,19 @@ fn of_circle(authorities: &Authorities, circle: Circle) -> &BTreeSet<String> {
 }
 
 impl Certificates {
-    /// The Secret of an authority that can sign; `None` while it is missing, damaged, or not owned by the cluster.
+    /// The Secret of a CA that can sign; `None` while it is missing, damaged, or not owned by the cluster.
     pub fn signer(&self, circle: Circle) -> Option<&Held> {
         self.authority(circle)
             .filter(|held| held.owned && held.certificate.is_some())
     }
 
-    /// What stands on a pod that is started now about whom it trusts; `None` until all authorities are there.
+    /// The annotation about trusted CAs for a pod that starts now; `None` until all CAs exist.
     pub fn trust(&self) -> Option<String> {
         if self.rule.is_none() {
             return self.others.as_ref().map(|digest| format!("{digest}@0"));
         }
         let signers = self.signers()?;
-        // The first that ends, ends it for the pod.
+        // The earliest expiry counts for the pod.
         let until = signers.iter().filter_map(|(_, held)| held.trusts_until);
         let until = until.min().map_or(0, Timestamp::as_second);
         let digests: Vec<String> = signers.iter().map(|(_, held)| held.trust()).collect();
@@ -51,8 +51,7 @@ impl Certificates {
             .collect()
     }
 
-    /// The authorities that a pod carries: those of static Secrets, or the ones that generated certificates are
-    /// trusted by now.
+    /// The CAs that a new pod carries: those of static Secrets, or those in the trust bundle of generated certificates.
     pub fn authorities_now(&self) -> Option<Authorities> {
         if self.rule.is_none() {
             return self.authorities.clone();
@@ -60,8 +59,8 @@ impl Certificates {
         Some(authorities_in(&self.signers()?))
     }
 
-    /// The authorities a pod was started with; `None` if they are unknown. The digest on a pod made by a release that
-    /// noted nothing else is compared with what the Secrets hold.
+    /// The CAs with which a pod was started; `None` if unknown. A pod of an older release carries only a digest, which
+    /// is compared with the content of the Secrets.
     pub fn started_with(&self, member: &str) -> Option<Authorities> {
         let noted = self.pods.get(member)?;
         if let Some(authorities) = &noted.authorities {
@@ -71,7 +70,7 @@ impl Certificates {
         self.with_digest(noted)
     }
 
-    /// The authorities of Secrets that have this digest together.
+    /// The CAs in Secrets that together have this digest.
     fn with_digest(&self, noted: &str) -> Option<Authorities> {
         let rule = self.rule.as_ref()?;
         let mut found: Vec<(Vec<String>, Authorities)> = vec![Default::default()];
@@ -98,7 +97,7 @@ impl Certificates {
         found.map(|(_, authorities)| authorities)
     }
 
-    /// Every authority of this kind that stands in a Secret.
+    /// Every CA of this scope in a Secret.
     fn prints(&self, circle: Circle) -> BTreeSet<&String> {
         let Some(rule) = &self.rule else {
             return BTreeSet::new();
@@ -114,8 +113,8 @@ impl Certificates {
         secrets.flat_map(|held| held.trusts.keys()).collect()
     }
 
-    /// Whether the etcd in this pod accepts certificates by the authority of this name. An authority that stands in no
-    /// Secret any more is unknown, and so is whatever trusts it.
+    /// Whether the etcd in this pod accepts certificates of the CA with this name. A CA that is no longer in a Secret
+    /// is unknown, and so is the trust in it.
     pub fn accepts(&self, member: &str, circle: Circle, issuer: &[u8]) -> bool {
         let Some(started) = self.started_with(member) else {
             return false;
@@ -125,20 +124,20 @@ impl Certificates {
         named.any(|(print, _)| of_circle(&started, circle).contains(&short(print)))
     }
 
-    /// Whether the etcd in this pod was started with this authority.
+    /// Whether the etcd in this pod was started with this CA.
     pub fn trusts(&self, member: &str, circle: Circle, fingerprint: &str) -> bool {
         let started = self.started_with(member);
         started.is_some_and(|started| of_circle(&started, circle).contains(&short(fingerprint)))
     }
 
-    /// Whether the etcd in this pod was started with exactly the trust bundle of this authority's Secret.
+    /// Whether the etcd in this pod was started with exactly the trust bundle of this CA's Secret.
     pub fn started_with_bundle(&self, member: &str, circle: Circle, authority: &Held) -> bool {
         let bundle: BTreeSet<String> = authority.trusts.keys().map(|print| short(print)).collect();
         let started = self.started_with(member);
         started.is_some_and(|started| *of_circle(&started, circle) == bundle)
     }
 
-    /// Whether all these members accept what the authority signs that signs now.
+    /// Whether all these members accept certificates of the current signer.
     pub fn all_accept_signer<'a>(
         &self,
         circle: Circle,
@@ -153,12 +152,12 @@ impl Certificates {
         members.all(|member| self.trusts(member, circle, &signs.fingerprint))
     }
 
-    /// Whether a member that joins now can talk to those that run: its certificate is by the authority that signs now.
+    /// Whether a joining member can connect to the running members: the current signer issues its certificate.
     pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(Circle::Peers);
         let signs = signs.and_then(|held| held.certificate.as_ref());
-        // A pod that does not say what it was started with is one that a restore has just made.
+        // A pod without this annotation was just created by a restore.
         let accepts = |member: &String| {
             let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
             self.pods.get(member).is_none_or(silent)
@@ -167,21 +166,21 @@ impl Certificates {
         !peers || running.all(accepts)
     }
 
-    /// Why a pod has to be made again: etcd reads whom it trusts when it starts, and never again.
+    /// Why a pod must be recreated: etcd reads its trust bundle only when it starts.
     pub fn outdated(&self, member: &str) -> Option<String> {
         let wanted = self.trust()?;
         let noted = self.pods.get(member)?;
         let other = match &noted.trust {
-            // Apart from until when they are valid.
+            // The expiry after `@` is not compared.
             Some(trust) => trust.split('@').next() != wanted.split('@').next(),
-            // Deleted by hand.
+            // The annotation was deleted by hand.
             None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
         };
         other.then(|| "it was started with other certificate authorities".to_owned())
     }
 }
 
-/// All ways to trust some of them. Of more than four in one bundle, which no rotation leaves, only all together.
+/// All subsets of these CAs. For a bundle of more than four, which no rotation leaves, only the complete set.
 fn subsets(all: BTreeSet<&String>) -> Vec<BTreeSet<&String>> {
     if all.len() > 4 {
         return vec![all];
@@ -208,8 +207,8 @@ fn authorities_in(secrets: &[(Circle, &Held)]) -> Authorities {
 }
 
 impl Noted {
-    /// Until when an authority is valid that its etcd trusts. Of those that others keep nothing is noted, which is no
-    /// time long ago.
+    /// The expiry of the trusted CAs of a pod. For CAs of other parties no expiry is recorded, which yields a time long
+    /// ago.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
         let until = until.parse().ok().filter(|seconds| *seconds > 0)?;

@@ -21,7 +21,7 @@ impl ExecuteContext<'_> {
             EtcdCall::AddMember { url, learner } => {
                 let url = std::slice::from_ref(url);
                 match self.etcd.add_member(via, url, *learner).await {
-                    // An earlier addition whose answer was lost.
+                    // An earlier addition succeeded, but its answer was lost.
                     Err(etcd::Error::PeerUrlExists) => Ok(()),
                     answer => answer.map(|_| ()),
                 }
@@ -70,7 +70,7 @@ impl ExecuteContext<'_> {
         members.iter().map(|name| self.client_url(name)).collect()
     }
 
-    /// Where a member answers: at the address of its pod, or where its cluster joined from; else at its Service.
+    /// The client URL of a member: the address of its pod, or an endpoint of the joined cluster; otherwise its Service.
     fn client_url(&self, member: &str) -> String {
         let known = self.urls.get(member);
         let known = known.or(self.observed.elsewhere.get(member));

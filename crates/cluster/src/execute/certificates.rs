@@ -1,7 +1,7 @@
-//! Generated certificates: keys are drawn here, written to a Secret, and forgotten.
+//! Generated certificates: keys are generated here, written to a Secret, and dropped.
 //!
-//! Invariant 11: a Secret is created under its fixed name or replaced over the version that was seen, and a certificate is
-//! signed only by the authority the plan has seen. Invariant 14: no key is logged, and none leaves this file but into its
+//! Invariant 11: a Secret is created under its fixed name or replaced with a resourceVersion precondition, and only the
+//! CA in the observation signs a certificate. Invariant 14: no key is logged, and a key leaves this file only into its
 //! Secret.
 
 use api::names::{self, CertificateUse};
@@ -21,7 +21,7 @@ use crate::authority::{
 use crate::certificates::CertificateWrite;
 use crate::execute::{Error, ExecuteContext};
 
-/// An authority as its Secret holds it.
+/// A CA as its Secret contains it.
 struct Authority {
     signs: Made,
     next: Option<Made>,
@@ -95,7 +95,7 @@ impl ExecuteContext<'_> {
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
-            // Generic actions (`plan::actions`).
+            // These are generic actions (`plan::actions`).
             CertificateWrite::Tell { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
@@ -109,7 +109,7 @@ impl ExecuteContext<'_> {
         })
     }
 
-    /// What is made now is dated by the clock it is judged by.
+    /// The creation time of certificates, from the same clock that judges them.
     fn time(&self) -> Timestamp {
         self.observed.clock.for_certificates(Timestamp::now())
     }
@@ -141,8 +141,8 @@ impl ExecuteContext<'_> {
         };
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
-        // An etcd with authentication takes the common name for a user's: a name of its own for the operators, and for
-        // all others one that nobody gives a user by chance.
+        // etcd with authentication takes the common name as a user name. So the operator has its own name, and all
+        // other certificates have one that no user has by chance.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
             CertificateUse::Operator => names::OPERATOR_USER.to_owned(),
@@ -162,7 +162,7 @@ impl ExecuteContext<'_> {
         self.put(secret, over).await
     }
 
-    /// The Secret of a certificate with the trust bundle of its authority; all else in it stays.
+    /// Writes the CA's trust bundle to the Secret of a certificate, without other changes.
     async fn write_trust(
         &self,
         rule: &Rule,
@@ -179,7 +179,7 @@ impl ExecuteContext<'_> {
         .await
     }
 
-    /// The Secret with its owner and its labels; all else in it stays.
+    /// Sets the owner and the labels of a Secret, without other changes.
     async fn mark_secret(
         &self,
         rule: &Rule,
@@ -195,7 +195,7 @@ impl ExecuteContext<'_> {
         .await
     }
 
-    /// Changes a Secret as it is now, if it still has the version that was planned from.
+    /// Changes the Secret if it still has the resourceVersion from the plan.
     async fn change_secret(
         &self,
         name: &str,
@@ -212,7 +212,7 @@ impl ExecuteContext<'_> {
         self.put(secret, Some(over)).await
     }
 
-    /// The authority the plan has seen, with its key.
+    /// The CA from the observation, with its key.
     async fn held_authority(
         &self,
         rule: &Rule,

@@ -7,50 +7,50 @@ use etcd::Error as EtcdError;
 use crate::action::Rejection;
 use crate::reason::Reason;
 
-/// How old an observation may be when a write is sent. Shorter than the lease: a process that slept through its
-/// lease does not finish what it began (invariant 11). What it has marked and not gone on with it takes back.
+/// Maximum age of an observation when a write is sent. Shorter than the lease: a process that was suspended past its
+/// lease does not finish its step (invariant 11), and removes a mark that it set without continuing.
 pub(super) const LONGEST: Duration = Duration::from_secs(10);
 
-/// Why a write was not done.
+/// Why a write was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server refused, or could not be reached.
+    /// The API server rejected the write, or could not be reached.
     #[error("the API server")]
     Api(#[from] runtime::apply::Error),
-    /// An object of this name was there before.
+    /// An object of this name exists already.
     #[error("{what} exists already")]
     Exists {
         /// Kind and name.
         what: String,
     },
-    /// The object was changed, or is another one by now.
+    /// The object was changed or replaced.
     #[error("{what} has changed since it was read")]
     Changed {
         /// Kind and name.
         what: String,
     },
-    /// The process slept: what the step was planned from is too old to act upon.
+    /// The observation is too old to act on, because the process was suspended.
     #[error("the step is older than {} seconds and is planned again", LONGEST.as_secs())]
     TooOld,
-    /// The member list is not the one the change was planned from.
+    /// The member list differs from the list from which the change was planned.
     #[error("the member list has changed since it was read")]
     ListChanged,
-    /// etcd refused, or did not answer.
+    /// etcd rejected the call, or did not answer.
     #[error("cannot {what}")]
     Etcd {
-        /// What was asked of it.
+        /// The call.
         what: String,
-        /// What it answered.
+        /// The answer.
         #[source]
         source: EtcdError,
     },
-    /// Something the write needs is not there.
+    /// An object that the write needs is missing.
     #[error("{0}")]
     Missing(String),
     /// The API server rejects the request because of the configuration of the Kubernetes cluster.
     #[error("{}: {why}; {}", rejection.what, rejection.remedy)]
     Rejected {
-        /// What does not happen, and the remedy.
+        /// The failed action and the remedy.
         rejection: Rejection,
         /// The message of the API server.
         why: String,
@@ -60,24 +60,24 @@ pub enum Error {
     Certificate {
         /// Its Secret.
         what: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: crate::authority::Error,
     },
-    /// It was refused a moment ago, and is tried again later.
+    /// The write was rejected before, and its back-off has not passed.
     #[error("{said}")]
     Held {
-        /// The kind of the refusal.
+        /// The kind of the rejection.
         reason: Reason,
-        /// What was said then.
+        /// The message of the rejection.
         said: String,
-        /// How long it waits yet.
+        /// The remaining back-off.
         left: Duration,
     },
 }
 
 impl Error {
-    /// A race was lost or etcd is not ready: planned again shortly, and no failure.
+    /// A lost race, or etcd is not ready. The step is planned again shortly, and this is no failure.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => true,
@@ -92,7 +92,7 @@ impl Error {
         }
     }
 
-    /// The API server, or who stands before it, could not take the write, or has given up waiting for it.
+    /// The API server, or a proxy in front of it, could not serve the write now, or timed out.
     pub(super) fn is_for_now(&self) -> bool {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
             return false;
@@ -100,8 +100,8 @@ impl Error {
         matches!(&**source, kube::Error::Api(status) if matches!(status.code, 429 | 503 | 504))
     }
 
-    /// A webhook that has to be asked before anything is stored did not answer (`ErrCallingWebhook` in apiserver's
-    /// `pkg/util/webhook`). The API server calls that an error of its own.
+    /// An admission webhook did not answer (`ErrCallingWebhook` in apiserver's `pkg/util/webhook`). Admission runs
+    /// before anything is stored. The API server reports this as an internal error.
     fn is_before_it(&self) -> bool {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
             return false;
@@ -110,8 +110,8 @@ impl Error {
             if status.code == 500 && status.message.contains("failed calling webhook"))
     }
 
-    /// The write surely was not carried out: it was never sent, or the API server said no. Not so when it did not
-    /// answer, or with an error of its own.
+    /// The write was certainly not carried out: it was never sent, or the API server rejected it. This is uncertain
+    /// after a missing answer or an internal error.
     pub(super) fn says_not_done(&self) -> bool {
         match self {
             Self::TooOld
@@ -119,7 +119,7 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // A conflict is somebody else's (a quota's): that the object exists already is told in another way.
+            // A conflict comes from another controller, such as a quota. An existing object is reported in another way.
             Self::Api(error) => {
                 let said = matches!(
                     Reason::from(error),
@@ -135,7 +135,7 @@ impl Error {
 }
 
 impl Error {
-    /// What kind of failure it is.
+    /// The reason for logs, Events and metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Api(error) => Reason::from(error),

@@ -27,8 +27,8 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Invariants 11 and 21: written only over the version that was read, so that a password that another process has
-    /// recorded in the meantime is not lost.
+    /// Invariants 11 and 21: written with a resourceVersion precondition, so that a password recorded concurrently by
+    /// another process is not lost.
     async fn record_passwords(&self, others: bool) -> Result<Option<String>, Error> {
         let Some((user, passwords)) = self.auth.to_record(others) else {
             return Err(Error::Missing(

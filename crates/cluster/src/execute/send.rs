@@ -21,7 +21,7 @@ use crate::action::{
 };
 use crate::execute::{Error, ExecuteContext, LONGEST};
 
-/// What every kind of object that is sent can do.
+/// The common interface of all kinds of objects that are sent.
 pub(super) trait Sent:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Serialize
@@ -216,7 +216,7 @@ fn params() -> PatchParams {
     }
 }
 
-/// A patch over another version, or of another object of the same name, is a lost race.
+/// A patch that fails its precondition is a lost race.
 pub(super) fn patched(kind: &str, name: &str, source: kube::Error) -> Error {
     match source {
         kube::Error::Api(status) if status.code == 409 || status.code == 404 => Error::Changed {

@@ -1,4 +1,4 @@
-//! Steps against an API server of a few lines: what is sent, and what is taken back.
+//! Steps against a minimal API server: the requests that are sent, and the marks that are removed.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -21,17 +21,17 @@ use crate::write::{Start, State, Write};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
 
-/// What it does with a request about objects of this kind.
+/// The server's answers to requests about objects of this kind.
 #[derive(Clone, Copy)]
 enum Does {
     Takes(Duration),
     Answers(u16, &'static str),
-    /// Whatever it is asked about: one code after the other.
+    /// One status code after the other, for all requests.
     InTurn(&'static [u16]),
 }
 
-/// Everything else it carries out at once. What was asked is kept: the kind, and of a Service the mark, and over which
-/// version it is set.
+/// All other requests are carried out at once. The server records each request: the kind, and for a Service the mark
+/// and its resourceVersion precondition.
 struct Server {
     kind: &'static str,
     does: Does,
@@ -42,7 +42,7 @@ impl Server {
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let kind = request.uri().path().split('/').nth(5).unwrap().to_owned();
         let body = request.into_body().collect_bytes().await.unwrap();
-        // Who only reads sends nothing.
+        // A read has no body.
         let mut object: Value = serde_json::from_slice(&body).unwrap_or_default();
         let mark = object["metadata"]["annotations"]
             .get(names::ANNOTATION_STARTED)
@@ -75,7 +75,7 @@ impl Server {
     }
 }
 
-/// Starts a member with `left` of the time that a look is good for; returns what was asked and what became of it.
+/// Starts a member with `left` of the observation's permitted age. Returns the requests and the result.
 async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),
@@ -97,7 +97,7 @@ async fn started_with(
     (asked, acted.remove(0))
 }
 
-/// With so many looks, each of which leads to the same step.
+/// Repeats this with several observations, each of which leads to the same step.
 async fn started_again(
     (kind, does): (&'static str, Does),
     (state, mark): (State, Write),
@@ -122,7 +122,7 @@ async fn started_again(
     let look = look();
     let observed = observe::unanswered(&look);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
-    // So often before that the next one counts for longer than a slow machine stands still.
+    // After so many rejections, the next back-off is longer than a pause of a slow machine.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(LONGEST));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());
@@ -177,7 +177,7 @@ const LONG: Duration = Duration::from_mins(1);
 
 /// Invariant 11.
 #[tokio::test]
-async fn a_mark_is_taken_back_when_the_look_grows_too_old_before_there_is_anything_of_the_member() {
+async fn removes_mark_when_observation_expires_before_creation() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -186,10 +186,10 @@ async fn a_mark_is_taken_back_when_the_look_grows_too_old_before_there_is_anythi
         "{:?}",
         acted.failed
     );
-    // Without a volume what is left is the pod.
+    // Without a volume the pod is the next object.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // Its claim is there: the next look makes its pod, and another process may have done so by now.
+    // The PVC exists: the next observation leads to its pod, and another process may have created the pod by now.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -197,14 +197,14 @@ async fn a_mark_is_taken_back_when_the_look_grows_too_old_before_there_is_anythi
         "{:?}",
         acted.failed
     );
-    // One that is too old from the beginning sends nothing.
+    // An observation that is too old from the start sends no request.
     let (asked, _) = started((CLAIMS, Does::Takes(more)), (true, Duration::ZERO)).await;
     assert!(asked.is_empty(), "{asked:?}");
 }
 
 /// Invariant 6.
 #[tokio::test]
-async fn a_mark_is_taken_back_only_when_what_follows_it_surely_was_not_carried_out() {
+async fn removes_mark_only_after_certain_failure() {
     let refusals = [
         (403, "Forbidden"),
         (409, "Conflict"),
@@ -232,7 +232,7 @@ async fn a_mark_is_taken_back_only_when_what_follows_it_surely_was_not_carried_o
 
 /// Invariants 6 and 11.
 #[tokio::test]
-async fn what_cannot_be_taken_after_a_mark_is_sent_again_while_the_look_is_good() {
+async fn retries_after_mark_while_observation_is_fresh() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),
@@ -240,12 +240,12 @@ async fn what_cannot_be_taken_after_a_mark_is_sent_again_while_the_look_is_good(
     ] {
         let does = Does::Answers(code, reason);
         let (mut asked, acted) = started((CLAIMS, does), (true, Duration::from_secs(1))).await;
-        // Who refuses for now has surely not done it.
+        // A rejection for now means that the request was certainly not carried out.
         assert_eq!(
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()
         );
-        // At once, and after 0.1, 0.3 and 0.7 s, unless the machine stands still.
+        // At once, and after 0.1, 0.3 and 0.7 s, unless the machine pauses.
         assert_eq!(asked[0], MARKED);
         assert!((2..=4).contains(&asked[1..].len()), "{code}: {asked:?}");
         assert!(
@@ -253,30 +253,30 @@ async fn what_cannot_be_taken_after_a_mark_is_sent_again_while_the_look_is_good(
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before anything is marked nothing is lost by looking again.
+        // Before a mark is set, a new observation costs nothing.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
 }
 
-/// Invariant 6: nobody else takes it back, and without that the member is given up.
+/// Invariant 6: no other process removes the mark, and a member with a leftover mark is given up.
 #[tokio::test]
-async fn a_mark_that_cannot_be_taken_back_for_now_is_taken_back_a_little_later() {
+async fn retries_removal_of_mark() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {
         let (asked, acted) = started(("", Does::InTurn(codes)), (true, LONG)).await;
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
     }
-    // Somebody else has changed it since: that is his.
+    // Another process has changed the Service since, and owns the mark.
     let does = Does::InTurn(&[200, 403, 503, 409]);
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
 }
 
-/// The mark, and that it is taken back, are events of the cluster's own objects: the next look follows at once.
+/// Setting and removing the mark are events of the cluster's own objects, which trigger a reconcile at once.
 #[tokio::test]
-async fn a_start_that_is_refused_is_not_tried_again_at_the_next_look() {
+async fn rejected_start_backs_off() {
     let mark = || Write::MarkService {
         member: MEMBER.to_owned(),
         started: true,
@@ -302,17 +302,17 @@ async fn a_start_that_is_refused_is_not_tried_again_at_the_next_look() {
             assert!(left.is_some_and(|left| left <= Duration::from_secs(16)));
         }
     }
-    // A race that was lost is no refusal.
+    // A lost race is no rejection.
     let race = Does::Answers(409, "AlreadyExists");
     let again = started_again((CLAIMS, race), (State::Join, mark()), (true, LONG), 2);
     let (asked, _) = Box::pin(again).await;
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 
-/// Invariants 6 and 11: an object that is not changed keeps its version, and whoever has marked it before would take that
-/// back.
+/// Invariants 6 and 11: an unchanged object keeps its resourceVersion, so the process that set the first mark could
+/// remove the second.
 #[tokio::test]
-async fn a_mark_that_is_set_again_is_another_one_and_is_never_taken_back() {
+async fn renewed_mark_is_never_removed() {
     let again = || Write::RenewMark {
         member: MEMBER.to_owned(),
         over: "7".to_owned(),

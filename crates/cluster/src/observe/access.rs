@@ -1,5 +1,5 @@
-//! What concerns who gets in: the Secrets and the NetworkPolicy are read with the other objects, and etcd is asked how
-//! it takes the credentials.
+//! Observes access control. The Secrets and the NetworkPolicy are read with the other objects, and etcd is asked
+//! whether it accepts the credentials.
 
 use api::names;
 use etcd::Etcd;
@@ -11,7 +11,7 @@ use runtime::credentials::ClusterAuth;
 use super::{DEADLINE, Error, Look, children, seen};
 use crate::snapshot::{Kept, Observed};
 
-/// The NetworkPolicy of this name, whoever made it. It is read beside the other objects.
+/// The NetworkPolicy of this name, whoever created it. It is read concurrently with the other objects.
 pub async fn policy(
     client: &Client,
     namespace: &str,
@@ -27,7 +27,7 @@ pub async fn policy(
     })
 }
 
-/// Completes what was read of a cluster: its Secrets are those its spec names.
+/// Completes the read objects of a cluster with the Secrets that its spec names.
 pub async fn complete(
     client: &Client,
     (operators, policy): (&Operators, Option<NetworkPolicy>),
@@ -37,11 +37,11 @@ pub async fn complete(
     let namespace = cluster.namespace().unwrap_or_default();
     let auth = ClusterAuth::read(client, cluster).await;
     let uid = cluster.uid().unwrap_or_default();
-    // One of the same name that is not ours is left alone.
+    // A NetworkPolicy of the same name with another owner is left alone.
     let policy = policy.filter(|policy| children::belongs(&policy.metadata, &uid) == Some(true));
     let members = Members::of(cluster, &namespace, "", None);
     let wanted = cluster.spec.network_policy.clone().unwrap_or_default();
-    // Compared whole: a peer too many lets somebody in.
+    // The complete object is compared: one peer too many would admit another client.
     let made = network_policy(&members, &wanted, operators);
     let network_uid = policy.as_ref().and_then(ResourceExt::uid);
     let network = match policy {
@@ -59,7 +59,7 @@ pub async fn complete(
     look.auth = auth;
 }
 
-/// Asks how etcd takes the credentials; found out by the calls before, as a rule.
+/// Asks etcd whether it accepts the credentials. Usually the previous calls have already answered this.
 pub(super) async fn ask(etcd: &dyn Etcd, via: &[String], observed: &mut Observed) {
     if observed.members.known().is_some() {
         observed.access.login = seen(etcd.login(via).await);

@@ -1,4 +1,4 @@
-//! The Secrets of generated certificates, read by name, one by one: the operator may neither list nor watch Secrets.
+//! The Secrets of generated certificates, read by name one by one: the operator may neither list nor watch Secrets.
 
 use std::collections::BTreeSet;
 
@@ -15,14 +15,14 @@ use runtime::clock;
 use crate::certificates::{rule, seed};
 use crate::snapshot::Observed;
 
-/// The Secrets of generated certificates, and the API server's clock less our own.
+/// The Secrets of generated certificates, and the API server's clock minus the operator's.
 #[derive(Default)]
 pub(super) struct Read {
     pub(super) secrets: Vec<Secret>,
     pub(super) clock: Option<SignedDuration>,
 }
 
-/// Reads what there may be of generated certificates, where this is in effect about TLS.
+/// Reads the generated certificates under this effective TLS policy.
 pub(super) async fn read(
     client: &Client,
     (cluster, tls): (&EtcdCluster, Option<&TlsPolicy>),
@@ -67,12 +67,13 @@ pub(super) async fn read(
     for read in reads {
         secrets.extend(read?);
     }
-    // Invariant 20: without an answer nobody goes by our own clock alone; the look is repeated.
+    // Invariant 20: without the API server's time, no decision relies on the operator's clock alone; the observation is
+    // repeated.
     let clock = clock?;
     Ok(Read { secrets, clock })
 }
 
-/// A certificate that is yet to be made is no fault.
+/// A certificate that is not issued yet is no problem.
 pub(super) fn expect(observed: &mut Observed) {
     let certificates = &observed.certificates;
     if let Some(rule) = &certificates.rule
@@ -87,8 +88,8 @@ pub(super) fn expect(observed: &mut Observed) {
     }
 }
 
-/// A pod whose etcd trusts others than it should has to be made anew. One without a volume is followed by a new member,
-/// which has to be accepted by those that run.
+/// Marks pods whose etcd trusts other CAs than it should, so that they are recreated. A pod without a volume is
+/// replaced by a new member, which the running members must accept.
 pub(super) fn differ(observed: &mut Observed) {
     let certificates = &observed.certificates;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

@@ -1,4 +1,4 @@
-//! Volume claims, Services and the disruption budget, compared with what the builders make. Pure.
+//! PVCs, Services and the PodDisruptionBudget, compared with the builders' objects. Pure.
 
 use api::names;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};
@@ -13,8 +13,8 @@ use serde_json::Value;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Kept, Removal, Shared};
 
-/// `Some(true)`: ours. `Some(false)`: nobody's, with a cluster token that lets us find it again. `None`:
-/// somebody else's.
+/// `Some(true)`: owned by the cluster. `Some(false)`: without owner, with a cluster token by which the cluster can
+/// adopt it. `None`: another owner's object.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     match owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),
@@ -22,8 +22,8 @@ pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     }
 }
 
-/// Whether an object that has the name of one of the cluster's is somebody else's: another one owns it, or nobody does
-/// and it does not carry the cluster's label.
+/// Whether an object with a name of the cluster belongs to another party: it has another owner, or has neither an owner
+/// nor the cluster's label.
 pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
     let labels = metadata.labels.as_ref();
     let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
@@ -42,7 +42,7 @@ fn owner(metadata: &ObjectMeta) -> Option<&str> {
         .map(|owner| owner.uid.as_str())
 }
 
-/// An annotation that is there and not empty.
+/// The annotation, if present and not empty.
 pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
     metadata
         .annotations
@@ -74,16 +74,16 @@ pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
     }
 }
 
-/// Whether the claim had a volume and has none any more: its PersistentVolume does not exist, or belongs to another
-/// claim (`syncBoundClaim` in Kubernetes' `pkg/controller/volume/persistentvolume/pv_controller.go`). Somebody may put
-/// the PersistentVolume back, and the claim is bound again. Every other phase, and none, says nothing of a loss.
+/// Whether the PVC lost its volume: its PersistentVolume does not exist, or belongs to another PVC (`syncBoundClaim` in
+/// Kubernetes' `pkg/controller/volume/persistentvolume/pv_controller.go`). If a person restores the PersistentVolume,
+/// the PVC is bound again. No other phase, nor a missing phase, indicates a loss.
 fn is_lost(claim: &PersistentVolumeClaim) -> bool {
     let status = claim.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());
     phase == Some("Lost")
 }
 
-/// What a claim asks for and has.
+/// Requested and actual properties of a PVC.
 fn volume(claim: &PersistentVolumeClaim) -> Claim {
     let spec = claim.spec.as_ref();
     let asked = spec
@@ -111,14 +111,14 @@ fn volume(claim: &PersistentVolumeClaim) -> Claim {
     }
 }
 
-/// A member's own Service; `None` for the Services of the whole cluster and for another object's.
+/// A member's own Service; `None` for the Services of the whole cluster and for other owners' Services.
 pub fn member_service(
     members: &Members,
     service: &Service,
     uid: &str,
 ) -> Option<snapshot::Service> {
     let name = service.name_any();
-    // By its name where the label was changed by hand.
+    // By its name if the label was changed by hand.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
     let owner = owner(&service.metadata);
@@ -164,7 +164,7 @@ pub(super) fn shared(
     let client = match named(&client(true).name_any()) {
         None => Kept::Missing,
         Some(service) if others(service) => Kept::Others,
-        // A selector is compared whole: a label more in it would keep clients out.
+        // The complete selector is compared: an extra label in it would remove the endpoints.
         Some(service) => match [true, false]
             .into_iter()
             .find(|open| selector(&client(*open)) == selector(service))
@@ -210,8 +210,8 @@ fn budget_kept(members: &Members, budget: Option<&PodDisruptionBudget>) -> Kept<
     }
 }
 
-/// Whether anything the builder says is missing or different in the object. What others added (defaults, further
-/// annotations) is no difference.
+/// Whether a field that the builder sets is missing or different in the object. Additions by others (defaults, further
+/// annotations) are no difference.
 pub(super) fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
     let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
     else {

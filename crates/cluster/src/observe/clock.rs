@@ -1,8 +1,9 @@
-//! The API server's clock, where somebody's loss is judged by what Kubernetes has dated.
+//! The API server's clock, for decisions about losses that depend on timestamps from Kubernetes.
 //!
-//! Since when a node is lost, a deleted pod overdue or a container failing stands on the pod, by the clocks of the control
-//! plane. By an operator's clock that is ahead every pod that is only just being ended would have been gone for long, and
-//! its member would be removed with its disk (invariant 5). Asked for only where a pod says something of the kind.
+//! A pod shows since when its node has been lost, its deletion has been overdue or its container has been failing. The
+//! clocks of the control plane set these timestamps. If the operator's clock were ahead, a pod that was just deleted
+//! would appear overdue for a long time. Then its member would be removed with its disk (invariant 5). The time is
+//! requested only if a pod shows such a timestamp.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,8 +11,8 @@ use kube::Client;
 
 use super::pods;
 
-/// The API server's clock less our own; `None` where nothing is judged by it, or it tells no time. Without an answer the
-/// look is repeated.
+/// The API server's clock minus the operator's; `None` if no decision depends on it, or if the API server sends no
+/// time. Without an answer the observation is repeated.
 pub(super) async fn beside(
     client: &Client,
     pods: &[Pod],
@@ -38,7 +39,7 @@ mod tests {
     use super::*;
     use crate::observe::tests::made_durable;
 
-    /// An API server whose clock stands at a time long past.
+    /// An API server whose clock is far in the past.
     fn server() -> (Client, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked);
@@ -65,7 +66,7 @@ mod tests {
 
     /// Invariant 5.
     #[tokio::test]
-    async fn the_api_server_is_asked_for_the_time_where_a_pod_tells_since_when_it_is_gone() {
+    async fn lost_pod_requires_api_server_time() {
         let plain = json!({ "name": "db-a" });
         let deleted = json!({ "name": "db-a", "deletionTimestamp": "2020-11-21T00:00:30Z" });
         for (pod, asks) in [
@@ -84,7 +85,8 @@ mod tests {
         }
     }
 
-    /// An API server with one cluster, whose member's pod is ending and has lost its labels: no list shows it.
+    /// An API server with one cluster. The member's pod is being deleted and has lost its labels, so no list contains
+    /// it.
     fn server_without_labels() -> Client {
         let objects = made_durable();
         let cluster = serde_json::to_value(&objects.cluster).unwrap();
@@ -120,7 +122,7 @@ mod tests {
 
     /// Invariant 5.
     #[tokio::test]
-    async fn the_api_server_is_asked_for_the_time_also_where_only_a_pod_without_labels_tells_it() {
+    async fn lost_unlabeled_pod_requires_api_server_time() {
         let client = server_without_labels();
         let read = crate::observe::objects(&client, "prod", "db").await;
         let objects = read.unwrap().unwrap();

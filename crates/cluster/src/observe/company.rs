@@ -1,19 +1,19 @@
-//! Members whose pod holds other containers beside etcd's: a sidecar of the user's, or one a webhook has put there.
+//! Member pods with containers besides etcd: a sidecar from the user's spec, or one that a webhook added.
 //!
-//! A pod is ready when all of its containers are, so its condition `Ready` says nothing of etcd alone while a sidecar
-//! is late: a member may have served for days in a pod that was never ready. When its etcd ends then, that is the end
-//! of a long life and no failed start, and must not be counted as one.
+//! A pod is ready if all of its containers are ready. So its condition `Ready` does not describe etcd while a sidecar
+//! is slow: a member may have served for days in a pod that was never ready. If its etcd ends then, a long run ended.
+//! The operator must not count this as a failed start.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
-/// Whoever has run for longer has started on its data.
+/// An etcd that ran for longer has started on its data.
 const LONG: Duration = Duration::from_mins(10);
 
-/// Since when etcd itself has not been ready, as far as a pod tells that has not been ready `since` then. With other
-/// containers beside it, that is not before the last life of its own container, nor within it if that was long.
+/// Time since which etcd itself has not been ready. `since`: when the pod became unready. With sidecars, the result is
+/// not before the last run of etcd's container, and not within that run if it was long.
 pub(super) fn unready_since(
     pod: &Pod,
     etcd: Option<&ContainerStatus>,
@@ -29,7 +29,7 @@ pub(super) fn unready_since(
     bound.map_or(since, |bound| since.max(bound))
 }
 
-/// Containers that count for the pod's readiness: all but the init containers that end.
+/// Containers that count for the pod's readiness: all except init containers that end.
 fn has_company(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| {
         let mut init = spec.init_containers.iter().flatten();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_that_becomes_ready_late_is_neither_a_lost_node_nor_a_failed_start() {
+    fn slow_sidecar_is_no_failed_start() {
         let etcd = json!({ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "state": { "running": { "startedAt": "2026-11-21T00:00:00Z" } } });
         let pod = seen(&sidecar(), &etcd);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_long_life_beside_a_late_sidecar_is_no_failed_start() {
+    fn exit_after_long_run_is_no_failed_start() {
         let long = restarted("2026-11-21T01:00:00Z", "2026-11-21T09:00:00Z");
         let short = restarted("2026-11-21T08:59:50Z", "2026-11-21T09:00:00Z");
         let native = json!({ "containers": [{ "name": "etcd" }],

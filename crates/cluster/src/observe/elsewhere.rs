@@ -1,4 +1,4 @@
-//! Members that somebody else runs, of a cluster that this one joins: asked at the addresses they tell.
+//! External members of a cluster that this cluster joins. They are called at the addresses that they advertise.
 
 use api::EtcdCluster;
 use api::names;
@@ -18,8 +18,8 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
     urls.map(str::to_owned).collect()
 }
 
-/// Whom to ask for the list beside our own members: the endpoints, as long as the cluster is one that was joined. It
-/// was recorded without first members, as it did not begin here. A cluster that did is never asked for elsewhere,
+/// Additional endpoints for the member list, while the cluster is one that was joined. Such a cluster was recorded
+/// without first members, because it did not start here. A cluster that started here never calls external endpoints,
 /// whatever its annotation says.
 pub(super) fn via(observed: &Observed) -> &[String] {
     let joined = observed
@@ -29,7 +29,7 @@ pub(super) fn via(observed: &Observed) -> &[String] {
     if joined { &observed.join } else { &[] }
 }
 
-/// What the members somebody else runs say of themselves.
+/// Reads the status of the external members.
 pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
     let Seen::Known(list) = &observed.members else {
         return;
@@ -59,7 +59,7 @@ mod tests {
     use crate::plan::tests::scene::Scene;
 
     #[test]
-    fn the_endpoints_of_the_cluster_to_join_are_in_the_annotation() {
+    fn annotation_contains_endpoints_of_cluster_to_join() {
         let mut cluster = EtcdCluster::new("db", api::cluster::EtcdClusterSpec::default());
         assert!(endpoints(&cluster).is_empty());
         let urls = "http://x:2379, http://y:2379,".to_owned();
@@ -68,9 +68,9 @@ mod tests {
         assert_eq!(endpoints(&cluster), ["http://x:2379", "http://y:2379"]);
     }
 
-    /// Invariant 7: whatever its annotation says by now.
+    /// Invariant 7: whatever the annotation says by now.
     #[test]
-    fn a_cluster_that_began_here_asks_nobody_elsewhere() {
+    fn local_cluster_never_calls_external_endpoints() {
         let url = "http://x:2379".to_owned();
         let mut new = Scene::nothing(3).observed;
         new.join = vec![url.clone()];
@@ -78,7 +78,7 @@ mod tests {
         let mut began_here = Scene::formed(&["a", "b", "c"]).observed;
         began_here.join = vec![url.clone()];
         assert!(via(&began_here).is_empty());
-        // One that was joined has no first members.
+        // A joined cluster has no first members.
         began_here.intent.as_mut().unwrap().members.clear();
         assert_eq!(via(&began_here), [url]);
     }

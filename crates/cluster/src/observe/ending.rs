@@ -1,14 +1,14 @@
-//! How a member's etcd ended, told from its exit code and its last words. Pure.
+//! The exit reason of a member's etcd container, from its exit code and its termination message. Pure.
 //!
-//! The kubelet keeps the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). What stands here was
-//! read in etcd's and bbolt's sources and tried with 3.5, 3.6 and 3.7 on damaged data directories. A text that is
-//! not known is [`Cause::Failed`]: then time and the other members decide, not the words.
+//! The kubelet keeps the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this file
+//! come from the sources of etcd and bbolt, and were tested with 3.5, 3.6 and 3.7 on damaged data directories. An
+//! unknown text is [`Cause::Failed`]: then time and the other members decide, not the text.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 
 use crate::snapshot::{Cause, Ending};
 
-/// What etcd says when its data directory is damaged.
+/// Messages of etcd about a damaged data directory.
 const DAMAGED: [&str; 20] = [
     // The write-ahead log (`server/storage/wal`).
     "walpb: crc mismatch",
@@ -17,11 +17,11 @@ const DAMAGED: [&str; 20] = [
     "wal: slice bounds out of range",
     "wal: conflicting metadata found",
     "failed to read WAL, cannot be repaired",
-    // Its records, when what stands in the file is none (protobuf's own words, from 3.7 on and before).
+    // Its records, if the file contains no valid record (protobuf's own messages, from 3.7 on and before).
     "cannot parse invalid wire-format data",
     "proto: illegal wireType",
     "proto: wrong wireType",
-    // Snapshot and database do not belong together, or one is missing (`etcdserver/bootstrap.go`).
+    // Snapshot and database do not match, or one is missing (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
     // The database (`bbolt/errors` and its assertions about pages).
@@ -33,17 +33,18 @@ const DAMAGED: [&str; 20] = [
     "unexpected page type",
     // Raft: the log ends before what the member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
-    // The check against the others at the start (`etcdserver/corrupt.go`).
+    // The comparison with the other members at the start (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",
 ];
 
-/// The cluster knows this member, and its disk does not: the data directory is empty.
+/// The cluster knows this member, but its disk does not: the data directory is empty.
 const EMPTY: &str = "has already been bootstrapped";
-/// The same for a member that was told of nobody but itself, as all are that get their pod back on their disk.
+/// The same for a member whose `--initial-cluster` names only itself, as for all members that get a new pod on their
+/// disk.
 const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
 
-/// What is not the data's fault, and would hit the next member as well.
+/// Failures that the data did not cause, and that the next member would have as well.
 const SURROUNDINGS: [&str; 9] = [
     "no space left on device",
     "permission denied",
@@ -56,14 +57,14 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
-/// What a trace from within the database passes through: bbolt, and what opens it (3.6 and later, before).
+/// Packages in a stack trace from within the database: bbolt, and the code that opens it (3.6 and later, before).
 const DATABASE: [&str; 3] = [
     "go.etcd.io/bbolt",
     "etcd/server/v3/storage/backend.",
     "etcd/server/v3/mvcc/backend.",
 ];
 
-/// Where the last words begin: what comes before is ordinary log.
+/// The start of the final message; text before it is ordinary log.
 const LAST_WORDS: [&str; 4] = [
     "\"level\":\"fatal\"",
     "\"level\":\"panic\"",
@@ -71,7 +72,7 @@ const LAST_WORDS: [&str; 4] = [
     "fatal error: ",
 ];
 
-/// The last ending of a container. `alone`: its etcd was told of no other member.
+/// The last exit of a container. `alone`: its `--initial-cluster` names no other member.
 pub(super) fn ending(status: &ContainerStatus, alone: bool) -> Option<Ending> {
     let terminated = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
         state.as_ref().and_then(|state| state.terminated.clone())
@@ -88,15 +89,15 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     if ended.reason.as_deref() == Some("OOMKilled") {
         return Cause::Memory;
     }
-    // In order, killed, and asked to end.
+    // Exited normally, killed, and terminated.
     if matches!(ended.exit_code, 0 | 137 | 143) {
         return Cause::Ended;
     }
     let text = ended.message.as_deref().unwrap_or_default();
-    // A trace may be so long that what came before it is cut off.
+    // A long stack trace may cut off the message before it.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // A fault prints every goroutine, so that of bbolt itself may be cut off as well as the words before.
+    // A fault prints every goroutine, so the frames of bbolt may be cut off as well as the message before them.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],
@@ -106,7 +107,7 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     } else if says(&SURROUNDINGS) {
         Cause::Surroundings(sentence(text))
     } else if ended.exit_code == 2 && says(in_database) {
-        // Go ends with 2 when it panics, and bbolt panics about pages that are not what they should be.
+        // A panicking Go program exits with 2, and bbolt panics about invalid pages.
         Cause::Data("its database cannot be read".to_owned())
     } else if text.is_empty() {
         Cause::Failed(format!("exit code {}", ended.exit_code))
@@ -115,12 +116,12 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     }
 }
 
-/// Where the last words begin.
+/// The position of the final message.
 fn begin(text: &str) -> Option<usize> {
     LAST_WORDS.iter().filter_map(|word| text.find(word)).min()
 }
 
-/// What a container's message says, in one sentence: that of its last words, or else its last line.
+/// The container's message in one sentence: the final message, or else the last line.
 pub(super) fn sentence(text: &str) -> String {
     let line = match begin(text) {
         Some(at) => text[at..].lines().next(),
@@ -167,9 +168,9 @@ mod tests {
         )
     }
 
-    /// As etcd 3.5.35, 3.6.16 and 3.7.3 said it with data directories damaged on purpose.
+    /// Messages of etcd 3.5.35, 3.6.16 and 3.7.3 about deliberately damaged data directories.
     #[test]
-    fn damaged_data_is_known_by_etcds_own_words() {
+    fn recognizes_damaged_data_by_etcd_messages() {
         let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
         let trace = "goroutine 140 [running]:\ngo.etcd.io/bbolt._assert(...)\n\tgo.etcd.io/bbolt@v1.3.12/db.go:1395";
         let cut_off = "etcd/server/v3/storage/backend.New(...)\n\tgo.etcd.io/etcd/server/v3@v3.7.3/storage/backend/backend.go:170";
@@ -241,19 +242,19 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_disk_is_known_by_a_member_that_finds_nobody_but_itself() {
+    fn recognizes_empty_disk_of_member_without_peers() {
         let text = log(
             "fatal",
             "discovery failed",
             "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
         );
         assert!(matches!(after(1, "Error", &text, true), Cause::Data(_)));
-        // Told of others, it may just not have reached them.
+        // With other members in its list, it may just have failed to reach them.
         assert!(matches!(after(1, "Error", &text, false), Cause::Failed(_)));
     }
 
     #[test]
-    fn memory_settings_and_signals_are_not_the_datas_fault() {
+    fn memory_settings_and_signals_are_no_damage() {
         assert_eq!(after(137, "OOMKilled", "", false), Cause::Memory);
         assert_eq!(after(137, "Error", "", false), Cause::Ended);
         assert_eq!(after(0, "Completed", "", false), Cause::Ended);

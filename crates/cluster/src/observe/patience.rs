@@ -1,8 +1,8 @@
-//! How long the list of the members is waited for.
+//! How long an observation waits for the member list.
 //!
-//! It takes a quorum, so it comes late or never while too few of the voters can take part. What can be done without it,
-//! such as putting pods back on their disks, is not to wait for that. But during an election each member still answers
-//! for itself, and then the list has all its time: an election is no outage.
+//! The list needs a quorum, so it comes late or never while too few voters can take part. Work that needs no list, such
+//! as recreating pods on their disks, must not wait for it. During an election each member still answers for itself.
+//! Then the list has its full time: an election is no outage.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use etcd::{MemberId, Status};
 use crate::plan::quorum_of;
 use crate::snapshot::{Observed, Pod};
 
-/// How long the list may take when too few members answer for themselves, from when that is known.
+/// Time for the list after too few members have answered for themselves.
 const LEFT: Duration = Duration::from_millis(250);
 
-/// Both answers, asked for together; no list when `too_few` of the members' own answers are there and it does not
-/// come soon.
+/// Both answers, requested concurrently. No list if `too_few` of the members' own answers arrive and the list does not
+/// follow soon.
 pub(super) async fn both<L, S>(
     list: impl Future<Output = L>,
     own: impl Future<Output = S>,
@@ -34,10 +34,10 @@ pub(super) async fn both<L, S>(
     (Some(list.await), own)
 }
 
-/// Fewer of the voters that were last reported can take part than a quorum is: their pods end, are gone, or are not
-/// ready and do not answer. Of members that somebody else runs nothing is known here, and what was reported does not
-/// count any more where a member that stays has a leader that stays: after a recovery or a restore it is all the
-/// quorum there is, and with authentication its list takes a login first.
+/// Whether fewer voters than a quorum can take part, by the last report: their pods end, are missing, or are not ready
+/// and do not answer. External members are unknown here. The report does not count if a stable member has a stable
+/// leader: after a recovery or a restore this member is the whole quorum, and with authentication its list needs a
+/// login first.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
     let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());
@@ -63,7 +63,7 @@ mod tests {
     use crate::plan::tests::scene::Scene;
     use crate::snapshot::Seen;
 
-    /// Who is asked and what they answer, as the scene has it.
+    /// The called members and their answers in the scene.
     fn few(scene: &Scene) -> bool {
         let statuses = scene.observed.statuses.iter();
         let (asked, own): (Vec<String>, Vec<_>) = statuses
@@ -77,7 +77,7 @@ mod tests {
 
     /// Invariant 1: an election is no outage.
     #[test]
-    fn invariant_1_the_list_is_waited_for_unless_too_few_members_can_take_part() {
+    fn invariant_1_waits_for_list_unless_quorum_is_impossible() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let unready = |mut scene: Scene, member: &str| {
             scene.observed.pods.get_mut(member).unwrap().ready = false;
@@ -93,7 +93,7 @@ mod tests {
             },
             &|| three().terminating("a"),
             &|| three().without_pod("a").silent_voter("b"),
-            // Ready a moment ago, and slow; or not ready because of a sidecar.
+            // Ready a moment ago and slow, or not ready because of a sidecar.
             &|| three().down("a").down("b"),
             &|| unready(unready(three(), "a"), "b"),
         ] {
@@ -107,7 +107,7 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // A seed that serves, beside what was reported of those before it.
+        // A serving seed, while the report names the previous members.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_that_cannot_come_is_not_waited_for() {
+    async fn impossible_list_is_not_awaited() {
         assert_eq!(both(pending::<()>(), ready(1), |_| true).await, (None, 1));
         assert_eq!(both(ready(2), ready(1), |_| true).await, (Some(2), 1));
         let slow = async {

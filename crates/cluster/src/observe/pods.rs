@@ -1,4 +1,4 @@
-//! A member's pod, as the planner sees it. Pure.
+//! The planner's view of a member's pod. Pure.
 
 use std::collections::BTreeSet;
 
@@ -68,7 +68,7 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // On a lost node the kubelet's last word stands, and the node controller's is newer.
+        // On a lost node the kubelet's last status remains, and the node controller's is newer.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -88,7 +88,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
-/// Whether it tells since when it is gone, or has failed: how long ago that is may cost the member its place.
+/// Whether the pod shows since when it has been lost or failing. The age of that timestamp may cost the member its
+/// place.
 pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
     let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;
@@ -105,22 +106,22 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
     condition.last_transition_time.as_ref().map(|time| time.0)
 }
 
-/// Since when the pod's node, or the only node that reaches its disk, has been away. The operator has no right to
-/// read nodes; the pod tells:
+/// Time since which the pod's node, or the only node that reaches its disk, has been lost. The operator has no
+/// permission to read nodes, but the pod shows it:
 ///
-/// - The node lifecycle controller sets `Ready` to false on the pods of a node it has lost, and nothing else
-///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet sets `Ready` and `ContainersReady` together; so
-///   one without the other, and without a readiness gate being the reason, was written over a silent kubelet.
-/// - A pod whose grace period is over (`deletionTimestamp` includes it) and that is still there waits for a kubelet
-///   to end it. So it is with those the taint manager deleted.
-/// - The phase `Unknown`, of old control planes.
-/// - No node reaches the volume: its node is not there any more, or is marked as unreachable.
+/// - The node lifecycle controller sets `Ready` to false on the pods of a lost node, and changes nothing else
+///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet sets `Ready` and `ContainersReady` together. So if
+///   they differ, and no readiness gate is the reason, the controller wrote over a silent kubelet.
+/// - A pod still exists after its grace period (`deletionTimestamp` includes it): it waits for its kubelet. This
+///   applies to pods that the taint manager deleted.
+/// - The phase is `Unknown`, with old control planes.
+/// - No node reaches the volume: its node no longer exists, or is marked as unreachable.
 ///
-/// A pod that was not ready when its node died tells nothing until it is evicted: the controller writes only a
-/// condition that changes, and `Ready` was false already. The condition `DisruptionTarget` of an eviction
-/// (`DeletionByTaintManager` in `pkg/controller/tainteviction`) is no better sign: the same is written for a taint that
-/// people set on a node that lives, where the pod ends within its grace period. So such a member counts from the end
-/// of that period, after the 300 s (or the tolerations of `spec.pod`) for which Kubernetes waits.
+/// A pod that was not ready when its node died shows nothing until it is evicted: the controller writes only a changed
+/// condition, and `Ready` was false already. The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager`
+/// in `pkg/controller/tainteviction`) is no better sign: Kubernetes writes the same for a taint that people set on a
+/// live node, where the pod ends within its grace period. So such a member counts from the end of that period, after
+/// the 300 s (or the tolerations of `spec.pod`) for which Kubernetes waits.
 fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     let ready = condition(pod, "Ready");
     let by_node_controller = ready
@@ -141,8 +142,8 @@ fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     known.into_iter().flatten().min()
 }
 
-/// Whether the scheduler's sentence says that every node lacks the volume or is marked as lost. One that is
-/// cordoned, full or tainted by people may take the pod again.
+/// Whether the scheduler's message says that every node lacks the volume or is marked as lost. A node that is cordoned,
+/// full or tainted by people may accept the pod again.
 fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     let Some((_, reasons)) = message.and_then(|text| text.split_once("nodes are available: "))
     else {
@@ -158,7 +159,7 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // Newer schedulers do not name the taint. Nodes of the control plane never had the volume.
+    // Newer schedulers do not name the taint. Control-plane nodes never had the volume.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -245,8 +246,8 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
     containers.find_map(container_trouble)
 }
 
-/// The kubelet's words without what is different at each attempt: that it waits before the next, and the ports of
-/// the connection. Else each attempt would be news.
+/// The kubelet's message without the parts that differ at each attempt: the back-off and the ports of the connection.
+/// Otherwise each attempt would be a new message.
 fn stable(message: &str) -> String {
     let (_, cause) = message
         .rsplit_once("ErrImagePull: ")
@@ -268,7 +269,7 @@ fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
         format!("{reason}: {message}")
     };
     match reason {
-        // They take turns.
+        // The two reasons alternate.
         "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
         "ErrImagePull"
         | "ImagePullBackOff"
@@ -295,7 +296,7 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    // A seed's containers report as JSON.
+    // The containers of a seed report as JSON.
     let said = ended
         .message
         .as_deref()
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_pulled_is_told_in_the_same_words_at_each_attempt() {
+    fn image_pull_error_has_stable_message() {
         let waiting = |reason: &str, message: &str| {
             let status = json!({ "phase": "Pending", "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "",
                 "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason, "message": message } } }] });
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_node_is_seen_on_the_pod() {
+    fn pod_shows_lost_node() {
         let none = json!({});
         let lost = seen(&none, &conditions("False", None, "True"));
         assert_eq!(lost.lost_since, Some(at("2026-11-21T00:10:00Z")));
@@ -368,7 +369,7 @@ mod tests {
             !lost.ready && lost.running,
             "the kubelet's last word is older"
         );
-        // What a kubelet says is no lost node.
+        // Statuses that a kubelet writes on a live node.
         for (ready, reason, containers) in [
             ("True", None, "True"),
             ("False", Some("ContainersNotReady"), "False"),
@@ -380,9 +381,9 @@ mod tests {
         }
     }
 
-    /// Neither the kubelet's last word nor an eviction tells a dead node from one that lives.
+    /// Neither the kubelet's last status nor an eviction distinguishes a dead node from a live one.
     #[test]
-    fn a_pod_that_was_not_ready_on_a_lost_node_counts_from_the_end_of_its_eviction() {
+    fn unready_pod_on_lost_node_counts_from_eviction() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");
         let none = json!({});
         assert_eq!(seen(&none, &unready).lost_since, None);
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_ends_counts_from_the_end_of_its_grace_period() {
+    fn deleted_pod_counts_from_end_of_grace_period() {
         // Kubernetes writes the end of the grace period, not the moment of the deletion.
         let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
         let pod = seen(&ends, &conditions("True", None, "True"));
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_no_node_reaches_is_on_a_lost_node() {
+    fn unreachable_volume_means_lost_node() {
         let pending = |message: &str| {
             let status = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
                 "reason": "Unschedulable", "message": message, "lastTransitionTime": "2026-11-21T00:10:00Z" }] });
@@ -431,7 +432,7 @@ mod tests {
             assert!(pending(lost), "{lost}");
         }
         for elsewhere in [
-            // Cordoned, full, or tainted by people: it may take the pod again.
+            // Cordoned, full, or tainted by people: the node may accept the pod again.
             "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 node(s) had untolerated taint {maintenance: }, 2 node(s) had volume node affinity \

@@ -1,8 +1,9 @@
-//! Members that do not serve clients yet: asked where their health is asked for, in the same look.
+//! Members that do not serve clients yet: the same observation calls their health listener.
 //!
-//! A member that joins serves clients when it has applied its own entry, which may take 7 s longer than all else (docs/
-//! benchmarks.md). Its listener for health is open from its first moment. Only who has not been seen serving is asked
-//! there. Where the member itself answers clients that counts, but for whom it is connected with.
+//! A joining member serves clients after it has applied its own entry, which may take 7 s longer than all else
+//! (docs/benchmarks.md). Its health listener is open from the start. Only members that have not been seen serving are
+//! called there. If the member itself answers on its client listener, that answer counts, except for the leader
+//! connection.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,13 +21,15 @@ use super::{IMPATIENCE, status as serving};
 use crate::plan::is_late_to_serve;
 use crate::snapshot::{Pod, Role};
 
-/// The flag with which etcd has that listener. It is never TLS's there: only ours is asked, which says so.
+/// The flag of etcd for that listener. The operator never uses TLS on it. The operator calls only listeners that it
+/// configured itself, which this flag shows.
 const LISTENER: &str = "--listen-metrics-urls";
 
-/// How long a member that has told its health may take for clients: what serves answers as fast on both listeners.
+/// How long a member whose health listener has answered may take on its client listener: a serving member answers
+/// equally fast on both.
 const BESIDE: Duration = Duration::from_millis(50);
 
-/// Where each pod's etcd tells its health.
+/// The health address of each pod's etcd.
 pub(super) fn addresses(pods: &[PodObject]) -> BTreeMap<String, String> {
     let address = |pod: &PodObject| {
         let address: IpAddr = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
@@ -40,7 +43,8 @@ fn heard(pulse: Result<Result<Pulse, Error>, Elapsed>) -> Option<Pulse> {
     pulse.ok().and_then(Result::ok)
 }
 
-/// One member's answer to clients; of one that has not been seen serving, its pulse as well.
+/// One member's answer on the client listener. For a member that has not been seen serving, also the answer of its
+/// health listener.
 pub(super) async fn status(
     etcd: &dyn Etcd,
     url: &str,
@@ -66,7 +70,7 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A pod is ready before its etcd serves: what it would say is known. Later it is one that answers slowly.
+        // A pod is ready before its etcd serves, so its answer is known. Later the member is one that answers slowly.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }
@@ -74,12 +78,12 @@ pub(super) async fn status(
     }
 }
 
-/// A learner, or a voter that the client Service passes by because it has not served yet.
+/// A learner, or a voter that is drained because it has not served yet.
 fn may_be_joining(pod: &Pod) -> bool {
     matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
 }
 
-/// A voter that was drained for a while serves: its answer may wait for the disk.
+/// A voter that was drained for a while serves; its answer may wait for the disk.
 fn has_served(pod: &Pod) -> bool {
     pod.ready && pod.role != Some(Role::Learner)
 }
@@ -131,27 +135,27 @@ mod tests {
 
     /// Invariant 24.
     #[tokio::test]
-    async fn invariant_24_only_who_has_not_been_seen_serving_is_asked_for_its_health() {
+    async fn invariant_24_only_unserved_members_get_health_calls() {
         let busy = Role::Busy {
             since: scene::at(0),
         };
         for role in [Role::Learner, busy] {
             assert_eq!(asked(false, &pod(role)).await, (false, true));
-            // A learner that was cut off goes on answering.
+            // A learner that was cut off keeps answering.
             assert_eq!(asked(true, &pod(role)).await, (true, true));
         }
         for up in [false, true] {
             assert_eq!(asked(up, &pod(Role::Voter)).await, (up, false));
         }
-        // As the old operator made it: what listens there may be TLS's, or nobody.
+        // A pod of the old operator: its listener may use TLS, or not exist.
         let mut old = pod(Role::Learner);
         old.flags.clear();
         assert_eq!(asked(false, &old).await, (false, false));
     }
 
-    /// Otherwise one whose answers take long were taken for one that does not serve yet, and kept from clients, for ever.
+    /// Otherwise a slow member would count as one that does not serve yet, and would be kept from clients forever.
     #[tokio::test]
-    async fn who_may_be_joining_is_not_waited_for_and_who_is_late_has_the_time_to_answer() {
+    async fn joining_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {
             pod(Role::Busy {
                 since: scene::at(seconds),
@@ -171,9 +175,10 @@ mod tests {
         }
     }
 
-    /// Each look at a member that joins would take that long: what it tells is acted upon at once.
+    /// Otherwise each observation of a joining member would take that long. The operator acts on its health answer at
+    /// once.
     #[tokio::test]
-    async fn who_has_told_its_health_is_not_waited_for_as_long_as_who_has_not() {
+    async fn health_answer_shortens_client_deadline() {
         let asked = async |tells: bool| {
             let etcd = FakeEtcd::formed(1, &["a"], url);
             etcd.with(|state| {
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_asked_for_at_the_pods_own_address() {
+    fn health_is_read_at_pod_address() {
         let at = |address: &str| {
             let status = serde_json::json!({ "podIP": address });
             let pod = serde_json::json!({ "metadata": { "name": "a" }, "status": status });

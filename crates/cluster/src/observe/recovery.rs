@@ -1,4 +1,4 @@
-//! What is read when no quorum answers: who the members say the members are, and the seed of a recovery.
+//! Reads for the case that no quorum answers: the local member lists, and the seed of a recovery.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::observe::{Look, seen};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Recovery, SeedAnswer, Seen};
 
-/// How long the list is waited for while a recovery is under way.
+/// Deadline of the list during a recovery.
 const UNDER_WAY: Duration = Duration::from_millis(500);
 
-/// What the object says.
+/// The records in the object.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
-    // One that was under way when a restore replaced the cluster ended with it.
+    // A restore that replaced the cluster also ended its recovery.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
@@ -35,7 +35,7 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
-        // A cluster that was stopped on purpose has lost nothing: the time begins when it is to serve again.
+        // A cluster that was stopped on purpose has lost nothing: the time starts when it should serve again.
         unavailable_since: available
             .filter(|condition| {
                 condition.status == "False" && !Reason::is_of_hibernation(condition)
@@ -47,16 +47,16 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
     }
 }
 
-/// How long the list is waited for. A recovery that is under way is not to be held up by it: a quorum that is back
-/// answers at once, and one that comes back cannot have acknowledged anything through the client Service.
+/// Deadline of the list. It must not delay a recovery in progress. A returned quorum answers at once, and a quorum that
+/// returns later cannot have acknowledged writes through the client Service.
 pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
     if under_way { UNDER_WAY } else { Duration::MAX }
 }
 
-/// What coreos/etcd-operator wrote names members in this way alone; every report of this operator says more of each, and
-/// one of those may be of an object before that had the same name.
+/// Only coreos/etcd-operator wrote member names in this form alone. Every report of this operator contains more about
+/// each member, and such a report may belong to an earlier object of the same name.
 fn named_before(status: &EtcdClusterStatus) -> BTreeSet<String> {
     let ours = status.bootstrap.is_some() || !status.member_details.is_empty();
     let members = status.members.iter().filter(|_| !ours);
@@ -72,7 +72,7 @@ fn backup(last: &LastBackup) -> String {
     }
 }
 
-/// Asks what is only worth asking without a quorum.
+/// Reads that are only useful without a quorum.
 pub(super) async fn ask(
     (etcd, asks_seed): (&dyn Etcd, &dyn Etcd),
     look: &Look,
@@ -90,11 +90,11 @@ pub(super) async fn ask(
     observed.recovery.seed = seed;
 }
 
-/// The first member of the new cluster; `None` without one that could answer.
+/// The first member of the new cluster; `None` if no such member can answer.
 async fn seed(etcd: &dyn Etcd, look: &Look, observed: &Observed) -> Option<Seen<SeedAnswer>> {
     let record = observed.recovery.record.as_ref()?;
     let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
-    // Before its data is there nothing listens.
+    // Before its data is complete, etcd does not listen.
     observed.pods.get(name).filter(|pod| pod.running)?;
     let url = look.urls.get(name)?;
     let via = [url.clone()];

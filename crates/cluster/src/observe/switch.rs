@@ -1,4 +1,5 @@
-//! What members were started with and how they talk: from the record in the status, and from the pods. Pure.
+//! The TLS settings with which members were started and how they communicate, from the record in the status and from
+//! the pods. Pure.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +12,9 @@ use kube::ResourceExt;
 use super::children;
 use crate::switch::{Clients, Maker, Started, Way};
 
-/// Where etcd listens for other members.
+/// The flag for peer listeners.
 const PEERS: &str = "--listen-peer-urls=";
-/// Where etcd listens for clients.
+/// The flag for client listeners.
 const CLIENTS: &str = "--listen-client-urls=";
 
 /// etcd's arguments.
@@ -24,7 +25,7 @@ fn arguments(pod: &Pod) -> impl Iterator<Item = &String> {
     etcd.flat_map(|container| container.args.iter().flatten())
 }
 
-/// The policy a pod was made with: it stands on it, and where it does not, its arguments tell of a pod without TLS.
+/// The policy of a pod, from its annotation. Without the annotation, the arguments can show a pod without TLS.
 #[expect(
     clippy::option_option,
     reason = "without TLS is something else than unknown"
@@ -41,7 +42,7 @@ fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
         .then_some(None)
 }
 
-/// How a member talks, as its etcd was told; whoever made the pod.
+/// How a member communicates according to its flags, whoever created the pod.
 fn way(pod: &Pod) -> Option<Way> {
     let told = |flag: &str| arguments(pod).find_map(|argument| argument.strip_prefix(flag));
     let listeners = told(PEERS)?
@@ -84,21 +85,21 @@ fn listener(url: &str) -> Option<PeerListener> {
     Some((scheme == "https", port.parse().ok()?))
 }
 
-/// Whether a member lets clients in with TLS alone, as its etcd was told.
+/// Whether a member accepts only clients with TLS, according to its flags.
 pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
     let urls = arguments(pod).find_map(|argument| argument.strip_prefix(CLIENTS))?;
     Some(!urls.contains("http://"))
 }
 
-/// What the status records and the pods say that members were started with.
+/// The TLS settings with which members were started, from the status and the pods.
 pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
-    // Those of a cluster that was here before, and was recovered or restored, say nothing of this one.
+    // Pods of a previous cluster, before a recovery or restore, do not count.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // Whose owner was deleted without them is this cluster's by its token, before it is owned again.
+        // Pods without an owner belong to this cluster if they carry its token, before they are adopted.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_20_a_cluster_that_runs_is_not_switched_at_once() {
+    fn invariant_20_running_cluster_changes_tls_in_stages() {
         for (wanted, said, scheme) in [
             (CLIENTS_TOO, None, "http"),
             (r#"{"generated":{}}"#, Some("null"), "http"),
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_members_see_without_a_switch_is_followed() {
+    fn tls_changes_without_stages_take_effect() {
         for (wanted, said, scheme) in [
             ("null", None, "http"),
             (
@@ -212,7 +213,7 @@ mod tests {
                 Some(r#"{"generated":{}}"#),
                 "https",
             ),
-            // Who knows.
+            // Unknown.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let cluster = cluster(wanted);
@@ -223,14 +224,14 @@ mod tests {
     }
 
     #[test]
-    fn invariant_23_a_cluster_without_pods_comes_back_as_it_was() {
+    fn invariant_23_cluster_without_pods_keeps_tls_settings() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN), (CLIENTS_TOO, "null")] {
             let cluster = recorded(wanted, policy(was).as_ref(), "token");
             let rollout = rollout(&cluster, &[]);
             assert!(rollout.recorded);
             assert_eq!(rollout.at, policy(was), "{wanted}");
         }
-        // What is recorded of another cluster, before a restore or a recovery, says nothing of this one.
+        // A record of the previous cluster, before a restore or a recovery, does not count.
         let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()
@@ -240,9 +241,10 @@ mod tests {
         assert_eq!(rollout.at, policy(BETWEEN));
     }
 
-    /// The object was deleted without what it owns, and is there again without its status and with another `spec.TLS`.
+    /// The object was deleted without its children, and was created again without its status and with another
+    /// `spec.TLS`.
     #[test]
-    fn invariant_23_members_whose_owner_is_gone_are_not_switched_at_once() {
+    fn invariant_23_orphaned_members_change_tls_in_stages() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN)] {
             let scheme = if was == "null" { "http" } else { "https" };
             let mut orphan = pod(Some(was), scheme);
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_leads_also_where_pods_are_at_two_stages() {
+    fn record_decides_when_pods_differ_in_stage() {
         let at = policy(BETWEEN).map(|tls| TlsPolicy {
             peer_stage: Some(PeerStage::PlainAndTls),
             ..tls
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_accepts_both_is_asked_without_tls() {
+    fn member_accepting_both_is_called_without_tls() {
         let with = |urls: &str| {
             let mut pod = pod(None, "http");
             if let Some(spec) = &mut pod.spec {

@@ -1,4 +1,4 @@
-//! Objects as the API server gives them, and what the planner gets to see of them.
+//! Objects as the API server returns them, and the planner's view of them.
 
 use api::EtcdCluster;
 use api::cluster::{BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus};
@@ -45,7 +45,7 @@ fn durable() -> EtcdClusterSpec {
     serde_json::from_value(spec).unwrap()
 }
 
-/// Everything the builders make for one member.
+/// All objects that the builders make for one member.
 fn made(spec: EtcdClusterSpec) -> Objects {
     let cluster = cluster(spec);
     let members = Members::of(&cluster, "prod", "token", Some("ff"));
@@ -90,12 +90,12 @@ fn look_at(objects: Objects) -> Look {
     objects.look(effective)
 }
 
-/// A reading, for tests that only keep it.
+/// A cached read, for tests that only store it.
 pub(crate) fn look() -> Look {
     look_at(made(durable()))
 }
 
-/// The same of a cluster whose status names its member.
+/// The same for a cluster whose status names its member.
 pub(crate) fn made_durable() -> Objects {
     let mut objects = made(durable());
     let status = objects.cluster.status.as_mut().unwrap();
@@ -111,7 +111,7 @@ fn seen(mend: impl FnOnce(&mut Objects)) -> Observed {
 }
 
 #[test]
-fn members_are_asked_at_their_pods_addresses_so_that_no_dns_is_needed() {
+fn members_are_called_at_pod_addresses_without_dns() {
     let urls = |address: Option<&str>| {
         let mut objects = made(durable());
         objects.pods[0].status = Some(PodStatus {
@@ -132,7 +132,7 @@ fn members_are_asked_at_their_pods_addresses_so_that_no_dns_is_needed() {
 }
 
 #[test]
-fn first_members_that_cannot_reach_each_other_yet_are_not_waited_for() {
+fn isolated_first_members_are_not_awaited() {
     use crate::snapshot::Role;
     let asked_as = |role: Role, closed: bool| {
         let mut objects = made(durable());
@@ -149,12 +149,12 @@ fn first_members_that_cannot_reach_each_other_yet_are_not_waited_for() {
     };
     assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
     assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
-    // A learner that nobody finds yet has asked the others when it tells its health.
+    // A learner without endpoints has contacted the other members when its health listener answers.
     assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 
 #[test]
-fn what_the_builders_make_is_seen_as_made() {
+fn built_objects_have_no_drift() {
     let observed = seen(|_| {});
     assert_eq!(observed.shared.headless, Kept::AsMade(()));
     assert_eq!(observed.shared.client, Kept::AsMade(true));
@@ -186,9 +186,9 @@ fn what_the_builders_make_is_seen_as_made() {
     );
 }
 
-/// What the API server fills in is no difference, or the operator would never rest.
+/// Defaults set by the API server are no difference; otherwise the operator would write forever.
 #[test]
-fn defaults_of_the_api_server_are_no_drift() {
+fn api_server_defaults_are_no_drift() {
     let observed = seen(|objects| {
         for service in &mut objects.services {
             let spec = service.spec.as_mut().unwrap();
@@ -205,7 +205,7 @@ fn defaults_of_the_api_server_are_no_drift() {
 }
 
 #[test]
-fn edited_services_and_budgets_are_seen_as_drifted() {
+fn edited_services_and_budgets_have_drift() {
     let observed = seen(|objects| {
         for service in &mut objects.services {
             service.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].port = 1;
@@ -228,7 +228,7 @@ fn edited_services_and_budgets_are_seen_as_drifted() {
 }
 
 #[test]
-fn a_client_service_with_another_selector_is_neither_open_nor_closed() {
+fn client_service_with_other_selector_has_drift() {
     let observed = seen(|objects| {
         let selector = objects.services[1]
             .spec
@@ -265,7 +265,7 @@ fn invariant_7_orphans_with_a_token_are_found_again() {
 }
 
 #[test]
-fn the_kubelets_words_reach_the_planner() {
+fn kubelet_messages_reach_planner() {
     let cases = [
         (
             json!({ "waiting": { "reason": "ErrImageNeverPull", "message": "not present" } }),
@@ -304,7 +304,7 @@ fn the_kubelets_words_reach_the_planner() {
 }
 
 #[test]
-fn a_pod_without_a_node_says_why() {
+fn unscheduled_pod_shows_reason() {
     let observed = seen(|objects| {
         let status = json!({ "phase": "Pending", "conditions": [{
             "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" }] });
@@ -317,7 +317,7 @@ fn a_pod_without_a_node_says_why() {
 }
 
 #[test]
-fn an_evicted_pod_keeps_nothing() {
+fn evicted_pod_keeps_no_data() {
     let observed = seen(|objects| {
         objects.pods[0].status = Some(
             serde_json::from_value(json!({ "phase": "Failed", "reason": "Evicted" })).unwrap(),
@@ -327,7 +327,7 @@ fn an_evicted_pod_keeps_nothing() {
 }
 
 #[test]
-fn lists_of_other_kinds_of_objects_do_not_mix() {
+fn object_lists_of_different_kinds_do_not_mix() {
     let observed = seen(|objects| {
         objects.pods = Vec::<Pod>::new();
         objects.claims = Vec::<PersistentVolumeClaim>::new();
@@ -341,9 +341,9 @@ fn lists_of_other_kinds_of_objects_do_not_mix() {
     );
 }
 
-/// What keeps a seed from its data is said in its own words, not as the JSON they travel in.
+/// A seed's failure is reported as text, not as the JSON of its termination message.
 #[test]
-fn a_seeds_report_reaches_the_planner_in_words() {
+fn seed_failure_is_reported_as_text() {
     let observed = seen(|objects| {
         let report =
             r#"{"result":"failed","reason":"EtcdUnreachable","message":"nobody answers at b"}"#;
@@ -360,9 +360,9 @@ fn a_seeds_report_reaches_the_planner_in_words() {
     );
 }
 
-/// The condition's own time: it survives a restart of the operator.
+/// The timestamp of the condition survives a restart of the operator.
 #[test]
-fn what_the_object_says_of_a_recovery_is_read() {
+fn reads_recovery_records_of_object() {
     let observed = seen(|objects| {
         let approval = (
             "etcd.database.coreos.com/recover".to_owned(),
@@ -381,9 +381,9 @@ fn what_the_object_says_of_a_recovery_is_read() {
     assert_eq!(since.to_string(), "2026-01-01T00:00:07Z");
 }
 
-/// What somebody has taken the labels of is ours all the same, and gets them back.
+/// Objects without their labels still belong to the cluster, and get their labels back.
 #[test]
-fn a_member_without_its_labels_is_not_owned_until_it_has_them_again() {
+fn unlabeled_member_is_unowned_until_relabeled() {
     let owned = |label: &'static str| {
         let observed = seen(|objects| {
             let pod = objects.pods[0].metadata.labels.as_mut().unwrap();
@@ -405,7 +405,7 @@ fn a_member_without_its_labels_is_not_owned_until_it_has_them_again() {
 }
 
 #[test]
-fn what_has_the_name_of_one_of_the_clusters_objects_and_is_not_its_own_is_told_apart() {
+fn same_named_objects_of_other_owners_are_distinguished() {
     let shared =
         |mend: &dyn Fn(&mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta)| {
             let observed = seen(|objects| {
@@ -431,13 +431,13 @@ fn what_has_the_name_of_one_of_the_clusters_objects_and_is_not_its_own_is_told_a
         metadata.owner_references = None;
         metadata.labels = None;
     }));
-    // Left behind by an object that was deleted without what it owns.
+    // Left behind when the object was deleted without its children.
     assert!(!shared(&|metadata| metadata.owner_references = None));
 }
 
-/// Invariant 7: a cluster of coreos/etcd-operator of which nothing is left is not begun anew in silence.
+/// Invariant 7: a cluster of coreos/etcd-operator without any remaining object is not silently bootstrapped again.
 #[test]
-fn members_in_the_status_of_the_old_operator_tell_that_there_was_a_cluster() {
+fn old_operator_status_proves_earlier_cluster() {
     let named = |status: serde_json::Value| {
         let observed = seen(|objects| {
             objects.cluster.status = Some(serde_json::from_value(status).unwrap());
@@ -446,14 +446,14 @@ fn members_in_the_status_of_the_old_operator_tell_that_there_was_a_cluster() {
     };
     let old = json!({ "phase": "Running", "members": { "ready": ["db-a"], "unready": ["db-b"] } });
     assert_eq!(named(old), ["db-a", "db-b"].map(String::from).into());
-    // A late report about an object before that had this name.
+    // A late report about an earlier object of this name.
     let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
     assert_eq!(named(ours), [].into());
 }
 
-/// `Pending`, and nothing said, is no loss.
+/// Neither `Pending` nor a missing phase is a loss.
 #[test]
-fn a_volume_is_lost_when_kubernetes_says_so_and_never_otherwise() {
+fn only_phase_lost_means_lost_volume() {
     let lost = |phase: Option<&str>| {
         let seen = seen(|objects| {
             objects.claims[0].status = phase.map(|phase| PersistentVolumeClaimStatus {

@@ -1,4 +1,5 @@
-//! A cluster's certificates: what is wrong with them, and for which form of address. Pure; the Secrets were read before.
+//! A cluster's certificates: their problems, and the form of address that they must cover. Pure; the Secrets were read
+//! before.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +15,10 @@ use member::tls::{Authorities, ClusterTls, Slot};
 use super::Look;
 use crate::tls::Tls;
 
-/// What etcd was told to call itself: by it a running member says which form of address it has.
+/// The advertised peer URL, which shows the form of address of a running member.
 const ADVERTISED: &str = "--initial-advertise-peer-urls=";
 
-/// The form of address of the members that run.
+/// The form of address of the running members.
 pub(super) fn running_form(cluster: &EtcdCluster, pods: &[Pod]) -> Option<MemberAddress> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -42,7 +43,7 @@ fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
         .find(|form| url.contains(&of(form.clone())))
 }
 
-/// What the planner gets to see.
+/// The planner's view.
 pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
     let tls = &look.tls;
     let cluster = look.effective.cluster();
@@ -57,7 +58,7 @@ pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
     }
 }
 
-/// The authorities the members that run were started with, where that is known.
+/// The CAs with which the running members were started, where known.
 fn started(look: &Look) -> BTreeMap<String, Authorities> {
     let observed = &look.without_etcd;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_that_runs_says_which_form_of_address_it_has() {
+    fn running_member_shows_form_of_address() {
         let addresses = Addresses {
             namespace: "prod".to_owned(),
             cluster: "db".to_owned(),

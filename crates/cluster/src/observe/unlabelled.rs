@@ -1,8 +1,9 @@
-//! Objects whose labels somebody has taken away: found by their names, so that nobody takes a member for lost whose pod
-//! or claim is there all the same (invariant 1).
+//! Objects whose labels were removed. They are read by name, so that no member counts as lost while its pod or PVC
+//! exists (invariant 1).
 //!
-//! What a cluster has is listed by its labels. So what its status names and no list shows is asked for by name: at rest
-//! nothing is, and a member that is really gone costs three requests until it is replaced.
+//! The operator lists a cluster's objects by label. If the status names a member that no list contains, the operator
+//! reads its objects by name. A healthy cluster needs no such read, and a lost member costs three requests until it is
+//! replaced.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ use std::fmt::Debug;
 
 use super::children::annotation;
 
-/// What is asked for by name.
+/// The objects to read by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Missing {
     pods: Vec<String>,
@@ -31,8 +32,8 @@ type Objects<'a> = (
     &'a mut Vec<Service>,
 );
 
-/// Completes the lists, in the order in which they were read: what a second operator makes in between is never mistaken
-/// for a loss.
+/// Completes the lists in the order in which they were read, so that concurrent writes of a second operator never
+/// appear as a loss.
 pub(super) async fn complete(
     client: &Client,
     cluster: &EtcdCluster,
@@ -58,7 +59,7 @@ where
     Ok(found.into_iter().flatten().collect())
 }
 
-/// The members the status names, as far as there is nothing of them; and the Services of the whole cluster.
+/// Members in the status without any listed object, and the Services of the whole cluster.
 fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
     let Some(status) = cluster.status.as_ref() else {
         return Missing::default();
@@ -68,7 +69,7 @@ fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Miss
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),
     };
-    // What somebody else runs has no objects here.
+    // External members have no objects here.
     let name = cluster.name_any();
     let ours = |member: &&String| names::cluster_of_member(member) == Some(name.as_str());
     let members = || members.iter().filter(ours).cloned();
@@ -85,20 +86,20 @@ fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Miss
     }
 }
 
-/// The names that are not in a list.
+/// The names that are not in the list.
 fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
     let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
     names.filter(|name| !there.contains(name)).collect()
 }
 
-/// Whether an object of a member carries the labels by which it is found, and by which Services lead to it.
+/// Whether an object of a member carries the labels for listing and for Service selectors.
 pub(super) fn is_labelled(metadata: &ObjectMeta, cluster: &str, member: &str) -> bool {
     let has = metadata.labels.as_ref();
     let mut wanted = names::member_labels(cluster, member).into_iter();
     wanted.all(|(key, value)| has.is_some_and(|labels| labels.get(&key) == Some(&value)))
 }
 
-/// Whether the client Service finds a pod that carries a token.
+/// Whether the client Service selects a pod with a token.
 pub(super) fn is_led_to(metadata: &ObjectMeta) -> bool {
     let token = annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN);
     let label = metadata.labels.as_ref();
@@ -112,7 +113,7 @@ mod tests {
     use crate::observe::tests::made_durable;
 
     #[test]
-    fn what_the_status_names_and_no_list_shows_is_asked_for_by_name() {
+    fn unlisted_members_in_status_are_read_by_name() {
         let asked = |mend: &dyn Fn(&mut crate::objects::Objects)| {
             let mut objects = made_durable();
             mend(&mut objects);

@@ -22,10 +22,10 @@ use crate::snapshot::{Desired, Observed};
 use crate::status::Report;
 use crate::write::Step;
 
-/// How many looks a reconcile drops because pods end; the one after them is waited for.
+/// How many observations a reconcile drops because pods end. The next one runs to its end.
 const DROPS: usize = 10;
 
-/// One look at a cluster and what follows from it.
+/// One observation of a cluster and its plan.
 pub(super) struct Round {
     pub(super) look: Look,
     pub(super) etcd: Arc<dyn Etcd>,
@@ -36,7 +36,7 @@ pub(super) struct Round {
 }
 
 impl ClusterOperator {
-    /// Reads the Kubernetes side afresh, and keeps it for looks at a cluster at rest.
+    /// Reads the Kubernetes side and caches it for reconciles of an idle cluster.
     async fn read(&self, object: &EtcdCluster) -> Result<Option<(Look, Instant)>, Error> {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
@@ -88,7 +88,7 @@ impl ClusterOperator {
         }
     }
 
-    /// Who asks the cluster, and who asks the seed of its recovery: the same, where there is none.
+    /// The clients for the cluster and for the seed of its recovery; the same client without a recovery.
     fn clients_of(&self, uid: &str, look: &Look) -> (Arc<dyn Etcd>, Arc<dyn Etcd>) {
         let access = look.access().unwrap_or_default();
         let status = look.cluster.status.as_ref();
@@ -97,8 +97,8 @@ impl ClusterOperator {
         (of(token), of(look.seeds_token().or(token)))
     }
 
-    /// Reads everything and makes a plan of it, again as long as pods end before etcd answers. Pods whose disks are
-    /// there do not wait for the answer; what was done of that comes along.
+    /// Reads everything and makes a plan, again as long as pods end before etcd answers. Recreating pods with existing
+    /// disks does not wait for the answer; the result contains these early actions.
     pub(super) async fn fresh(
         &self,
         object: &EtcdCluster,
@@ -124,7 +124,7 @@ impl ClusterOperator {
             tracing::debug!("etcd does not answer: the look is dropped");
             let (etcd, _) = self.clients_of(&uid, &look);
             let acted = self.act((&look, &unanswered, &etcd, since), &step).await;
-            // What failed is planned again.
+            // Failed actions are planned again.
             early.done.extend(acted.done);
         }
         Ok(None)
@@ -149,7 +149,7 @@ impl ClusterOperator {
         context.execute(step).await
     }
 
-    /// The look at a cluster at rest: `None` when there is something to write, for which everything is read again.
+    /// Reconciles an idle cluster from the cache. `None` if the plan has writes, for which everything is read again.
     pub(super) async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
         let uid = object.uid().unwrap_or_default();
         let version = object.metadata.resource_version.as_deref();
@@ -159,7 +159,7 @@ impl ClusterOperator {
         let round = heed.unless_overtaken(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        // Secrets are not watched: one that is to be corrected is read again at each look.
+        // Secrets are not watched: a Secret with a problem is read again at each reconcile.
         let rests = round.plan.step.is_empty()
             && status == report.current()
             && round.observed.tls.faults.is_empty();

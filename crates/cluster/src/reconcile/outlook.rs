@@ -1,4 +1,4 @@
-//! The end of a reconcile: what is reported of it, and when the next one begins.
+//! The end of a reconcile: its report, and the time of the next one.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::execute::{self, Acted};
 use crate::outcome::{Error, notices};
 use crate::reconcile::ClusterOperator;
 
-/// How soon a step that was postponed (a lost race, an etcd that is not ready) is planned again.
+/// Delay until a postponed step (a lost race, an etcd that is not ready) is planned again.
 const POSTPONED: Duration = Duration::from_millis(200);
-/// A pause from which on looks are spread in time, so that many clusters are not asked in the same instant.
+/// Pauses of at least this length are spread, so that many clusters are not reconciled at the same instant.
 const SPREAD_FROM: Duration = Duration::from_secs(5);
 
 impl ClusterOperator {
@@ -31,7 +31,7 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // What is only held back comes after what has failed now, and first what is tried again first.
+        // New failures come before backed-off actions, and the earliest retry comes first.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,
@@ -45,7 +45,7 @@ impl ClusterOperator {
     }
 }
 
-/// Up to a fifth sooner, by chance.
+/// Shortens the pause by up to a fifth, at random.
 fn spread(pause: Duration, chance: f64) -> Duration {
     if pause < SPREAD_FROM {
         pause
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_pauses_are_spread_and_short_ones_are_kept() {
+    fn only_long_pauses_are_spread() {
         let (short, long) = (Duration::from_millis(100), Duration::from_secs(10));
         assert_eq!(spread(short, 1.0), short);
         assert_eq!(spread(long, 0.0), long);

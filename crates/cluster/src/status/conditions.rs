@@ -1,4 +1,4 @@
-//! The conditions: v1beta2's own and the usual ones, each with its True and its False state.
+//! The conditions: those of v1beta2 and the usual ones, each with its True and its False state.
 
 use api::cluster::{EtcdClusterStatus, not_in_effect};
 use api::conditions::{ConditionType, Finding, is_true, set};
@@ -29,7 +29,7 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // How long a cluster has not been available counts from when it is to serve again.
+        // The unavailable time of a cluster counts from when it should serve again.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -47,14 +47,14 @@ pub(super) fn conditions(
     conditions
 }
 
-/// That the cluster hibernates, or is on its way to it, in words.
+/// Whether the cluster hibernates or is being stopped for that, as text.
 fn hibernation(report: &Report) -> Option<(Reason, String)> {
     let mut waiting = report.plan.waiting_for.iter();
     let found = waiting.find(|waiting| waiting.reason.is_hibernation())?;
     Some((found.reason, found.message.clone()))
 }
 
-/// Others write conditions too: whether the object can be read, and who manages it.
+/// Other writers own other conditions: whether the object can be parsed, and which operator manages it.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
         ConditionType::Available,
@@ -70,7 +70,7 @@ pub(super) fn is_ours(condition: &Condition) -> bool {
     ours.iter().any(|kind| kind.as_str() == condition.type_)
 }
 
-/// What the certificates are worth; `None` without TLS.
+/// The state of the certificates; `None` without TLS.
 fn tls_ready(report: &Report) -> Option<Finding> {
     let (kind, tls) = (ConditionType::TlsReady, &report.observed.tls);
     let rollout = report.observed.tls_rollout.as_ref();
@@ -93,7 +93,7 @@ fn tls_ready(report: &Report) -> Option<Finding> {
     })
 }
 
-/// A linearizable list was answered: a quorum serves.
+/// Available: a linearizable member list was answered, so a quorum serves.
 fn available(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Available;
     let Some(cluster_id) = report.observed.cluster_id else {
@@ -142,7 +142,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why the client Service leads nowhere, though a quorum serves: whoever waits for Available connects next.
+/// Why the client Service has no usable endpoints although a quorum serves. A client that waits for Available connects
+/// next.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service is not there yet"),
@@ -150,7 +151,7 @@ fn shut(observed: &Observed) -> Option<&'static str> {
         Kept::AsMade(false) => return Some("the client Service does not let clients in yet"),
         Kept::Drifted | Kept::AsMade(true) => {}
     }
-    // The endpoints of a Service are the ready pods it selects, and those being deleted only for want of others.
+    // The endpoints of a Service are its selected ready pods. Pods being deleted are used only if there are no others.
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_endpoint = |pod: &Pod| pod.ready && !pod.failed && pod.token.as_ref() == token;
     let leads = observed.pods.values().any(is_endpoint);
@@ -282,7 +283,7 @@ fn is_short(view: &View) -> bool {
     view.voters().any(MemberState::is_down)
 }
 
-/// From the loss of a member until there are as many healthy voters as wanted again.
+/// Recovering: from the loss of a member until the desired number of voters is healthy again.
 fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
     let kind = ConditionType::Recovering;
     let awake = hibernation(report).is_none();

@@ -1,5 +1,5 @@
-//! What is known about each member. Figures move only when they moved much: a status that followed every byte
-//! would be written, and trigger the operator, all the time.
+//! The status of each member. Figures change only after a large difference: a status that followed every byte would be
+//! written, and trigger the operator, all the time.
 
 use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};
@@ -7,9 +7,9 @@ use etcd::{AlarmKind, Status};
 use crate::plan::{MemberState, View};
 use crate::snapshot::{Observed, Seen};
 
-/// Bytes a reported size may be wrong by.
+/// Tolerance of a reported size in bytes.
 const SIZE_STEP: i64 = 1 << 20;
-/// Revisions a member may be behind without being called so: what is on its way to it.
+/// Number of revisions by which a member may lag without a report: entries in transit.
 const LAG_STEP: i64 = 1000;
 
 pub(super) fn leader(view: &View) -> Option<String> {
@@ -20,7 +20,7 @@ pub(super) fn leader(view: &View) -> Option<String> {
         .map(|seat| seat.name.clone())
 }
 
-/// The alarms, each under the name of its member.
+/// The alarms, each with the name of its member.
 pub(super) fn alarms(
     view: Option<&View>,
     observed: &Observed,
@@ -86,8 +86,8 @@ pub(super) fn details(
     members
 }
 
-/// Without a list: the members named last, none of them known to be healthy; before a cluster has formed, the
-/// first members.
+/// Without a list: the members in the last status, none of them healthy; before a cluster has formed, the first
+/// members.
 fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {
@@ -106,7 +106,7 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
         ..old
     })
     .map(|old| match old.role {
-        // Without an answer nobody knows who leads.
+        // Without an answer the leader is unknown.
         Some(MemberRole::Leader) => MemberStatus {
             role: Some(MemberRole::Voter),
             ..old
@@ -164,7 +164,7 @@ fn detail(
     }
 }
 
-/// The old figure as long as the new one is near it.
+/// Keeps the old figure while the new one is close to it.
 fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     match (now, old) {
         (Some(now), Some(old)) if (now - old).abs() < step.max(old / 10) => Some(old),
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_moves_only_when_it_moved_much() {
+    fn figure_changes_only_after_large_difference() {
         assert_eq!(steady(Some(20_480), None, SIZE_STEP), Some(20_480));
         assert_eq!(steady(Some(900_000), Some(20_480), SIZE_STEP), Some(20_480));
         assert_eq!(
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_behind_only_when_it_is_far_behind() {
+    fn small_lag_is_not_reported() {
         let cases = [
             (-3, 0),
             (0, 0),

@@ -1,4 +1,4 @@
-//! What the status says, and that it says it once.
+//! The content of the status, and that it is stable.
 
 use api::EtcdCluster;
 use api::cluster::{ClusterPhase, EtcdClusterSpec, EtcdClusterStatus, MemberRole};
@@ -57,7 +57,7 @@ fn pair(status: &str, reason: &str) -> (String, String) {
 }
 
 #[test]
-fn a_healthy_cluster_is_available_and_nothing_else() {
+fn healthy_cluster_is_only_available() {
     let status = report(&Scene::formed(&["a", "b", "c"]), None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Running));
     assert_eq!(
@@ -88,7 +88,7 @@ fn a_healthy_cluster_is_available_and_nothing_else() {
 
 /// Invariant 24.
 #[test]
-fn invariant_24_a_voter_that_does_not_serve_yet_is_not_healthy_and_no_trouble_for_a_while() {
+fn invariant_24_new_unserved_voter_is_unhealthy_without_problem() {
     let since = |seconds: i64| {
         let role = Role::Busy {
             since: at(seconds).0,
@@ -113,10 +113,10 @@ fn invariant_24_a_voter_that_does_not_serve_yet_is_not_healthy_and_no_trouble_fo
     }
 }
 
-/// A status that triggered itself would never rest.
-/// A condition that were not known as the status's own would be forgotten at each look, and written anew.
+/// A status that triggered the operator would never rest. A condition that the status does not recognize as its own
+/// would be dropped at each reconcile and written again.
 #[test]
-fn every_condition_of_the_report_is_compared_with_what_is_there_and_no_other_is() {
+fn only_own_conditions_are_compared() {
     let mut status = report(&Scene::formed(&["a", "b", "c"]), None, None);
     assert!(status.conditions.iter().all(super::conditions::is_ours));
     let count = status.conditions.len();
@@ -128,7 +128,7 @@ fn every_condition_of_the_report_is_compared_with_what_is_there_and_no_other_is(
 }
 
 #[test]
-fn the_same_world_gives_the_same_status_at_any_time() {
+fn same_observation_gives_same_status_at_any_time() {
     for scene in [
         Scene::formed(&["a", "b", "c"]),
         Scene::formed(&["a", "b", "c"]).without_pod("b"),
@@ -149,7 +149,7 @@ fn the_same_world_gives_the_same_status_at_any_time() {
 }
 
 #[test]
-fn a_cluster_that_has_not_formed_is_not_available() {
+fn unformed_cluster_is_not_available() {
     let status = report(&Scene::starting(&["a", "b", "c"]), None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Creating));
     assert_eq!(
@@ -169,9 +169,9 @@ fn a_cluster_that_has_not_formed_is_not_available() {
     assert_eq!(status.member_details.len(), 3);
 }
 
-/// Whoever waits for Available connects next.
+/// A client that waits for Available connects next.
 #[test]
-fn a_cluster_is_available_when_the_client_service_leads_to_a_ready_pod() {
+fn available_requires_ready_client_endpoint() {
     let available = |change: &dyn Fn(&mut Observed)| {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         change(&mut scene.observed);
@@ -183,7 +183,7 @@ fn a_cluster_is_available_when_the_client_service_leads_to_a_ready_pod() {
     assert_eq!(available(&closed), shut);
     let unready = |seen: &mut Observed| seen.pods.values_mut().for_each(|pod| pod.ready = false);
     assert_eq!(available(&unready), shut);
-    // A pod of a cluster before is no endpoint of this one.
+    // A pod of a previous cluster is no endpoint of this one.
     let foreign = |seen: &mut Observed| {
         for pod in seen.pods.values_mut() {
             pod.token = Some("another".to_owned());
@@ -200,7 +200,7 @@ fn a_cluster_is_available_when_the_client_service_leads_to_a_ready_pod() {
 
 /// coreos/etcd-operator #2044: Available=True with members that do not exist.
 #[test]
-fn a_cluster_without_quorum_is_not_available_and_names_what_is_left() {
+fn lost_quorum_is_unavailable_and_lists_members() {
     let before = report(&Scene::formed(&["a", "b", "c"]), None, None);
     let scene = Scene::formed(&["a", "b", "c"])
         .without_pod("a")
@@ -220,7 +220,7 @@ fn a_cluster_without_quorum_is_not_available_and_names_what_is_left() {
         is(&status, &ConditionType::Degraded),
         pair("True", "QuorumLost")
     );
-    // Who was a member is still known; who leads and who is healthy is not.
+    // The members are still known; the leader and the healthy members are not.
     assert_eq!(status.member_details.len(), 3);
     assert!(
         status
@@ -232,7 +232,7 @@ fn a_cluster_without_quorum_is_not_available_and_names_what_is_left() {
 }
 
 #[test]
-fn a_lost_member_is_recovered_and_not_scaled() {
+fn lost_member_sets_recovering_not_scaling() {
     let lost = report(
         &Scene::formed(&["a", "b", "c"]).without_pod("b"),
         None,
@@ -267,7 +267,7 @@ fn a_lost_member_is_recovered_and_not_scaled() {
 }
 
 #[test]
-fn a_new_size_is_scaled_and_not_recovered() {
+fn new_size_sets_scaling_not_recovering() {
     let grows = report(&Scene::formed(&["a", "b", "c"]).size(5), None, None);
     assert_eq!(
         is(&grows, &ConditionType::Scaling),
@@ -285,7 +285,7 @@ fn a_new_size_is_scaled_and_not_recovered() {
 }
 
 #[test]
-fn paused_is_visible() {
+fn pause_is_visible_in_status() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     scene.desired.paused = true;
     let status = report(&scene, None, None);
@@ -301,7 +301,7 @@ fn paused_is_visible() {
 }
 
 #[test]
-fn a_step_that_failed_is_told() {
+fn failed_step_is_reported() {
     let status = report(
         &Scene::nothing(3),
         None,
@@ -313,7 +313,7 @@ fn a_step_that_failed_is_told() {
 }
 
 #[test]
-fn an_invalid_spec_is_failed_with_its_reason_and_comes_back() {
+fn invalid_spec_reports_reason_and_recovers() {
     let mut scene = Scene::nothing(3);
     scene.desired.invalid = Some("spec.size is 9: use 1 to 7".into());
     let status = report(&scene, None, None);
@@ -329,7 +329,7 @@ fn an_invalid_spec_is_failed_with_its_reason_and_comes_back() {
 }
 
 #[test]
-fn a_version_on_its_way_and_one_that_is_refused_are_told_apart() {
+fn status_distinguishes_pending_and_refused_version() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.desired.version = "3.7.3".into();
     let status = report(&scene, None, None);
@@ -354,7 +354,7 @@ fn a_version_on_its_way_and_one_that_is_refused_are_told_apart() {
 }
 
 #[test]
-fn advice_names_even_sizes_and_untested_versions() {
+fn advice_lists_even_sizes_and_untested_versions() {
     let even = report(&Scene::formed(&["a", "b"]), None, None);
     assert_eq!(
         is(&even, &ConditionType::Advisable),

@@ -1,4 +1,4 @@
-//! What is said of a change of the version: the condition `Upgrading`, and the version the members are on their way to.
+//! The report about a version change: the condition `Upgrading`, and the target version of the members.
 
 use api::conditions::{ConditionType, Finding};
 use api::version::EtcdVersion;
@@ -8,16 +8,16 @@ use crate::reason::Reason;
 use crate::snapshot::Seen;
 use crate::status::{Report, finding};
 
-/// How far a change of the version has come.
+/// Progress of a version change.
 struct Progress {
     target: EtcdVersion,
-    /// Members that answer with the target.
+    /// Members that report the target version.
     done: usize,
-    /// All members that run.
+    /// All running members.
     of: usize,
 }
 
-/// `None` when every member runs what the spec says, or they do not go there.
+/// `None` if every member runs the version of the spec, or the members do not change to it.
 fn progress(report: &Report) -> Option<Progress> {
     report.observed.cluster_id?;
     let observed = report.observed;
@@ -42,7 +42,7 @@ fn progress(report: &Report) -> Option<Progress> {
     under_way.then_some(Progress { target, done, of })
 }
 
-/// The version the members are on their way to.
+/// The target version of the members.
 pub(super) fn target(report: &Report) -> Option<String> {
     progress(report).map(|progress| progress.target.to_string())
 }

@@ -1,10 +1,9 @@
-//! Generated certificates whose Secrets are lost while members run: authorities, members' certificates and the
-//! operator's own are deleted, emptied or replaced, one by one and all at once. Runs of their own play it
-//! (`Setup::authorities`).
+//! Generated certificates whose Secrets are lost while members run. CAs, members' certificates and the operator's own
+//! are deleted, emptied or replaced, one by one and all at once. Runs of their own play it (`Setup::authorities`).
 //!
-//! A pod keeps the files it has when their Secret is lost, and etcd reads its trust bundle when it starts. Members that
-//! do not accept each other's certificates are cut off from each other, and a member does not answer an operator whose
-//! certificate it does not accept.
+//! A pod keeps its files after their Secret is lost, and etcd reads its trust bundle when it starts. Members that do
+//! not accept each other's certificates are partitioned. A member does not answer an operator whose certificate it does
+//! not accept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -41,16 +40,16 @@ struct Files {
     bundle: BTreeSet<String>,
 }
 
-/// What there is of generated certificates.
+/// The state of generated certificates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pki {
     secrets: BTreeMap<String, Held>,
     /// By the pods' UIDs.
     noted: BTreeMap<u64, Noted>,
     files: BTreeMap<(u64, Circle), Files>,
-    /// The trust bundle an etcd was started with.
+    /// The trust bundle with which an etcd was started.
     loaded: BTreeMap<(u64, Circle), BTreeSet<String>>,
-    /// Certificates were lost, and not only authorities: members may have nothing in common any more.
+    /// Certificates were lost together with CAs: members may trust no common CA.
     torn: bool,
 }
 
@@ -61,7 +60,7 @@ fn rule() -> Rule {
         domain: String::new(),
         peers: true,
         clients: true,
-        // Of this only the time clients are given counts: a minute.
+        // Only the time that clients get depends on this: a minute.
         validity: Duration::from_mins(3),
         authority_validity: LONG,
         server_names: Vec::new(),
@@ -69,7 +68,7 @@ fn rule() -> Rule {
     }
 }
 
-/// PEM, name and fingerprint of an authority are one text.
+/// PEM, name and fingerprint of a CA are the same text.
 fn anchor(text: &[u8]) -> (String, Anchor) {
     let anchor = Anchor {
         subject: text.to_vec(),
@@ -122,7 +121,7 @@ impl World {
         whole.then(|| held.clone())
     }
 
-    /// Created where there is none, or replaced over the version that was seen.
+    /// Creates the Secret, or replaces it with a resourceVersion precondition.
     fn put(&mut self, name: String, over: Option<&str>, held: Held) -> Answer {
         let there = self.pki.secrets.get(&name);
         if there.map(|held| held.resource_version.as_str()) != over {
@@ -172,7 +171,7 @@ impl World {
                 let held = self.held(held.certificate.clone(), signs.collect());
                 self.put(circle.secret("db"), Some(over), held)
             }
-            // Nobody asks for it here.
+            // The model never requests these.
             CertificateWrite::Prepare { .. } | CertificateWrite::Switch { .. } => return None,
             CertificateWrite::Issue {
                 owner,
@@ -234,7 +233,7 @@ impl World {
         Some(answer)
     }
 
-    /// Somebody deletes, empties or replaces a Secret, or all.
+    /// A Secret, or all Secrets, are deleted, emptied or replaced.
     pub(crate) fn lose_secret(&mut self, which: u8) {
         let (how, what) = (which % 3, which / 3 % 16);
         let members = self.pods.keys().cloned().collect::<Vec<_>>();
@@ -283,7 +282,7 @@ impl World {
 
     // ---- pods ----
 
-    /// What stands on a pod that this operator makes.
+    /// Sets the annotations of a pod of this operator.
     pub(crate) fn note_trust(&mut self, uid: u64) {
         if self.plays_authorities() {
             let noted = self.switch.sender.noted.clone();
@@ -291,7 +290,7 @@ impl World {
         }
     }
 
-    /// The kubelet brings what is in the Secrets; what it has brought stays. `false`: a file was never there.
+    /// The kubelet mounts the content of the Secrets; mounted files stay. `false`: a file was never available.
     pub(crate) fn mounts(&mut self, name: &str) -> bool {
         if !self.plays_authorities() {
             return true;
@@ -321,7 +320,7 @@ impl World {
         }
     }
 
-    /// The readiness probe asks for a leader.
+    /// The readiness probe requires a leader.
     pub(crate) fn has_leader(&self, name: &str) -> bool {
         let data = self.data(name);
         let cluster = data.and_then(|data| Some((data, self.clusters.get(&data.token)?)));
@@ -332,14 +331,14 @@ impl World {
             })
     }
 
-    // ---- who accepts whom ----
+    // ---- mutual trust ----
 
     fn accepts(&self, uid: u64, circle: Circle, issuer: &[u8]) -> bool {
         let loaded = self.pki.loaded.get(&(uid, circle));
         loaded.is_some_and(|all| all.iter().any(|one| one.as_bytes() == issuer))
     }
 
-    /// One member accepts what another one shows.
+    /// Whether one member accepts the certificate of another.
     fn lets_in(&self, member: &str, other: &str) -> bool {
         let uid = |name: &str| self.pods.get(name).map(|pod| pod.uid);
         let (Some(member), Some(other)) = (uid(member), uid(other)) else {
@@ -349,12 +348,12 @@ impl World {
         files.is_some_and(|files| self.accepts(member, Circle::Peers, &files.issuer))
     }
 
-    /// Members verify each other, whoever dials.
+    /// Whether both members verify each other, whichever side dials.
     pub(crate) fn have_authorities_in_common(&self, one: &str, other: &str) -> bool {
         !self.plays_authorities() || self.lets_in(one, other) && self.lets_in(other, one)
     }
 
-    /// A member and the operator accept each other.
+    /// Whether a member and the operator accept each other.
     pub(crate) fn lets_operator_in(&self, name: &str) -> bool {
         if !self.plays_authorities() {
             return true;
@@ -370,7 +369,7 @@ impl World {
             && files.is_some_and(|files| held.trusts_issuer(&files.issuer))
     }
 
-    /// Members may have to be restarted together, because certificates were lost with their authorities.
+    /// Members may need a simultaneous restart, because certificates were lost with their CAs.
     pub(crate) fn is_torn(&self) -> bool {
         self.pki.torn
     }
@@ -404,7 +403,7 @@ impl World {
         pods.map(|(name, pod)| (name.clone(), pod.uid)).collect()
     }
 
-    /// Nobody who was accepted is refused for a certificate that is made anew.
+    /// No member that was accepted is rejected because of a reissued certificate.
     fn judge_issue(&mut self, owner: &str, used: CertificateUse, by: &[u8]) {
         let circle = Circle::of(used);
         let before = match self.pods.get(owner) {
@@ -434,7 +433,7 @@ impl World {
         );
     }
 
-    /// Every member that runs was started with the successor.
+    /// Every running member was started with the next CA.
     fn judge_retirement(&mut self, circle: Circle, held: &Held) {
         let signs = held.certificate.as_ref().map(|leaf| leaf.subject.clone());
         let signs = signs.unwrap_or_default();
@@ -455,7 +454,7 @@ impl Mutation {
         Self::RetiresEarly,
     ];
 
-    /// Certificates by the new authority before members trust it, and an old one that is retired before that.
+    /// Mistakes: certificates by the new CA before members trust it, and an old CA that is retired before that.
     pub(crate) fn mistakes_an_authority(self, observed: &Observed, planned: &mut Plan) {
         for writes in &mut planned.step.chains {
             for write in writes {
@@ -554,11 +553,11 @@ const ROUNDS: usize = 20_000;
 
 /// Invariants 3, 18 and 20.
 #[test]
-fn lost_authorities_break_no_invariant() {
+fn lost_cas_keep_invariants() {
     play_drawn(drawn, ROUNDS);
 }
 
 #[test]
-fn every_deliberate_mistake_about_authorities_is_found() {
+fn model_finds_every_ca_mistake() {
     find(&Mutation::ABOUT_AUTHORITIES, drawn, ROUNDS);
 }

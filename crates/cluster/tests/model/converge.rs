@@ -1,4 +1,4 @@
-//! The faults stop: the cluster becomes what the spec asks for, or says why not.
+//! After the faults stop, the cluster converges to the spec or reports why it cannot.
 
 use cluster::reason::Reason;
 use cluster::snapshot::{Kept, Removal};
@@ -10,11 +10,11 @@ use crate::others::is_elsewhere;
 use crate::run::{Fault, Run, said};
 use crate::sent::Plan;
 
-/// So many rounds after the last fault a cluster is as it should be.
+/// Number of rounds after the last fault within which a cluster converges.
 const ROUNDS: usize = 450;
 
 impl crate::world::World {
-    /// A switch of TLS, or another authority, starts all members again several times.
+    /// A TLS change or a new CA restarts all members several times.
     fn patience(&self) -> usize {
         if self.plays_tls() || self.plays_authorities() {
             6 * ROUNDS
@@ -25,7 +25,7 @@ impl crate::world::World {
 }
 
 impl Run {
-    /// The faults stop, one operator is left: the cluster becomes what the spec asks for, or says why not.
+    /// The faults stop, and one operator remains: the cluster converges to the spec or reports why it cannot.
     pub(crate) fn converges(&mut self) {
         if self.world.switch.untold {
             return;
@@ -39,7 +39,7 @@ impl Run {
             if self.broken().is_some() || self.world.switch.untold {
                 return;
             }
-            // Whoever sets a version back may be too late, and sees that.
+            // A version that the user sets back may be rejected as too late; the user notices that.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
@@ -59,7 +59,7 @@ impl Run {
         ));
     }
 
-    /// The cluster is as it should be, or cannot be and says so.
+    /// The cluster has converged, or cannot converge and reports it.
     fn rests(&mut self, plan: &Plan) -> bool {
         if !self.world.late.is_empty() || self.world.deleting {
             return false;
@@ -74,8 +74,8 @@ impl Run {
         if self.world.recovers_by_itself() && !self.is_converged() {
             return false;
         }
-        // The status was thrown away and a write of the past came afterwards: nobody can tell the clusters apart, and
-        // nothing is done until somebody has.
+        // The status was deleted and a late write arrived afterwards. No operator can distinguish the clusters, and
+        // each waits for a person.
         let memory = &self.world.memory;
         if memory.thrown && memory.second && says(Reason::IdentityUnknown) {
             return true;
@@ -95,8 +95,8 @@ impl Run {
         true
     }
 
-    /// As far as an operator can know, a quorum of the voters may come back: their volumes are there, whatever lies on
-    /// them and wherever they are. Known are the report and what members say, which may differ.
+    /// As far as an operator can know, a quorum of the voters may come back: their volumes exist, whatever their
+    /// content and node. The operator knows the report and the answers of members, which may differ.
     fn looks_recoverable(&self) -> bool {
         let left = |names: &mut dyn Iterator<Item = &String>| {
             let (all, left) = names.fold((0, 0), |(all, left), name| {
@@ -107,9 +107,9 @@ impl Run {
         let cluster = self.world.recorded();
         let known = |name: &String| cluster.is_some_and(|all| all.by_name(name).is_some());
         if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
-            return true; // The report is of the cluster before the recovery.
+            return true; // The report describes the cluster before the recovery.
         }
-        // Somebody may know an older list.
+        // A member may know an older list.
         let lists = cluster.into_iter().flat_map(|all| {
             let token = self
                 .world
@@ -131,7 +131,7 @@ impl Run {
         };
         let members = cluster.members();
         let listed = |name: &String| cluster.by_name(name).is_some();
-        // What another cluster left is nobody's to clear away.
+        // No operator deletes the leftovers of another cluster.
         let foreign = |name: &String| {
             let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
             let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);
@@ -159,7 +159,7 @@ impl Run {
                 .all(known)
             && world.services.keys().all(known)
             && world.disks.iter().all(|(name, disk)| {
-                // Invariant 25: a person decides about those.
+                // Invariant 25: a person decides about these volumes.
                 let kept = matches!(disk.removal, Some(Removal::ByOthers { majority: true, .. }));
                 known(name) || kept
             })

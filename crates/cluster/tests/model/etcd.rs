@@ -1,7 +1,8 @@
-//! One etcd cluster, as far as membership and safety go: Raft's log as positions, who may lead, what is refused.
+//! One etcd cluster, as far as membership and safety are concerned: Raft's log as positions, elections, and rejected
+//! requests.
 //!
-//! A log is named by its last entry: Raft's log matching makes term and index name everything before them. Who
-//! leads is chosen as badly as Raft allows, so that a write that can be lost is lost. The refusals are those of
+//! A log is named by its last entry: by Raft's log matching, term and index identify all entries before it. The model
+//! elects the worst leader that Raft allows, so that a write that can be lost is lost. The rejections are those of
 //! `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` in etcd's `server/etcdserver/server.go`.
 
 use std::collections::BTreeMap;
@@ -20,26 +21,26 @@ pub(crate) struct Spot {
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) learner: bool,
-    /// It started once and published its client URLs through a quorum.
+    /// The member started once and published its client URLs through a quorum.
     pub(crate) joined: bool,
-    /// Where the others dial it: its peer URL.
+    /// Its peer URL, which the others dial.
     pub(crate) dialled: PeerListener,
 }
 
 pub(crate) type Config = BTreeMap<u64, Member>;
 
-/// What a disk holds.
+/// The content of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Data {
     pub(crate) token: String,
     pub(crate) member: u64,
     /// Its log.
     pub(crate) last: Spot,
-    /// The newest term it has voted in or heard of.
+    /// The newest term in which it voted or of which it knows.
     pub(crate) term: usize,
-    /// The members it knows: a place in [`Cluster::configs`].
+    /// The members that it knows: an index into [`Cluster::configs`].
     pub(crate) config: usize,
-    /// It heard that it was removed: etcd ends, and ends again whenever it is started.
+    /// The member knows that it was removed: etcd exits, and exits again after each restart.
     pub(crate) removed: bool,
     /// etcd cannot read it.
     pub(crate) corrupt: bool,
@@ -63,31 +64,31 @@ impl Data {
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
-    /// Those with the same number reach each other.
+    /// Members with the same number reach each other.
     pub(crate) group: usize,
-    /// Since when it has been connected to its group.
+    /// Time since which it has been connected to its group.
     pub(crate) since: u64,
-    /// It leads in this term.
+    /// It is the leader of this term.
     pub(crate) leads: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
     pub(crate) id: u64,
-    /// All configurations there ever were; a change is committed at once or not at all, so the last is the newest.
+    /// All configurations so far. A change is committed at once or not at all, so the last one is the newest.
     pub(crate) configs: Vec<Config>,
-    /// Where each term began: the last entry of whoever was elected.
+    /// The start of each term: the last entry of the elected leader.
     pub(crate) terms: Vec<Spot>,
     pub(crate) running: BTreeMap<u64, Process>,
-    /// How much of the log the leader knows its followers to have, as `isLearnerReady` asks.
+    /// The log index up to which the leader knows each follower to match, as `isLearnerReady` requires.
     pub(crate) matched: BTreeMap<u64, u64>,
     /// A leader was elected at some time.
     pub(crate) formed: bool,
-    /// The newest write a client was told is safe.
+    /// The newest write that was acknowledged to a client.
     pub(crate) acknowledged: Option<Spot>,
 }
 
-/// How long members have to be connected before etcd takes a change (5 s in etcd, 2 ticks here).
+/// How long members must be connected before etcd accepts a change (5 s in etcd, 2 ticks here).
 const CONNECTED: u64 = 2;
 
 pub(crate) fn quorum(config: &Config) -> usize {
@@ -115,7 +116,7 @@ impl Cluster {
         }
     }
 
-    /// The members by the newest configuration.
+    /// The members in the newest configuration.
     pub(crate) fn members(&self) -> &Config {
         self.configs.last().unwrap()
     }
@@ -141,14 +142,14 @@ impl Cluster {
         at.term == entry.term && at.index >= entry.index
     }
 
-    /// The leader of a group; with CheckQuorum it has a quorum in it.
+    /// The leader of a group. By CheckQuorum, the group contains a quorum.
     pub(crate) fn leader(&self, group: usize) -> Option<u64> {
         let leads = |process: &&Process| process.group == group && process.leads.is_some();
         let mut leaders = self.running.iter().filter(|(_, process)| leads(process));
         leaders.next().map(|(id, _)| *id)
     }
 
-    /// The group that has a leader; there is one at most.
+    /// The group with a leader; at most one exists.
     pub(crate) fn serving(&self) -> Option<usize> {
         let leads = |process: &&Process| process.leads.is_some();
         self.running
@@ -193,7 +194,7 @@ impl Cluster {
         None
     }
 
-    /// `mayRemoveMember`; `asked` is the member that was asked to.
+    /// `mayRemoveMember`; `asked` is the member that received the request.
     pub(crate) fn refuses_removal(
         &self,
         config: &Config,
@@ -239,25 +240,25 @@ impl Cluster {
     }
 }
 
-/// How many voters there are, and how many have started.
+/// The number of voters, and of those that have started.
 fn started(config: &Config) -> (usize, usize) {
     let joined = voters(config).filter(|(_, member)| member.joined);
     (voters(config).count(), joined.count())
 }
 
-/// The members' data while a cluster moves, by member ID.
+/// The members' data by member ID, while a cluster moves.
 pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
 
-/// What a group did in a tick.
+/// The result of a group's tick.
 #[derive(Default)]
 pub(crate) struct Moved {
     pub(crate) elected: Option<u64>,
-    /// A write was acknowledged; `false` when it is not after the one before.
+    /// A write was acknowledged; `false` if the log does not contain the previous acknowledged write.
     pub(crate) acknowledged: Option<bool>,
 }
 
 impl Cluster {
-    /// One group moves: elects, replicates, takes a client's write.
+    /// One group moves: elects, replicates, accepts a client's write.
     pub(crate) fn step(
         &mut self,
         (group, now): (usize, u64),
@@ -283,7 +284,7 @@ impl Cluster {
         moved
     }
 
-    /// CheckQuorum, and a newer term ends an older leader.
+    /// CheckQuorum; a newer term also ends an older leader.
     fn keeps_leader(&mut self, group: usize, logs: &Logs) -> bool {
         let inside = |process: &Process| process.group == group;
         let mut kept = false;
@@ -307,7 +308,7 @@ impl Cluster {
         kept
     }
 
-    /// Of those who can be elected, the one with the shortest log: what can be lost is lost.
+    /// Elects the electable member with the shortest log: a write that can be lost is lost.
     fn elect(&mut self, group: usize, logs: &mut Logs) -> Option<u64> {
         let inside = |id: &u64| {
             self.running
@@ -322,14 +323,14 @@ impl Cluster {
         Some(winner)
     }
 
-    /// Who of those present votes for a member, if they are enough.
+    /// The present voters for a member, if they are enough.
     fn votes(&self, id: u64, present: &[u64], logs: &Logs) -> Option<Vec<u64>> {
         let views = present.iter().map(|id| (*id, logs[id].last));
         self.electors(id, logs[&id].last, logs[&id].config, views)
     }
 
-    /// Raft's rule: a voter votes for a log that is not shorter than its own; the candidate counts by the
-    /// configuration it knows.
+    /// Raft's rule: a voter votes for a log that is not shorter than its own. The candidate counts by the configuration
+    /// that it knows.
     pub(crate) fn electors(
         &self,
         id: u64,
@@ -349,7 +350,7 @@ impl Cluster {
         (granted.len() >= quorum(config)).then_some(granted)
     }
 
-    /// The leader's log goes to who keeps up; to those who lag only as far as a quorum needs them.
+    /// Replicates the leader's log to members that keep up, and to lagging members only as far as a quorum needs them.
     fn replicate(&mut self, leader: u64, logs: &mut Logs, lagging: &[u64]) {
         let (last, config, term) = {
             let log = &logs[&leader];
@@ -375,7 +376,7 @@ impl Cluster {
         }
     }
 
-    /// Members that follow publish their client URLs after a moment; those who are none any more hear it.
+    /// Followers publish their client URLs after a moment; removed members learn of their removal.
     fn publish(&mut self, leader: u64, logs: &mut Logs, now: u64) {
         let (config, last) = (logs[&leader].config, logs[&leader].last);
         let group = self.running[&leader].group;
@@ -391,7 +392,7 @@ impl Cluster {
         }
     }
 
-    /// One more entry, committed: a write, or another configuration.
+    /// Commits one more entry: a write, or another configuration.
     pub(crate) fn append(
         &mut self,
         leader: u64,
@@ -406,7 +407,7 @@ impl Cluster {
             index: log.last.index + 1,
         };
         let spot = log.last;
-        // It is committed by a quorum of the members as they were, and applied then.
+        // A quorum of the previous members commits the change, which is applied then.
         self.replicate(leader, logs, lagging);
         if let Some(config) = config {
             self.configs.push(config);
@@ -418,7 +419,7 @@ impl Cluster {
         spot
     }
 
-    /// The leader lets another one be elected that has all of its log.
+    /// The leader lets another member be elected that has its complete log.
     pub(crate) fn hand_over(&mut self, from: u64, to: u64, logs: &mut Logs, lagging: &[u64]) {
         self.replicate(from, logs, lagging);
         let group = self.running[&from].group;

@@ -1,10 +1,10 @@
-//! What may happen: events, drawn from a seed, and their words.
+//! The events of the model, generated from a seed, and their texts.
 
 use std::fmt;
 
 use crate::others::Begun;
 
-/// What a run begins with.
+/// The initial state of a run.
 #[allow(clippy::struct_excessive_bools)] // Each is a choice of its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
@@ -16,144 +16,144 @@ pub(crate) struct Setup {
     pub(crate) local: bool,
     pub(crate) version: &'static str,
     pub(crate) nodes: usize,
-    /// After how many ticks of silence a node's pods are evicted.
+    /// Number of ticks after which the pods of a silent node are evicted.
     pub(crate) evicts: u64,
     /// `memberReplacement.after`, in ticks.
     pub(crate) patience: u64,
-    /// How many ticks a pod takes to start at most.
+    /// Maximum number of ticks until a pod starts.
     pub(crate) slow: u8,
     /// `recovery.policy: Automatic`.
     pub(crate) automatic: bool,
     pub(crate) two: bool,
     pub(crate) begun: Begun,
-    /// Members that join serve clients later than they follow the leader.
+    /// Joining members serve clients later than they follow the leader.
     pub(crate) silent: bool,
-    /// TLS is switched in this run; what it begins with. Played in rounds of its own (`switch`).
+    /// The first TLS policy, if TLS changes in this run. Played in rounds of its own (`switch`).
     pub(crate) tls: Option<u8>,
     /// Certificates are generated, and their Secrets are lost. Played in rounds of its own (`authorities`).
     pub(crate) authorities: bool,
 }
 
-/// Numbers choose among what there is at that moment.
+/// Numbers select among the objects that exist at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The operator looks, plans and does the whole step.
+    /// The operator observes, plans and executes the whole step.
     Round,
     /// Time passes: nodes, kubelets and members move.
     Tick,
-    /// A round whose process dies after so many writes.
+    /// A round whose process crashes after this number of writes.
     Crash { after: u8 },
-    /// The machine that the operator runs on dies in the middle of a round, and the newest pod with it.
+    /// The operator's machine dies in the middle of a round, and the newest pod with it.
     DieTogether { after: u8, ticks: u8 },
-    /// A round in which one write is done and its answer is lost.
+    /// A round with one write whose answer is lost.
     LoseReply { after: u8 },
-    /// A round in which one write is not answered and arrives so much later.
+    /// A round with one unanswered write that arrives this much later.
     Delay { after: u8, ticks: u8 },
-    /// A round in which the API server refuses one write for good.
+    /// A round in which the API server rejects one write permanently.
     Refuse { after: u8 },
-    /// A round in the middle of which the API server goes away.
+    /// A round in the middle of which the API server becomes unavailable.
     ApiFails { after: u8, ticks: u8 },
-    /// The API server is away.
+    /// The API server is unavailable.
     ApiAway { ticks: u8 },
-    /// A round whose writes come late: the world moves between plan and act.
+    /// A round with late writes: the world moves between plan and act.
     ActLate { ticks: u8, after: u8 },
     /// A round in which the world moves between one read and the next.
     LookSlowly { ticks: u8 },
-    /// Somebody deletes a pod, gracefully.
+    /// A user deletes a pod gracefully.
     DeletePod(u8),
-    /// Somebody deletes all pods.
+    /// A user deletes all pods.
     DeletePods,
-    /// A pod and what it holds are gone at once.
+    /// A pod and its data are lost at once.
     LosePod(u8),
-    /// A volume claim and its data are gone.
+    /// A PVC and its data are lost.
     LoseDisk(u8),
-    /// A volume is gone, and a pod that has it open goes on. Played in rounds of its own (`volumes`).
+    /// A volume is lost, and the pod that has mounted it continues. Played in rounds of its own (`volumes`).
     LoseVolume(u8),
-    /// Somebody deletes a volume claim; it stays until its pod is gone.
+    /// A user deletes a PVC; it stays until its pod is deleted.
     DeleteClaim(u8),
-    /// A member that does not serve clients yet is struck. Played in rounds of its own (`joining`).
+    /// A fault hits a member that does not serve clients yet. Played in rounds of its own (`joining`).
     StrikeJoining(u8),
-    /// etcd cannot read a member's data any more.
+    /// etcd can no longer read a member's data.
     Corrupt(u8),
-    /// A member's container ends again and again.
+    /// A member's container exits repeatedly.
     CrashLoop(u8),
-    /// Nobody reaches a member.
+    /// A member is isolated from all others.
     Isolate(u8),
-    /// The members are cut in two.
+    /// The members are partitioned in two.
     Partition(u8),
-    /// The operators do not reach a member; the others do.
+    /// The operators do not reach a member; the other members do.
     Hide(u8),
-    /// A member gets no more of the log than a quorum needs.
+    /// A member receives no more of the log than a quorum needs.
     Lag(u8),
-    /// No node takes a pod.
+    /// No node accepts a pod.
     Hold(u8),
     /// A node's machine is off.
     NodeOff(u8),
-    /// A node cannot be reached; what it runs goes on.
+    /// A node cannot be reached; its containers continue.
     NodeCut(u8),
     /// All nodes are off at once, and on again.
     Reboot,
-    /// A node is as it was.
+    /// A node is restored.
     NodeBack(u8),
-    /// A node is gone for good, and another one is there.
+    /// A node is lost permanently and replaced.
     NodeGone(u8),
-    /// All that can be as before is as before.
+    /// All faults that can be undone are undone.
     Heal,
-    /// The user wants another size.
+    /// The user sets another size.
     Resize(usize),
-    /// The user wants another version.
+    /// The user sets another version.
     Version(u8),
-    /// The user switches TLS on, off, or to other certificates, or turns around.
+    /// The user enables, disables or changes TLS, or reverts a change.
     SwitchTls(u8),
     /// A Secret with generated certificates is deleted, emptied or replaced.
     LoseSecret(u8),
-    /// Somebody edits a member's Service.
+    /// A user edits a member's Service.
     DriftService(u8),
-    /// Somebody deletes a member's Service.
+    /// A user deletes a member's Service.
     DeleteService(u8),
-    /// Somebody deletes the Services and the budget of the cluster.
+    /// A user deletes the Services and the PodDisruptionBudget of the cluster.
     DeleteShared,
-    /// Somebody hands the leadership to another member.
+    /// A user moves leadership to another member.
     MoveLeader(u8),
-    /// A volume claim that belongs to another cluster of the same name comes to be nobody's.
+    /// A PVC of another cluster with the same name loses its owner.
     Foreign,
-    /// A person approves a recovery, or takes it back.
+    /// A person approves a recovery, or withdraws the approval.
     Approve,
     /// etcd does not answer the operators.
     Deafen,
     /// The object is created again without its status.
     ForgetStatus,
-    /// The user wants other settings of the pods.
+    /// The user changes the settings of the pods.
     ChangeSettings,
-    /// The user wants the cluster stopped, or not any more.
+    /// The user hibernates the cluster, or ends the hibernation.
     Hibernate,
     /// The databases are full: etcd raises NOSPACE.
     Fill,
-    /// etcd says of a member that its data differs from the others': CORRUPT.
+    /// etcd reports that a member's data differs from the others': CORRUPT.
     Mistrust(u8),
-    /// A pod ends for good, and stays as an object.
+    /// A pod ends permanently; its object stays.
     EndPod(u8),
-    /// The owner pauses the operator, or lets it go on.
+    /// The owner pauses the operator, or resumes it.
     Pause,
-    /// The object is deleted, and a new one of its name is made when all is gone.
+    /// The object is deleted, and a new one of the same name is created after all children are deleted.
     DeleteCluster,
-    /// The user wants volumes of another class or size.
+    /// The user sets another storage class or size of the volumes.
     Volumes(u8),
     /// A Secret with certificates is missing, expired or replaced.
     SpoilSecret(u8),
-    /// Somebody adds a member with etcd's own tool, and never starts it.
+    /// A person adds a member with etcdctl, and never starts it.
     AddByHand(u8),
-    /// Somebody removes a member with etcd's own tool.
+    /// A person removes a member with etcdctl.
     RemoveByHand(u8),
-    /// Somebody starts a member with `--force-new-cluster`. In rounds of its own.
+    /// A person starts a member with `--force-new-cluster`. In rounds of its own.
     ForceNewCluster(u8),
-    /// The second operator reads another part of the world; the third time it plans.
+    /// The second operator reads another part of the world; at the third event it plans.
     SecondLooks,
-    /// The second operator does one write of its step.
+    /// The second operator sends one write of its step.
     SecondWrites(u8),
 }
 
-/// A source of numbers that is the same everywhere (SplitMix64).
+/// A deterministic source of numbers (SplitMix64).
 pub(crate) struct Dice(u64);
 
 impl Dice {
@@ -185,14 +185,14 @@ impl Dice {
     }
 }
 
-/// The run a seed stands for.
+/// The run of a seed.
 pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let mut dice = Dice::new(seed);
     let setup = Setup {
         silent: seed % 2 == 1,
         ..setup(&mut dice, two)
     };
-    // Each run has its own mixture: most kinds of fault are left out of it, so that the others come often.
+    // Each run has its own mixture: most kinds of fault are omitted, so that the others are frequent.
     let mut weights = [0; KINDS.len()];
     for (weight, (often, _)) in weights.iter_mut().zip(KINDS) {
         *weight = if dice.below(3) == 0 {
@@ -229,7 +229,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         6 => "3.4.40",
         _ => "3.3.27",
     };
-    // Three and one are what people have; the others come by themselves.
+    // Three and one are the usual sizes; resizes add the others.
     let size = match dice.below(4) {
         0 | 1 => 3,
         _ => dice.size(),
@@ -258,7 +258,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
     }
 }
 
-/// How often a kind of fault comes, if it comes at all, and how one is made.
+/// The relative frequency of a kind of fault, if it occurs in the run, and its constructor.
 type Kind = (u8, fn(&mut Dice) -> Event);
 
 const KINDS: [Kind; 48] = [

@@ -10,7 +10,7 @@ use crate::others::is_elsewhere;
 use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};
 
 impl World {
-    /// What happens to the world itself; what happens to the operators is in `run`.
+    /// Applies events to the world itself; `run` applies events to the operators.
     pub(crate) fn strike(&mut self, event: Event) {
         match event {
             Event::Resize(size) => {
@@ -94,7 +94,7 @@ impl World {
         else {
             return;
         };
-        // What somebody else runs is theirs to lose; it is cut off like any other.
+        // External members lose their data only by their own faults; they are partitioned like all others.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -179,7 +179,7 @@ impl World {
                 let Some(name) = pick(self.disks.keys(), which) else {
                     return;
                 };
-                // The data is gone with the volume; the container that had it open is ended. The claim may be left.
+                // The data is lost with the volume, and the container that had it open exits. The PVC may remain.
                 self.pods.remove(&name);
                 if which < 128 {
                     self.disks.remove(&name);
@@ -208,8 +208,8 @@ impl World {
                 (service.drifted, service.version) = (true, version);
                 tell!(self, "somebody edits the Service of {name}");
             }
-            // During a bootstrap a first member whose Service and pod are both taken away looks like one that was
-            // never made. No client was let in yet; nobody is asked to survive that.
+            // During a bootstrap, a first member that loses both its Service and its pod looks like one that was never
+            // created. No client is admitted yet, and the operator does not have to survive this.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {
@@ -287,7 +287,7 @@ impl World {
         for pod in self.pods.values_mut().filter(|pod| pod.node == Some(node)) {
             pod.shown.lost_since = None;
             if was_off {
-                // The kubelet starts its containers again, on the `emptyDir`s and volumes there are.
+                // The kubelet restarts its containers on the existing `emptyDir`s and volumes.
                 pod.shown.restarts += 1;
                 pod.shown.running_since = None;
                 pod.shown.ended = Some((End::Ended, now));
@@ -351,8 +351,9 @@ impl World {
         self.disks.insert(name, disk);
     }
 
-    /// Only where the cluster can be told from what is left: one token, or one that carries the cluster ID. While two
-    /// operators act, one of whom may have looked before, only a cluster that was formed can be.
+    /// Deletes the status only if the remaining objects identify the cluster: by a single token, or by one that carries
+    /// the cluster ID. While two operators act, one of which may have read earlier, only a formed cluster is
+    /// identified.
     fn forget_status(&mut self) {
         let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
         let pods = pods.map(|(_, pod)| (&pod.start.token, pod.cluster_id));
@@ -379,7 +380,7 @@ impl World {
             return;
         }
         self.forget(unmarked && self.others.is_none());
-        // It was deleted without what it owns.
+        // The object was deleted without its children.
         self.pods.values_mut().for_each(|pod| pod.owned = false);
         self.disks.values_mut().for_each(|disk| disk.owned = false);
         for service in self.services.values_mut() {

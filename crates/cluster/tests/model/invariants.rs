@@ -1,8 +1,8 @@
-//! The invariants, judged by somebody who sees the whole world and not only what the operator sees. The numbers are
-//! those of docs/architecture.md.
+//! The invariants, checked against the whole world and not only the operator's view. The numbers are those of
+//! docs/architecture.md.
 //!
-//! A plan is judged by the world it was made from; a write by what it finds, whoever sends it and however late; and
-//! after each tick the logs are: no acknowledged write may be lost.
+//! A plan is checked against the world from which it was made. A write is checked against the world that it meets,
+//! whoever sends it and however late. After each tick the logs are checked: no acknowledged write may be lost.
 
 use std::collections::BTreeSet;
 
@@ -16,44 +16,44 @@ use crate::removed::AllVanished;
 use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
-/// What has to be remembered to judge.
+/// The memory of the checks.
 #[allow(clippy::struct_excessive_bools)] // Each is a fact of its own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
-    /// What went wrong first.
+    /// The first violation.
     pub(crate) broken: Option<String>,
     /// Members that ever had data.
     ran: BTreeSet<String>,
-    /// Names that were ever added.
+    /// Names of all members ever added.
     added: BTreeSet<String>,
-    /// Tokens whose cluster ID was ever recorded.
+    /// Tokens with a recorded cluster ID.
     recorded: BTreeSet<String>,
-    /// The cluster that acknowledged last, by its token.
+    /// The token of the cluster with the last acknowledged write.
     pub(crate) writes_to: Option<String>,
-    /// The status was thrown away at some time.
+    /// The status was deleted at some time.
     pub(crate) thrown: bool,
-    /// The status was thrown away, and the cluster was not found again since.
+    /// The status was deleted, and no operator has found the cluster since.
     status_lost: bool,
     /// A member that was promoted and has not been seen healthy since.
     pub(crate) in_flight: Option<u64>,
-    /// Members that someone else removed from etcd.
+    /// Members that another party removed from etcd.
     pub(crate) vanished: AllVanished,
-    /// A second operator acts, or a write came late: there may be what no plan foresaw. It must do no harm.
+    /// A second operator acts, or a write was late: objects may exist that no plan expected. They must do no harm.
     pub(crate) second: bool,
-    /// What there was when the step was planned: everything with a number up to this.
+    /// The objects that existed when the step was planned: those with a number up to this.
     pub(crate) seen: u64,
-    /// Nothing moved since the observation the step was planned from.
+    /// Nothing changed since the observation from which the step was planned.
     pub(crate) fresh: bool,
 }
 
 impl Memory {
-    /// A cluster that is there from the beginning.
+    /// Registers a cluster that exists from the start.
     pub(crate) fn know<'a>(&mut self, token: &str, members: impl Iterator<Item = &'a String>) {
         self.recorded.insert(token.to_owned());
         self.ran.extend(members.cloned());
     }
 
-    /// Whoever deleted the object has given up what it had.
+    /// The user who deleted the object gave up its data.
     pub(crate) fn forget_all(&mut self) {
         self.recorded.clear();
         (self.writes_to, self.in_flight) = (None, None);
@@ -79,7 +79,7 @@ impl World {
 
     // ---- writes ----
 
-    /// Before a write is applied, whoever sends it and however late it comes.
+    /// Checks a write before it is applied, whoever sends it and however late.
     pub(crate) fn judge_write(&mut self, write: &Write) {
         self.forget_deleted_evidence();
         match write {
@@ -95,7 +95,7 @@ impl World {
                     .pods
                     .get(member)
                     .filter(|pod| pod.uid.to_string() == *uid);
-                // What has ended for good holds nothing any more.
+                // A pod that ended permanently holds no data.
                 let keeps = |pod: &WorldPod| pod.start.durable || pod.ended;
                 if let Some((keeps, uid)) = pod.map(|pod| (keeps(pod), pod.uid)) {
                     self.judge_deletion(member, keeps);
@@ -126,7 +126,7 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is claimed and belongs to cluster {others:?}"
                 );
-                // Who serves nobody yet is taken from nobody.
+                // A member that serves no client yet can be drained.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;
@@ -168,15 +168,15 @@ impl World {
         }
     }
 
-    /// Invariant 7: what carries another cluster's ID is not ours.
+    /// Invariant 7: objects with another cluster's ID do not belong to this cluster.
     fn judge_foreign(&mut self, member: &str, what: &str) {
         let foreign = self
             .marks(member)
             .into_iter()
             .flatten()
             .find(|id| Some(*id) != self.cluster_id);
-        // What is left of the cluster before a recovery is cleared away in the end; a start that was sent while the
-        // recovery was recorded does no harm, since clients are led to the new one alone.
+        // Leftovers of the cluster before a recovery are deleted at the end. A start that was sent while the recovery
+        // was recorded does no harm, because clients reach only the new cluster.
         let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
         let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
         demand!(
@@ -186,7 +186,7 @@ impl World {
         );
     }
 
-    /// Invariant 11: what is deleted is what was seen, and not what has its name by now.
+    /// Invariant 11: a delete hits the observed object, not a later one of the same name.
     fn judge_seen(&mut self, member: &str, uid: u64) {
         let seen = uid <= self.memory.seen;
         demand!(
@@ -196,7 +196,7 @@ impl World {
         );
     }
 
-    /// Invariant 11: a change is made to the list it was planned from.
+    /// Invariant 11: a change meets the member list from which it was planned.
     pub(crate) fn judge_change(&mut self, change: &Change) {
         let now = self
             .recorded()
@@ -216,10 +216,10 @@ impl World {
         [pod, disk]
     }
 
-    /// `keeps`: the data stays.
+    /// `keeps`: the data is kept.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
-        // Invariant 9: what is left of the cluster before a recovery stays until the new one is whole.
+        // Invariant 9: leftovers of the cluster before a recovery stay until the new cluster is complete.
         let id = self
             .disks
             .get(member)
@@ -234,7 +234,7 @@ impl World {
             !former || whole || !self.memory.fresh,
             "invariant 9: the disk of {member} is deleted before the new cluster is whole"
         );
-        // Invariants 5 and 8: a member's disk goes when the member has gone, never before.
+        // Invariants 5 and 8: a member's disk is deleted after the member is removed, never before.
         let listed = self
             .recorded()
             .filter(|_| self.cluster_id.is_some())
@@ -246,7 +246,7 @@ impl World {
         );
     }
 
-    /// Invariants 6 and 10: whose pod is made, and how it begins.
+    /// Invariants 6 and 10: which member gets a pod, and how its etcd starts.
     fn judge_pod(&mut self, start: &Start) {
         let name = &start.member;
         self.judge_foreign(name, "started");
@@ -299,7 +299,7 @@ impl World {
             found || beside.is_none(),
             "invariant 7: bootstrapped beside {beside:?}"
         );
-        // Somebody threw away the status, and all data: there is no cluster any more, and nobody to know that there was.
+        // The status and all data were deleted: no cluster exists any more, and no trace of it.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -308,19 +308,19 @@ impl World {
         }
     }
 
-    /// After a write: it has not cost the cluster its way back.
+    /// Checks after a write that the cluster can still come back.
     pub(crate) fn judge_after(&mut self, write: &Write, could: bool) {
         if let Write::AddMember { member, .. } = write {
             self.memory.added.insert(member.clone());
             return;
         }
-        // What is recorded destroys nothing.
+        // A record destroys nothing.
         let records = matches!(
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        // Whose claim somebody has deleted keeps its data as long as its pod; that was another matter when an operator
-        // that hibernates asked for the end of the pod.
+        // A PVC that a user deletes keeps its data as long as its pod exists. A hibernating operator may have planned
+        // the pod's deletion before the user deleted the PVC.
         let late = self.memory.second
             && matches!(write, Write::DeletePod { member, .. }
             if self.disks.get(member).is_some_and(|disk| disk.terminating));
@@ -337,7 +337,7 @@ impl World {
         }
     }
 
-    /// So many voters have their data that they are a quorum, should all of them run.
+    /// A quorum of the voters has its data, if all of them ran.
     pub(crate) fn can_come_back(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return true;
@@ -348,25 +348,25 @@ impl World {
         left.count() >= crate::etcd_model::quorum(cluster.members())
     }
 
-    /// There is data, etcd can read it, and the node it is bound to can come back.
+    /// The data exists, etcd can read it, and its node can come back.
     pub(crate) fn is_usable(&self, name: &str) -> bool {
         let bound = self.disks.get(name).and_then(|disk| disk.node);
         let gone = bound.is_some_and(|node| self.nodes[node].power == Power::Gone);
         !gone && self.data(name).is_some_and(|data| !data.corrupt)
     }
 
-    // ---- what happens by itself ----
+    // ---- changes without operators ----
 
-    /// Invariant 6: nobody starts twice on an empty disk under one name.
+    /// Invariant 6: no member starts twice on an empty disk under one name.
     pub(crate) fn starts_empty(&mut self, name: &str) {
         let first_time = self.memory.ran.insert(name.to_owned());
-        // A second operator that was asleep may start the pod of a member that was removed meanwhile: its ID is
-        // no member's, nobody talks to it, and it is cleared away as a leftover.
+        // A suspended second operator may start the pod of a member that was removed meanwhile. Its ID belongs to no
+        // member, no member connects to it, and it is deleted as a leftover.
         let listed = self
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
         let harmless = self.memory.second && !listed;
-        // The second of two voters before 3.4, as long as it was never heard of as started (`plan/second.rs`).
+        // The second of two voters before 3.4, until it is known to have started (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
             && self.recorded().is_some_and(|all| {
                 let mut members = all.members().values();
@@ -383,7 +383,7 @@ impl World {
         );
     }
 
-    /// Invariant 6: a mark goes only from the Service of a member that was never started, whose name is free again then.
+    /// Invariant 6: a mark is removed only from the Service of a member that never started. Its name is unused then.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
@@ -393,7 +393,7 @@ impl World {
         );
     }
 
-    /// Invariant 6 for the first member of a recovered cluster: until it is recorded it may begin anew.
+    /// Invariant 6 for the first member of a recovered cluster: it may start again until it is recorded.
     pub(crate) fn starts_from_survivor(&mut self, start: &Start) {
         self.memory.ran.insert(start.member.clone());
         let formed = self.memory.recorded.contains(&start.token);
@@ -405,7 +405,7 @@ impl World {
         );
     }
 
-    /// A write was acknowledged: it stands after the one before, in the same cluster.
+    /// A write was acknowledged: it follows the previous one in the same cluster.
     pub(crate) fn judge_move(&mut self, token: &str, moved: &Moved) {
         let Some(after) = moved.acknowledged else {
             return;
@@ -441,8 +441,8 @@ impl World {
         self.judge_switch();
     }
 
-    /// The point of it all: nobody who could ever lead lacks a write that was acknowledged. Judged by Raft's own rule
-    /// on all disks there are, as if all members ran and whoever answers first were asked.
+    /// The main check: no electable member lacks an acknowledged write. By Raft's own rule over all existing disks, as
+    /// if all members ran and the first to answer were chosen.
     pub(crate) fn judge_logs(&mut self) {
         let mut lacking = None;
         for (token, cluster) in &self.clusters {
@@ -468,7 +468,7 @@ impl World {
         }
     }
 
-    /// What lies on all disks and can be read.
+    /// All readable data on all disks.
     pub(crate) fn all_data<'a>(
         &'a self,
         token: &'a str,
@@ -490,8 +490,8 @@ impl World {
             .map(|(name, data)| (name.as_str(), data))
     }
 
-    /// The status is thrown away. `unmarked`: not everything that is left carries the cluster's ID, so it was recorded a
-    /// moment ago, and no client has been let in yet.
+    /// The status is deleted. `unmarked`: an object without the cluster's ID remains. Then the ID was recorded a moment
+    /// ago, and no client is admitted yet.
     pub(crate) fn forget(&mut self, unmarked: bool) {
         self.memory.status_lost = true;
         self.memory.thrown = true;
@@ -501,7 +501,7 @@ impl World {
     }
 }
 
-/// The member's data is gone or goes with its pod.
+/// The member's data is lost or will be lost with its pod.
 pub(crate) fn is_lost(world: &World, name: &str) -> bool {
     let stays = |disk: &WorldDisk| !disk.terminating && !disk.lost;
     let on_claim = world.disks.get(name).is_some_and(stays);

@@ -1,6 +1,7 @@
-//! Members that follow the leader and do not serve clients yet: etcd answers on its listener for health alone.
+//! Members that follow the leader and do not serve clients yet: etcd answers only on its health listener.
 //!
-//! And the deliberate mistakes about them, each of which is judged here or by the rules for promotions.
+//! This file also contains the deliberate mistakes about such members. The checks in this file or the rules for
+//! promotions find each of them.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +19,11 @@ use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::world::{World, WorldPod, tell};
 
-/// For how many ticks a member that joins does not serve clients, by the number of its pod: etcd waits 7 s at most for
-/// its own entry, which are two or three; one that takes longer has a client listener that is slow or broken.
+/// Number of ticks for which a joining member does not serve clients, by the number of its pod. etcd waits 7 s at most
+/// for its own entry, which is two or three ticks. A member that takes longer has a slow or broken client listener.
 const SILENT: [u64; 8] = [0, 2, 3, 6, 3, 0, 15, 2];
 
-/// Until when the etcd of a pod that starts now does not serve clients; `silent`: members that join take longer.
+/// Until when the etcd of a pod that starts now does not serve clients; `silent`: joining members take longer.
 pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
     let joins = silent && pod.start.state == cluster::write::State::Join;
     let at = usize::try_from(pod.uid).unwrap() % SILENT.len();
@@ -30,13 +31,13 @@ pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
 }
 
 impl World {
-    /// Its listener for clients is open.
+    /// Whether its client listener is open.
     pub(crate) fn serves_clients(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         pod.is_some_and(|pod| self.now >= pod.serves_from)
     }
 
-    /// What members that have not been seen serving say where their health is asked for.
+    /// The health answers of members that have not been seen serving.
     pub(crate) fn ask_health(&self, token: &str, observed: &mut Observed) {
         let joins = |name: &String| {
             let role = observed.pods[name].role;
@@ -47,7 +48,7 @@ impl World {
         observed.pulses = pulses.collect();
     }
 
-    /// Asked at its pod's own address, also one that the others do not find.
+    /// Called at its pod's own address, also without endpoints for the other members.
     pub(crate) fn is_heard(&self, name: &str) -> bool {
         let faults = &self.faults;
         let heard = !faults.deaf && !faults.operator_secret && !faults.hidden.contains(name);
@@ -60,7 +61,7 @@ impl World {
         let process = cluster.running.get(&data.member);
         let process = process.filter(|process| process.name == name)?;
         let learner = cluster.configs[data.config].get(&data.member);
-        // A learner never stands for election, so it never gives up the leader it once knew.
+        // A learner never stands for election, so it keeps the leader that it once knew.
         let once = learner.is_some_and(|member| member.learner) && data.last.index > 0;
         let others = cluster.running.iter();
         let others = others.filter(|(id, one)| **id != data.member && one.group == process.group);
@@ -72,7 +73,7 @@ impl World {
         })
     }
 
-    /// One that has joined, or is about to, is struck before it serves clients.
+    /// A fault hits a member that has joined, or is about to, before it serves clients.
     pub(crate) fn strike_joining(&mut self, how: u8) {
         let waits = |(_, pod): &(&String, &WorldPod)| pod.running && self.now < pod.serves_from;
         let newest = self.pods.iter().filter(waits);
@@ -112,7 +113,7 @@ impl World {
 
     // ---- invariant 24 ----
 
-    /// A plan counts on members that serve, promotions apart.
+    /// A plan counts only on serving members, except for promotions.
     pub(crate) fn judge_joining(&mut self, change: &Change, cluster: &Cluster) {
         let serves = |name: &String| self.serves_clients(name);
         if let Some(name) = change.via.iter().find(|name| !serves(name)).cloned() {
@@ -152,14 +153,14 @@ impl World {
         }
     }
 
-    /// A voter gets into the client Service when it serves.
+    /// A voter gets endpoints in the client Service after it serves.
     pub(crate) fn judge_let_in(&mut self, label: &Label) {
         let Some(pod) = self.pods.get(&label.member) else {
             return;
         };
         let (name, was) = (&label.member, pod.role);
         let comes = label.role == Some(Role::Voter) && was != Role::Voter && pod.running;
-        // Where nobody else would serve them, clients lose nothing by it.
+        // If no other member serves clients, they lose nothing.
         let voters = self.recorded().into_iter().flat_map(|cluster| {
             let up = cluster.voters().filter(|(id, _)| cluster.is_up(**id));
             up.map(|(_, member)| &member.name)
@@ -183,7 +184,7 @@ impl World {
 }
 
 impl Mutation {
-    /// What the planner takes for the pulse of members that do not serve clients.
+    /// Mistakes in the health answers of members that do not serve clients.
     pub(crate) fn misreads_a_pulse(self, observed: &mut Observed) {
         let Seen::Known(list) = &observed.members else {
             return;
@@ -230,7 +231,7 @@ impl Mutation {
         }
     }
 
-    /// What is planned besides with members that do not serve yet.
+    /// Mistaken plans that count on members that do not serve yet.
     pub(crate) fn counts_on_joining(self, view: &View, planned: &mut Plan) {
         let joining = || view.voters().filter(|seat| seat.is_joining());
         let counts = |seat: &MemberState| seat.is_healthy() || seat.is_joining();
@@ -289,8 +290,7 @@ fn named(urls: &[String]) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The run a seed stands for: one of the others', and then the cluster grows and shrinks and is struck while members
-/// join.
+/// The run of a seed: an ordinary run, after which the cluster grows and shrinks while faults hit joining members.
 fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(seed, two);
     setup.silent = true;
@@ -342,23 +342,23 @@ fn strike(dice: &mut Dice) -> Event {
     }
 }
 
-/// So many rounds are played with one operator, and half as many with two.
+/// Number of rounds with one operator; half as many with two.
 const ROUNDS: usize = 30_000;
 
 /// Invariant 24.
 #[test]
-fn members_that_are_struck_before_they_serve_break_no_invariant() {
+fn faults_on_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
 /// Invariants 11 and 24.
 #[test]
-fn two_operators_and_members_that_do_not_serve_yet_break_no_invariant() {
+fn concurrent_operators_with_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, true), ROUNDS / 2);
 }
 
 #[test]
-fn every_deliberate_mistake_about_members_that_do_not_serve_yet_is_found() {
+fn model_finds_every_joining_member_mistake() {
     let mistakes = [
         Mutation::PromotesByThePast,
         Mutation::PromotesBehind,

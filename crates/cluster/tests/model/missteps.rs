@@ -1,4 +1,5 @@
-//! Rounds in which TLS is switched while members run, beside all other faults, and deliberate mistakes about that.
+//! Rounds with TLS changes while members run, together with all other faults, and deliberate mistakes about TLS
+//! changes.
 
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
 use cluster::plan::View;
@@ -26,7 +27,7 @@ impl Mutation {
         Self::RedirectsBeforeThePort,
     ];
 
-    /// What the planner is told wrongly of a switch.
+    /// Wrong input of the planner about a TLS change.
     pub(crate) fn overlooks_a_switch(self, observed: &mut Observed) {
         let Some(rollout) = &mut observed.tls_rollout else {
             return;
@@ -45,7 +46,7 @@ impl Mutation {
         }
     }
 
-    /// Another step than the one that was planned.
+    /// A different step than the planned one.
     pub(crate) fn mistakes_a_switch(
         self,
         world: &World,
@@ -128,7 +129,7 @@ impl Mutation {
     }
 }
 
-/// The run a seed stands for: one of the others' with switches, and with more time between its events, since a switch
+/// The run of a seed: an ordinary run with TLS changes, and with more time between its events, because a TLS change
 /// takes many rounds.
 fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let (mut setup, drawn) = draw(seed, two);
@@ -147,22 +148,22 @@ fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// So many rounds are played with one operator, and half as many with two.
+/// Number of rounds with one operator; half as many with two.
 const ROUNDS: usize = 20_000;
 
 /// Invariant 23, and 20 for clients that follow the documented order.
 #[test]
-fn tls_switched_at_any_moment_breaks_no_invariant() {
+fn tls_change_at_any_time_keeps_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
 /// Invariants 11 and 23.
 #[test]
-fn two_operators_and_a_switch_of_tls_break_no_invariant() {
+fn concurrent_operators_with_tls_change_keep_invariants() {
     play_drawn(|seed| drawn(seed, true), ROUNDS / 2);
 }
 
 #[test]
-fn every_deliberate_mistake_about_a_switch_of_tls_is_found() {
+fn model_finds_every_tls_change_mistake() {
     find(&Mutation::ABOUT_TLS, |seed| drawn(seed, false), ROUNDS);
 }

@@ -1,4 +1,4 @@
-//! Deliberate mistakes about what the user wishes and what etcd complains of.
+//! Deliberate mistakes about user requests and etcd's alarms.
 
 use cluster::plan::View;
 use cluster::reason::Reason;
@@ -12,7 +12,7 @@ use crate::run::taken_back;
 use crate::sent::Plan;
 
 impl Mutation {
-    /// Plans more than the planner did.
+    /// Adds writes to the plan.
     pub(crate) fn mistakes_a_wish(
         self,
         (desired, observed, now): (&Desired, &Observed, Timestamp),
@@ -95,7 +95,7 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// Changes images that the planner did not.
+    /// Adds image changes to the plan.
     pub(crate) fn mistakes_a_version(
         self,
         desired: &Desired,
@@ -144,7 +144,7 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// Takes back more marks than `act` does.
+    /// Removes more marks than `act` does.
     pub(crate) fn takes_back(
         self,
         write: &Write,
@@ -165,7 +165,7 @@ impl Mutation {
     }
 }
 
-/// The members that the plan takes out of the client Service.
+/// The members that the plan drains from the client Service.
 fn labels_out(planned: &Plan) -> Vec<Label> {
     let all = planned.step.chains.iter().flatten();
     let out = all.filter_map(|write| match write {

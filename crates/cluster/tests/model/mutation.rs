@@ -1,5 +1,5 @@
-//! Deliberate mistakes, made from outside: what the planner sees, what it plans, what is sent, and what is checked is
-//! changed on its way. The planner itself knows nothing of them.
+//! Deliberate mistakes, made from outside: the planner's input, its plan, the sent requests and the preconditions are
+//! changed in transit. The planner itself knows nothing of them.
 
 use cluster::plan::{Data, Fate, VersionRules, View, plan};
 use cluster::snapshot::{Cause, Desired, Ending, Observed, Role, Seen};
@@ -14,9 +14,9 @@ use crate::world::World;
 pub(crate) enum Mutation {
     /// A member is added before the dead one is removed.
     AddsBeforeRemoving,
-    /// The dead are removed without asking the quorum guard.
+    /// Dead members are removed without the quorum guard.
     RemovesWithoutQuorum,
-    /// No answer is taken for an empty list.
+    /// A missing answer counts as an empty list.
     TakesUnknownForEmpty,
     /// Leftovers are deleted while the list is unknown.
     DeletesBlindly,
@@ -26,37 +26,37 @@ pub(crate) enum Mutation {
     AddsVoters,
     /// A second learner is promoted together with the first.
     ChangesTwoVotersAtOnce,
-    /// A cluster whose status is lost is bootstrapped again.
+    /// A cluster without its status is bootstrapped again.
     BootstrapsWithoutStatus,
-    /// No pods and no disks mean no cluster.
+    /// A cluster without pods and disks counts as no cluster.
     BootstrapsWithoutPods,
-    /// A member without a pod is replaced though its disk is there.
+    /// A member without a pod is replaced although its disk exists.
     ReplacesMembersWithDisks,
-    /// A member that ran is started again as a new one, on an empty disk.
+    /// A member that ran is started again as a new one on an empty disk.
     StartsNewTwice,
     /// A first member that lost its disk is started again.
     RestartsEmptyFirstMembers,
-    /// A leader is removed before it hands over.
+    /// A leader is removed before it moves leadership.
     RemovesTheLeader,
-    /// The intent is recorded after the first pods are made.
+    /// The intent is recorded after the first pods are created.
     RecordsLate,
-    /// A member is added under a name that stands nowhere.
+    /// A member is added under a name that is not reserved.
     AddsUnreserved,
-    /// The pod is made before the mark that it may have been.
+    /// The pod is created before the mark.
     MarksLate,
-    /// Who starts a member that somebody else has marked does not mark it again. Found by a test of its own.
+    /// A start of a member that another process marked does not set the mark again. Found by a test of its own.
     TrustsMarksOfOthers,
-    /// A mark is taken back although the pod may have been made.
+    /// A mark is removed although the pod may have been created.
     TakesMarksBackBlindly,
-    /// The change is made whatever the list is by now.
+    /// The change is sent whatever the current list is.
     ActsOnAChangedList,
-    /// The list of any member is taken for the cluster's.
+    /// The list of any member counts as the cluster's.
     ReadsALocalList,
-    /// What belongs to another cluster is deleted.
+    /// Objects of another cluster are deleted.
     DeletesForeignObjects,
-    /// Clients are let in before the cluster ID is recorded.
+    /// Clients are admitted before the cluster ID is recorded.
     LetsClientsInEarly,
-    /// The status is written over whatever version there is.
+    /// The status is written without a precondition.
     RecordsOverAnyVersion,
     /// A disk is deleted before its member is removed.
     DeletesDisksFirst,
@@ -66,107 +66,107 @@ pub(crate) enum Mutation {
     DrawsTheSameNames,
     /// A member that does not answer counts as damaged.
     TakesSilenceForDamage,
-    /// A recovery begins without approval.
+    /// A recovery starts without approval.
     RecoversUnasked,
-    /// A recovery goes on from the member that has least.
+    /// A recovery continues from the member with the least data.
     RecoversFromTheLast,
-    /// Every pod that was made for other settings is made anew at once.
+    /// All pods with outdated settings are recreated at once.
     RollsAllAtOnce,
-    /// A leader's pod is made anew before it hands over.
+    /// A leader's pod is recreated before it moves leadership.
     RollsTheLeaderFirst,
-    /// A pod is made anew for other settings while another member is down.
+    /// A pod with outdated settings is recreated while another member is down.
     RollsWhileAnotherIsDown,
-    /// Members that have no disk are stopped for hibernation.
+    /// Members without a disk are stopped for hibernation.
     HibernatesWithoutDisks,
-    /// The alarm of a full database is taken back while it is full.
+    /// The NOSPACE alarm is disarmed while the database is full.
     DisarmsFullDatabases,
-    /// The alarm of data that differs is taken back while its member is one.
+    /// The CORRUPT alarm is disarmed while its member is in the cluster.
     DisarmsMembers,
     /// A member is defragmented while another one is down.
     DefragmentsWhileAnotherIsDown,
-    /// The leader is defragmented before it hands over.
+    /// The leader is defragmented before it moves leadership.
     DefragmentsTheLeader,
     /// All members get another image at once.
     ChangesAllImages,
-    /// The leader gets another image before it hands over.
+    /// The leader gets another image before it moves leadership.
     ChangesTheLeadersImage,
-    /// A version that is refused is run all the same.
+    /// A refused version is run all the same.
     SkipsAMinor,
-    /// A pod on a disk is started with the version the cluster began with.
+    /// A pod on a disk is started with the first version of the cluster.
     ForgetsTheNotedVersion,
-    /// A member that was taken out of the client Service is not put back.
+    /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
-    /// All members are taken out of the client Service together.
+    /// All members are drained from the client Service together.
     TakesAllOut,
-    /// The operator goes on while it is paused.
+    /// The operator continues while it is paused.
     IgnoresThePause,
-    /// A cluster whose object is being deleted is cared for.
+    /// A cluster whose object is being deleted is still managed.
     ActsOnADeletedObject,
-    /// Members are started and ended whatever their certificates are worth.
+    /// Members are started and stopped despite problems of their certificates.
     IgnoresCertificates,
-    /// Volumes of another class are deleted for new ones to be made.
+    /// Volumes of another class are deleted to be recreated.
     DeletesUnfitVolumes,
     /// Members on volumes of another class are removed all at once.
     RemovesUnfitTogether,
-    /// Pods of the old operator are no cluster.
+    /// Pods of the old operator do not count as a cluster.
     BootstrapsBesideOldPods,
-    /// All pods of the old operator are deleted for new ones to be made.
+    /// All pods of the old operator are deleted to be recreated.
     ReplacesOldPodsAtOnce,
-    /// A cluster that is to be joined is begun anew.
+    /// A cluster that should be joined is bootstrapped.
     BootstrapsInsteadOfJoining,
-    /// Members that somebody else runs are removed before enough of ours vote.
+    /// External members are removed before enough own members are voters.
     RemovesTheirsEarly,
-    /// A claim is taken for its volume. Found in rounds of its own (`volumes`), as is the next one.
+    /// A PVC counts as its volume. Found in rounds of its own (`volumes`), as is the next one.
     TakesLostVolumesForThere,
-    /// The seed of a recovery that was given up goes on beside another one.
+    /// The seed of an abandoned recovery continues while another one exists.
     ForgetsGivenUpSeeds,
-    /// Volumes of members that someone else removed are deleted at once. Found in rounds of its own (`removed`), as are
-    /// the next two.
+    /// Volumes of members that another party removed are deleted at once. Found in rounds of its own (`removed`), as
+    /// are the next two.
     TakesEvidenceForLeftovers,
-    /// It is forgotten that a majority vanished.
+    /// The record that a majority vanished is ignored.
     ForgetsTheMajority,
-    /// Members that someone else removed are started again when no quorum answers.
+    /// Members that another party removed are started again while no quorum answers.
     StartsEvidence,
-    /// A learner that does not serve yet is promoted because its container was told to run. Found in rounds of its own
+    /// A learner that does not serve yet is promoted because its container was started. Found in rounds of its own
     /// (`joining`), as are the others about those.
     PromotesByThePast,
-    /// A learner that does not serve yet is promoted whatever it has applied.
+    /// A learner that does not serve yet is promoted whatever its applied index.
     PromotesBehind,
-    /// A learner that has lost its leader is promoted because it knew one.
+    /// A learner that lost its leader is promoted because it knew one.
     PromotesTheCutOff,
-    /// Whoever answers where a learner's health is asked for is taken for that learner.
+    /// Any answer at a learner's health address counts as that learner's.
     TakesAnothersPulse,
-    /// A voter that does not serve yet is asked for changes.
+    /// A voter that does not serve yet is called for changes.
     AsksJoining,
-    /// A voter that does not serve yet is handed the leadership.
+    /// Leadership moves to a voter that does not serve yet.
     LeadsByJoining,
-    /// A voter that does not serve yet counts as healthy when a dead one is removed.
+    /// A voter that does not serve yet counts as healthy when a dead member is removed.
     RemovesByJoining,
-    /// Clients are led to a voter as soon as it has its vote.
+    /// A new voter gets client endpoints as soon as it can vote.
     LetsJoiningIn,
-    /// Members are started with TLS alone when they ought to take both. Found in rounds of its own (`switch`), as are
-    /// the others about that.
+    /// Members are started with TLS only although they should accept both. Found in rounds of its own (`switch`), as
+    /// are the others about that.
     SkipsAStage,
-    /// On its way back a switch leaves a stage out.
+    /// A reverted TLS change skips a stage.
     TurnsBackByAJump,
-    /// The next stage, and peer URLs for it, come before all members are started with this one.
+    /// The next stage and its peer URLs come before all members are started with the current one.
     SwitchesWithSomeBehind,
     /// The next stage is recorded while a member is down.
     SwitchesWhileOneIsDown,
-    /// The next stage is recorded while members are dialled where they will not listen.
+    /// The next stage is recorded while members have peer URLs on which they will not listen.
     LeavesPeerUrls,
-    /// All members are started again for TLS at once.
+    /// All members are restarted for TLS at once.
     RestartsForTlsTogether,
-    /// Clients are led from plain text to TLS, or back, without a time in which both are taken.
+    /// Clients change from plain text to TLS, or back, without a time in which members accept both.
     LeadsClientsByALeap,
-    /// Members are dialled on the second port before their Services have it.
+    /// Peer URLs use the second port before the members' Services have it.
     RedirectsBeforeThePort,
-    /// Members get certificates by an authority that the others do not trust yet. Found in rounds of its own
-    /// (`authorities`), as are the others about that.
+    /// Members get certificates by a CA that the others do not trust yet. Found in rounds of its own (`authorities`),
+    /// as are the others about that.
     IssuesUntrusted,
     /// The operator gets a certificate that members do not accept yet.
     LocksItselfOut,
-    /// An authority is retired before all members trust the next one.
+    /// A CA is retired before all members trust the next one.
     RetiresEarly,
 }
 
@@ -225,12 +225,12 @@ impl Mutation {
         Self::DefragmentsTheLeader,
     ];
 
-    /// Only a second operator brings it to light.
+    /// Only a run with a second operator finds it.
     pub(crate) fn needs_two(self) -> bool {
         matches!(self, Self::ActsOnAChangedList | Self::RecordsOverAnyVersion)
     }
 
-    // ---- what the planner sees ----
+    // ---- input of the planner ----
 
     pub(crate) fn read(self, world: &World, observed: &mut Observed) {
         match self {
@@ -302,7 +302,7 @@ impl Mutation {
         }
     }
 
-    // ---- what it plans ----
+    // ---- plans ----
 
     pub(crate) fn plan(
         self,
@@ -318,7 +318,7 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // Each mistake is to be found by what it does, and not because it is made at such a time.
+        // Each mistake must be found by its effect, and not because it is made in such a state.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }
@@ -373,7 +373,7 @@ impl Mutation {
         }
     }
 
-    /// Other changes of the members than those planned.
+    /// Changes of the members that differ from the plan.
     fn changes(
         self,
         world: &mut World,
@@ -447,9 +447,9 @@ impl Mutation {
         }
     }
 
-    // ---- what is sent ----
+    // ---- sent requests ----
 
-    /// In which order.
+    /// The order of the chains.
     pub(crate) fn chains(self, mut chains: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
         match self {
             Self::MarksLate => {

@@ -1,6 +1,5 @@
-//! Clusters that somebody else began: pods as coreos/etcd-operator left them, which are taken over, and members that
-//! run outside of Kubernetes, which this cluster joins and takes the place of (ADR 15). And what people do with etcd's
-//! own tool.
+//! Clusters that another party started: pods of coreos/etcd-operator, which the operator takes over, and external
+//! members outside of Kubernetes, which this cluster joins and replaces (ADR 15). Also manual changes with etcdctl.
 
 use std::collections::BTreeSet;
 
@@ -14,18 +13,18 @@ use crate::sent::Plan;
 use crate::switch::PLAIN;
 use crate::world::{Shown, World, WorldDisk, WorldPod, tell};
 
-/// Who began the cluster.
+/// Who started the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
     /// This operator.
     Here,
-    /// The old operator: its pods carry no mark, are never started again, and need no Service of their own.
+    /// The old operator: its pods carry no annotations, never restart, and need no Service of their own.
     Old,
-    /// Somebody else, on machines of their own.
+    /// Another party, on external machines.
     Elsewhere,
 }
 
-/// How members somebody else runs are called.
+/// Name prefix of external members.
 const ELSEWHERE: &str = "vm-";
 
 pub(crate) fn is_elsewhere(name: &str) -> bool {
@@ -33,7 +32,7 @@ pub(crate) fn is_elsewhere(name: &str) -> bool {
 }
 
 impl World {
-    /// The cluster is there before the operator is.
+    /// The cluster exists before the operator starts.
     pub(crate) fn begin_elsewhere(&mut self) {
         let begun = self.setup.begun;
         if begun == Begun::Here {
@@ -67,7 +66,7 @@ impl World {
         let old = self.pods.keys().filter(|name| !is_elsewhere(name));
         self.named_before = old.cloned().collect();
         if begun == Begun::Old {
-            // A Service that leads to every pod.
+            // A Service that selects every pod.
             self.shared.client = Kept::Drifted;
             self.client_token = Some(token);
         }
@@ -120,7 +119,7 @@ impl World {
         self.note_what_runs(name);
     }
 
-    /// As the API server shows what the old operator made.
+    /// The old operator's objects as the API server shows them.
     pub(crate) fn show_old(pod: &WorldPod, seen: &mut Pod) {
         if !pod.marked {
             seen.token = None;
@@ -132,7 +131,7 @@ impl World {
         }
     }
 
-    /// The token of the cluster to ask, and whom besides our own pods.
+    /// The token of the cluster to call, and the additional members to call.
     pub(crate) fn asked_token(&self, observed: &Observed) -> Option<(String, Vec<String>)> {
         let intent = observed.intent.as_ref();
         let token = intent.map(|intent| intent.token.clone());
@@ -143,7 +142,7 @@ impl World {
         Some((token, elsewhere))
     }
 
-    /// What members somebody else runs say of themselves, as far as they are listed.
+    /// The status of the listed external members.
     pub(crate) fn ask_elsewhere(&self, token: &str, observed: &mut Observed) {
         let Seen::Known(list) = &observed.members else {
             return;
@@ -167,7 +166,7 @@ impl World {
             .collect()
     }
 
-    /// Clients know the addresses of the machines elsewhere.
+    /// Clients know the addresses of the external machines.
     pub(crate) fn clients_elsewhere(&self, token: &str) -> bool {
         let members = self.clusters.get(token).map(Cluster::members);
         self.pods.iter().any(|(name, pod)| {
@@ -176,13 +175,13 @@ impl World {
         })
     }
 
-    /// As many of ours vote as the spec asks for.
+    /// As many own members are voters as the spec requests.
     pub(crate) fn ours_are_enough(&self) -> bool {
         let voters = self.recorded().into_iter().flat_map(Cluster::voters);
         voters.filter(|(_, one)| !is_elsewhere(&one.name)).count() >= self.size
     }
 
-    /// Nothing of the old form, and nobody else's, is left among the members.
+    /// No member is external or has the old form.
     pub(crate) fn is_all_ours(&self) -> bool {
         let members = self
             .recorded()
@@ -196,12 +195,12 @@ impl World {
         })
     }
 
-    /// Whoever began the cluster has lost its quorum before it was recorded: that is said, and nothing is done.
+    /// The cluster lost its quorum before it was recorded: the operator reports that and does nothing.
     pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
         let says = |reasons: &[Reason]| all().any(|one| reasons.contains(&one.reason));
-        // Members elsewhere are nobody's to recover from.
+        // The operator never recovers from external members.
         let lost = !self.can_come_back() && says(&[Reason::JoinWaits]);
         let before = self.intent.is_none()
             && says(&[
@@ -215,9 +214,9 @@ impl World {
 
     // ---- etcdctl ----
 
-    /// Somebody adds a member with etcd's own tool and never starts it.
+    /// A person adds a member with etcdctl and never starts it.
     pub(crate) fn add_by_hand(&mut self, which: u8) {
-        // Not one that alone is the quorum: that is not the operator's to survive.
+        // Not a voter that alone is the quorum: the operator does not have to survive that.
         if self.recorded().is_none_or(|all| all.voters().count() < 2) {
             return;
         }
@@ -238,7 +237,7 @@ impl World {
         });
     }
 
-    /// Somebody removes a member with etcd's own tool.
+    /// A person removes a member with etcdctl.
     pub(crate) fn remove_by_hand(&mut self, which: u8) {
         tell!(self, "somebody removes a member from etcd");
         let mut removed = None;
@@ -256,7 +255,7 @@ impl World {
         }
     }
 
-    /// Whoever added members takes them away again.
+    /// The person who added members removes them again.
     pub(crate) fn tidy_by_hand(&mut self) {
         let foreign = |config: &Config| {
             let mut all = config.iter();

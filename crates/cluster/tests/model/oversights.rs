@@ -1,4 +1,4 @@
-//! Deliberate mistakes about what the owner does, and about clusters that somebody else began.
+//! Deliberate mistakes about the owner's changes, and about clusters that another party started.
 
 use cluster::plan::{Data, View};
 use cluster::snapshot::{Desired, Observed, Pod, Seen};
@@ -10,7 +10,7 @@ use crate::sent::Plan;
 use crate::world::World;
 
 impl Mutation {
-    /// What the planner is not told.
+    /// Information that is hidden from the planner.
     pub(crate) fn overlooks(self, desired: &Desired, observed: &Observed) -> (Desired, Observed) {
         let (mut desired, mut observed) = (desired.clone(), observed.clone());
         match self {
@@ -26,7 +26,7 @@ impl Mutation {
         (desired, observed)
     }
 
-    /// What it plans besides.
+    /// Writes added to the plan.
     pub(crate) fn mistakes_an_owner(
         self,
         world: &mut World,

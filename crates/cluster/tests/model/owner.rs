@@ -1,5 +1,5 @@
-//! What the owner of a cluster does at any moment besides changing its size and version: pauses the operator, deletes
-//! the object, wants other volumes, spoils a Secret with certificates. And pods that end for good.
+//! Changes by the owner of a cluster at any time, besides its size and version: pausing the operator, deleting the
+//! object, changing volumes, breaking a Secret with certificates. Also pods that end permanently.
 
 use cluster::snapshot::{Claim, Observed, Seen};
 use cluster::write::Write;
@@ -13,7 +13,7 @@ use crate::sent::Plan;
 use crate::world::{Power, World, tell};
 use crate::write::Answer;
 
-/// What a volume claim asks for: a storage class and a size.
+/// The requested storage class and size of a PVC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Volume {
     class: u8,
@@ -38,7 +38,7 @@ impl Volume {
         }
     }
 
-    /// It cannot become the other one: it would have to shrink, or to change its class.
+    /// The volume cannot become the other one: it would have to shrink, or to change its class.
     pub(crate) fn is_unfit_for(self, wanted: Self) -> bool {
         self.class != wanted.class || self.size > wanted.size
     }
@@ -79,8 +79,8 @@ impl World {
         }
     }
 
-    /// Not one that joins another: what is left of that nobody could tell from a new one. Nor beside what a cluster of
-    /// this name has left.
+    /// Not for a cluster that joins another: its leftovers look like those of a new one. Nor if a cluster of this name
+    /// has leftovers.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
         if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
@@ -91,8 +91,8 @@ impl World {
         tell!(self, "somebody deletes the object; what it owns goes first");
     }
 
-    /// The garbage collector takes what a deleted object owns, one after the other. When all is gone somebody makes a
-    /// new object of the same name.
+    /// The garbage collector deletes the children of a deleted object one by one. After that, a user creates a new
+    /// object of the same name.
     pub(crate) fn collect_garbage(&mut self) {
         if !self.deleting || self.api_is_away() {
             return;
@@ -123,8 +123,7 @@ impl World {
         (self.client_token, self.wishes.record) = (None, None);
         self.reported_voters.clear();
         self.named_before.clear();
-        // A process throws away what it has planned ten seconds ago; what it makes for an object that is gone is
-        // collected.
+        // A process drops a plan that is ten seconds old; objects that it creates for a deleted owner are collected.
         self.late.clear();
         self.memory.forget_all();
         self.want_first_version();
@@ -136,7 +135,7 @@ impl World {
         );
     }
 
-    /// A pod has ended for good: evicted, or refused by a kubelet. The object stays.
+    /// A pod ended permanently: evicted, or rejected by a kubelet. The object stays.
     pub(crate) fn end_for_good(&mut self, name: &str) {
         let now = self.now;
         let Some(pod) = self.pods.get_mut(name) else {
@@ -148,7 +147,7 @@ impl World {
         tell!(self, "the pod of {name} has ended for good");
     }
 
-    /// What the operator sees of the certificates. `true`: it cannot ask anybody.
+    /// The operator's view of the certificates. `true`: it cannot call any member.
     pub(crate) fn see_certificates(&self, observed: &mut Observed) -> bool {
         let fault = |purpose| Fault {
             purpose,
@@ -179,13 +178,13 @@ impl World {
         Answer::Done(None)
     }
 
-    /// A volume that cannot become what is wanted.
+    /// The volume cannot become the desired one.
     pub(crate) fn has_unfit_volume(&self, name: &str) -> bool {
         let disk = self.disks.get(name);
         disk.is_some_and(|disk| disk.volume.is_unfit_for(self.wishes.volume))
     }
 
-    /// The volumes of all members are as they are wanted.
+    /// The volumes of all members are as desired.
     pub(crate) fn has_wanted_volumes(&self) -> bool {
         let members = self
             .recorded()
@@ -195,11 +194,12 @@ impl World {
         disks.all(|disk| disk.volume == self.wishes.volume)
     }
 
-    // ---- what may not happen ----
+    // ---- forbidden changes ----
 
-    /// Nothing is done to a cluster whose owner has paused the operator or deletes the object; and nobody is started,
-    /// ended or given up for certificates that do not hold. Whoever looked while the world moved (not `atomic`) may take a
-    /// member for one that is gone, with certificates and without: then only what it has seen serve is not to be ended.
+    /// Nothing is done to a cluster whose owner has paused the operator or deletes the object. No member is started,
+    /// stopped or removed because of invalid certificates. If the world moved during the observation (not `atomic`),
+    /// the operator may take a member for lost, with certificates and without. Then the check
+    /// covers only members that the operator has seen serving.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         let still = observed.deleting || self.wishes.paused;
         demand!(

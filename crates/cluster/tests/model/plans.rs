@@ -1,4 +1,4 @@
-//! Plans are judged by the world they were made from, before anything of them is sent.
+//! Checks each plan against the world from which it was made, before a request is sent.
 
 use cluster::snapshot::{Disk, Observed, Seen};
 use cluster::write::Write;
@@ -12,7 +12,7 @@ use crate::world::{Power, World};
 use crate::write::is_for_etcd;
 
 impl World {
-    /// `atomic`: the world has not moved while it was read.
+    /// `atomic`: the world did not change during the observation.
     pub(crate) fn judge_plan(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         self.judge_caution(observed, plan);
         self.judge_owner(observed, plan, atomic);
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Invariant 1: unknown is not empty. Without a member list nothing is destroyed and no member changed.
+    /// Invariant 1: unknown is not empty. Without a member list no object is destroyed and no member changed.
     fn judge_caution(&mut self, observed: &Observed, plan: &Plan) {
         if observed.cluster_id.is_none() {
             return;
@@ -77,8 +77,8 @@ impl World {
             "invariant 1: members are changed blindly: {}",
             said(plan)
         );
-        // What is stopped on purpose keeps its disk, which is judged with the write.
-        // One that has ended for good holds nothing where there is a disk.
+        // A pod that is stopped on purpose keeps its disk; the check of the write covers that. A pod that ended
+        // permanently holds no data if it has a disk.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -90,7 +90,7 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: members with no authority in common answer nobody; a volume keeps what they hold.
+                // Invariant 20: members without a common CA answer no call; a volume keeps their data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -151,7 +151,7 @@ impl World {
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
         }
-        // Invariant 5: a member whose disk can be used leaves only a cluster that is too large.
+        // Invariant 5: a member with a usable disk is removed only from a cluster that is too large.
         let too_large = cluster.members().len() > self.size;
         demand!(
             self,
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// Its node is away, its data cannot be read, its container fails, or its volume is on its way out.
+    /// Its node is lost, its data is unreadable, its container fails, or its volume is being deleted.
     fn is_excused(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         let fails = |pod: &crate::world::WorldPod| {

@@ -1,4 +1,4 @@
-//! What an operator reads of the world, in the order it reads it.
+//! The operator's reads of the world, in their order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,8 +42,7 @@ impl World {
         pods.map(|(name, pod)| read(name, pod)).collect()
     }
 
-    /// The rest of an observation, in the order the operator reads: claims and object after Services and pods,
-    /// etcd last.
+    /// The rest of an observation, in the operator's order: PVCs and object after Services and pods, etcd last.
     pub(crate) fn observe(
         &self,
         services: BTreeMap<String, Service>,
@@ -105,7 +104,7 @@ impl World {
         observed
     }
 
-    /// A client Service that selects another cluster's pods is not as it should be.
+    /// A client Service that selects another cluster's pods has drifted.
     fn read_shared(&self) -> Shared {
         let mut shared = self.shared.clone();
         let token = self.intent.as_ref().map(|intent| &intent.token);
@@ -150,7 +149,7 @@ impl World {
         }
     }
 
-    /// The linearizable list, from the first member that can give one: it votes, and reaches the leader.
+    /// The linearizable list, from the first member that can answer: it is a voter and reaches the leader.
     pub(crate) fn read_list(&self, token: &str, via: &[String]) -> Option<Members> {
         let cluster = self.clusters.get(token)?;
         let open = via.iter().filter(|name| self.serves_clients(name));
@@ -177,7 +176,7 @@ impl World {
             .filter(|process| process.name == name)?;
         let member = cluster.configs[data.config].get(&data.member);
         let learner = member.is_some_and(|member| member.learner);
-        // A learner never gives up the leader it knew, and answers at its pod's own address also where nobody finds it.
+        // A learner keeps the leader that it knew, and answers at its pod's own address also without endpoints.
         let closed = self.services.get(name).is_some_and(|one| one.closed);
         let alone = learner && !closed && self.is_heard(name);
         if !self.operator_reaches(name) && !alone {
@@ -205,7 +204,7 @@ impl World {
     }
 }
 
-/// A pod's status as the API server has it.
+/// A pod's status in the API server.
 fn read_pod(name: &str, pod: &WorldPod) -> Pod {
     let initial = match pod.start.state {
         State::OnDisk | State::FromSurvivor => BTreeSet::from([name.to_owned()]),
@@ -260,12 +259,12 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
     }
 }
 
-/// A tick is three seconds: two of them are etcd's rule of five.
+/// A tick is three seconds: two ticks cover etcd's rule of five seconds.
 pub(crate) fn seconds(ticks: u64) -> Timestamp {
     Timestamp::from_second(i64::try_from(ticks * 3).unwrap()).unwrap()
 }
 
-/// A configuration as etcd lists it: who has not started has no name and no client URL.
+/// A configuration as etcd lists it: a member that has not started has no name and no client URL.
 pub(crate) fn list(cluster_id: u64, config: &Config) -> Members {
     let members = config.iter().map(|(id, member)| etcd::Member {
         id: MemberId(*id),

@@ -1,5 +1,4 @@
-//! The way back from a lost quorum: what is recorded of it, how a new cluster begins with a survivor's data, and what
-//! may not happen on the way.
+//! Recovery from a lost quorum: its records, the start of a new cluster with a survivor's data, and forbidden changes.
 
 use cluster::snapshot::{Recovery, SeedAnswer, Seen};
 use cluster::write::{RecoveryRecord, Start, Write};
@@ -14,19 +13,19 @@ use crate::sent::Plan;
 use crate::world::{World, tell};
 use crate::write::Answer;
 
-/// What the object says of a recovery.
+/// The records of a recovery in the object.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorded {
     pub(crate) record: Option<RecoveryStatus>,
     pub(crate) stale_approval: Option<String>,
     /// The annotation a person sets.
     pub(crate) approval: Option<String>,
-    /// Since when Available has been false.
+    /// Time since which Available has been false.
     pub(crate) unavailable_since: Option<u64>,
 }
 
 impl World {
-    /// A person approves a recovery, or takes the approval back.
+    /// A person approves a recovery, or withdraws the approval.
     pub(crate) fn approve(&mut self) {
         let Some(cluster_id) = self.cluster_id else {
             return;
@@ -61,7 +60,7 @@ impl World {
         }
     }
 
-    /// What is asked when no quorum answers.
+    /// Reads for the case that no quorum answers.
     pub(crate) fn ask_without_quorum(
         &self,
         token: &str,
@@ -108,7 +107,7 @@ impl World {
         Answer::Done(None)
     }
 
-    /// The first member of the new cluster fetches the survivor's data from the survivor, which has to run.
+    /// The first member of the new cluster fetches the data from the survivor, which must run.
     pub(crate) fn seed_member(&mut self, start: &Start) -> Option<Data> {
         let record = self
             .recovery
@@ -135,9 +134,9 @@ impl World {
         })
     }
 
-    // ---- what may not happen ----
+    // ---- forbidden changes ----
 
-    /// A recovery begins: somebody decided, and nobody who answers has more.
+    /// A recovery starts: a person or the policy has decided, and no answering member has more data.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
         for write in plan.step.chains.iter().flatten() {
             let Write::RecordRecovery(record) = write else {
@@ -200,7 +199,7 @@ impl World {
         }
     }
 
-    /// The new cluster takes the place of the old one: it has what the survivor had, and what is missing is said.
+    /// The new cluster replaces the old one: it has the survivor's data, and the report names the missing data.
     fn judge_recovered(&mut self, record: &RecoveryRecord, token: &str) {
         let Some(recovery) = &record.recovery else {
             return;
@@ -216,7 +215,7 @@ impl World {
             .values()
             .filter_map(|member| self.data(&member.name));
         let Some(has) = has.map(|data| data.last.index).max() else {
-            return; // Somebody took it away meanwhile.
+            return; // The data was lost meanwhile.
         };
         let stays = new
             .members()
@@ -251,14 +250,14 @@ impl World {
         }
     }
 
-    /// The cluster ID of the cluster this one came from.
+    /// The cluster ID of the cluster that was recovered.
     pub(crate) fn former(&self) -> Option<&str> {
         let record = self.recovery.record.as_ref()?;
         (record.phase == RecoveryPhase::Complete).then_some(record.from_cluster_id.as_str())
     }
 
-    /// By the policy alone the way back has to be found: whoever is lost is lost for sure, whoever is not answers, and
-    /// nobody answers with another list.
+    /// The automatic policy alone must recover: each lost member is certainly lost, each other member answers, and no
+    /// member answers with another list.
     pub(crate) fn recovers_by_itself(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.setup.automatic) else {
             return false;
@@ -280,7 +279,7 @@ impl World {
             .keys()
             .chain(self.disks.keys())
             .filter(|name| named(name));
-        // So does the report.
+        // The report must agree.
         let reported = cluster
             .voters()
             .all(|(_, member)| self.reported_voters.contains(&member.name))
@@ -302,7 +301,7 @@ impl World {
         any && all
     }
 
-    /// A configuration as a member knows it, whether it is still true or not.
+    /// A configuration as a member knows it, current or not.
     pub(crate) fn local_list(&self, token: &str, via: &[String]) -> Option<Members> {
         let cluster = self.clusters.get(token)?;
         via.iter().rev().find_map(|name| {

@@ -1,6 +1,6 @@
-//! Members that vanish from etcd's list without the operator's doing, in rounds of their own: someone removes them with
-//! etcd's own tool, one after the other, or starts one member with `--force-new-cluster`. Their volumes are evidence
-//! (invariant 25).
+//! Members that vanish from etcd's list without the operator, in rounds of their own: a person removes them with
+//! etcdctl, one after the other, or starts one member with `--force-new-cluster`. Their volumes are evidence (invariant
+//! 25).
 
 use std::collections::BTreeMap;
 
@@ -14,20 +14,19 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// A member that someone else removed, and whose volume is there.
+/// A member that another party removed, and whose volume exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vanished {
-    /// When.
     since: u64,
-    /// Together with others that were a majority.
+    /// It vanished together with others that were a majority.
     majority: bool,
 }
 
-/// The members that someone else removed, by name.
+/// The members that another party removed, by name.
 pub(crate) type AllVanished = BTreeMap<String, Vanished>;
 
 impl World {
-    /// Remembers whose volumes may not be deleted yet. `removed`: the members that vanished in this moment.
+    /// Records whose volumes may not be deleted yet. `removed`: the members that vanished at this time.
     pub(crate) fn note_vanished(&mut self, removed: &[String], voters_left: usize) {
         for name in removed {
             let disk = self.disks.get(name);
@@ -51,7 +50,7 @@ impl World {
         }
     }
 
-    /// A volume that is deleted or lost by others cannot be counted any more: what is left may be a minority.
+    /// A volume that others deleted or lost no longer counts: the remaining ones may be a minority.
     pub(crate) fn forget_deleted_evidence(&mut self) {
         let all = self.memory.vanished.len();
         let disks = &self.disks;
@@ -93,7 +92,7 @@ impl World {
         );
     }
 
-    /// Invariant 25, before a pod is made.
+    /// Invariant 25, before a pod is created.
     pub(crate) fn judge_start_on_evidence(&mut self, start: &Start) {
         let disk = self.disks.get(&start.member);
         let noted = disk.and_then(|disk| disk.removal);
@@ -109,8 +108,8 @@ impl World {
         );
     }
 
-    /// One member is started with `--force-new-cluster`: it goes on alone with what it has, and the others hear from it
-    /// that they were removed.
+    /// One member is started with `--force-new-cluster`. It continues alone with its data, and informs the others of
+    /// their removal.
     pub(crate) fn force_new_cluster(&mut self, which: u8) {
         let recorded = self.intent.as_ref().filter(|_| self.cluster_id.is_some());
         let Some(token) = recorded.map(|intent| intent.token.clone()) else {
@@ -162,7 +161,7 @@ impl World {
             process.leads = Some(term);
         }
         cluster.running.retain(|id, _| *id == kept);
-        // Writes that this member alone lacks are lost: that is what the person has asked for.
+        // Writes that this member alone lacks are lost, as the person requested.
         if cluster
             .acknowledged
             .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))
@@ -179,7 +178,7 @@ impl World {
 }
 
 impl Mutation {
-    /// What the planner is told of removals.
+    /// Wrong input of the planner about removals.
     pub(crate) fn mistakes_a_removal(self, observed: &mut Observed) {
         let disks = observed.disks.values_mut();
         match self {
@@ -202,7 +201,7 @@ impl Mutation {
     }
 }
 
-/// The run a seed stands for: one of the others' on volumes, and then members vanish.
+/// The run of a seed: an ordinary run on volumes, after which members vanish.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed + 1, false);
     setup.durable = true;
@@ -233,17 +232,17 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// So many rounds are played.
+/// Number of rounds.
 const ROUNDS: usize = 20_000;
 
 /// Invariant 25.
 #[test]
-fn invariant_25_volumes_of_members_removed_by_others_are_kept() {
+fn invariant_25_keeps_volumes_of_externally_removed_members() {
     play_drawn(drawn, ROUNDS);
 }
 
 #[test]
-fn every_deliberate_mistake_about_removed_members_is_found() {
+fn model_finds_every_removed_member_mistake() {
     let mistakes = [
         Mutation::TakesEvidenceForLeftovers,
         Mutation::ForgetsTheMajority,

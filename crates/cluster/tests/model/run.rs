@@ -1,4 +1,4 @@
-//! A run: events happen to the world; operators look, plan and write.
+//! A run: events change the world; operators observe, plan and write.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::sent::{self, Plan};
 use crate::world::{Late, World, tell};
 use crate::write::{Answer, is_for_etcd};
 
-/// What an operator has read so far, and what it still means to write.
+/// The reads of an operator so far, and its remaining writes.
 #[derive(Default)]
 pub(crate) struct Second {
     services: Option<BTreeMap<String, Service>>,
@@ -25,9 +25,9 @@ pub(crate) struct Second {
     planned: Option<(Observed, Plan)>,
     chains: Vec<Vec<Write>>,
     marked: BTreeMap<String, u64>,
-    /// What there was when it looked.
+    /// The objects that existed when it read.
     seen: u64,
-    /// The object it looked at.
+    /// The object that it read.
     lives: u64,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Run {
     rounds: usize,
 }
 
-/// What goes wrong in a round.
+/// The fault of a round.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Fault {
     crash_after: Option<usize>,
@@ -50,11 +50,11 @@ pub(crate) struct Fault {
     slow_look: u8,
     /// Ticks between plan and act.
     slow_act: Option<u8>,
-    /// After how many writes the look is too old for another, and how many ticks later the marks are taken back.
+    /// Number of writes after which the observation is too old, and number of ticks until the marks are removed.
     too_old: Option<(usize, u8)>,
 }
 
-/// What became of one write.
+/// The result of one write.
 #[derive(PartialEq, Eq)]
 enum Sent {
     Done,
@@ -80,7 +80,7 @@ impl Run {
         self.rounds
     }
 
-    /// What went wrong, if anything did.
+    /// The first violation, if any.
     pub(crate) fn broken(&self) -> Option<&str> {
         self.world.memory.broken.as_deref()
     }
@@ -132,7 +132,7 @@ impl Run {
                     ..none
                 });
             }
-            // Half of those that are late become too old in the middle of the step.
+            // Half of the late rounds become too old in the middle of the step.
             Event::ActLate { ticks, after } => {
                 let too_old = after.checked_sub(128).map(|after| after % 16);
                 self.round(Fault {
@@ -149,7 +149,7 @@ impl Run {
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
-                // Reads that belong together take less time than a cluster to form and its status to be lost.
+                // Reads of one observation take less time than a cluster needs to form and lose its status.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
                 }
@@ -179,7 +179,7 @@ impl Run {
         self.ticks(fault.slow_look);
         let pods = self.world.read_pods();
         self.ticks(fault.slow_look);
-        // What belongs to an object that is gone is nobody's, and waited for.
+        // Children of a deleted object have no owner, and the operator waits for their deletion.
         if self.world.api_is_away() || self.world.lives != lives {
             return None;
         }
@@ -204,8 +204,8 @@ impl Run {
         Some(plan)
     }
 
-    /// Chains run beside each other: one write of each in turn, from another end each round. Returns whether the
-    /// process is still alive.
+    /// Chains run concurrently: one write of each in turn, from another end each round. Returns whether the process is
+    /// still alive.
     fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
         let mut chains = self.take_apart(plan);
         let turn = self.rounds % chains.len().max(1);
@@ -241,7 +241,7 @@ impl Run {
         true
     }
 
-    /// One write with what may go wrong with it.
+    /// One write with its possible faults.
     fn send(
         &mut self,
         write: &Write,
@@ -286,8 +286,8 @@ impl Run {
         sent
     }
 
-    /// As `act` does it: a mark is taken back after a refusal, and when the look is too old to go on; then it may take
-    /// some time, in which others lead.
+    /// Like `act`: a mark is removed after a rejection, and when the observation is too old to continue. Then it may
+    /// take some time, in which another process may be leader.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -311,7 +311,7 @@ impl Run {
         });
     }
 
-    /// Invariant 11: the change is made only to the list it was planned from.
+    /// Invariant 11: the change is sent only to the member list from which it was planned.
     fn is_still_true(&self, write: &Write, plan: &Plan) -> bool {
         let change = plan
             .step
@@ -418,7 +418,7 @@ impl Run {
         }
     }
 
-    /// The part of the status that is read back.
+    /// The part of the status that later observations read.
     fn report(&mut self, observed: &Observed) {
         let since = self.world.recovery.unavailable_since;
         let unavailable = observed.members.known().is_none()
@@ -434,7 +434,7 @@ impl Run {
         }
     }
 
-    /// Its part of the second operator; what it read of an object that is gone is of no use.
+    /// One event of the second operator. Its reads of a deleted object are dropped.
     fn take_second(&mut self) -> Option<Second> {
         let second = self.second.take()?;
         let lives = self.world.lives;

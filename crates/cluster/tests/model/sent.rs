@@ -25,7 +25,7 @@ use member::{Members, MetadataPatch, ResourcesPatch};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// A plan in the form in which the model plays it.
+/// A plan in the form that the model plays.
 pub(crate) type Plan = plan::Plan<Write>;
 
 /// Reads the actions of a plan.
@@ -164,7 +164,7 @@ impl Reader<'_> {
                 over,
             },
             "before-record-cluster-id" => {
-                // A record is written whole.
+                // A record is written completely.
                 assert_eq!(self.observed.intent.as_ref(), Some(&intent));
                 let cluster_id = cluster_id.unwrap();
                 Write::RecordClusterId { cluster_id, over }
@@ -219,7 +219,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The name of a member of the list from which was planned.
+    /// The name of a member in the list from which the plan was made.
     fn name_of(&self, id: MemberId) -> String {
         let list = self.observed.members.known().unwrap();
         let member = list.members.iter().find(|member| member.id == id);
@@ -364,7 +364,7 @@ fn labelled(patch: &Patch) -> Label {
     }
 }
 
-/// Invariant 11: no patch is sent without one.
+/// Invariant 11: every patch has a precondition.
 fn precondition(patch: &Patch, key: &str) -> String {
     text(&patch.body["metadata"][key]).unwrap_or_else(|| panic!("no {key}: {patch:?}"))
 }

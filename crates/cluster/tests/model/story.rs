@@ -1,4 +1,4 @@
-//! Seeds are played, one after the other and beside each other; one that fails becomes a story.
+//! Plays seeds one after the other and concurrently; a failing seed becomes a story.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,17 +8,17 @@ use crate::event::{Event, draw};
 use crate::mutation::Mutation;
 use crate::run::{Run, Setup};
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
     pub(crate) rounds: usize,
     pub(crate) broken: Option<String>,
-    /// How many events it took to break.
+    /// Number of events until the failure.
     events: usize,
     pub(crate) story: Vec<String>,
 }
 
-/// Plays events, and then lets the faults stop.
+/// Plays events, and then stops the faults.
 pub(crate) fn play(
     setup: &Setup,
     events: &[Event],
@@ -60,13 +60,13 @@ pub(crate) fn play_seed(seed: u64, two: bool, mutation: Option<Mutation>) -> Pla
     play(&setup, &events, mutation, false)
 }
 
-/// Plays seeds from 0 on until a mutation is found: which seed found it, after how many rounds of all, and what it broke.
+/// Plays seeds from 0 on until a mutation is found. Returns the seed, the total number of rounds, and the violation.
 pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, String)> {
     let mut played = 0;
     for seed in 0.. {
         let run = play_seed(seed, mutation.needs_two(), Some(mutation));
         played += run.rounds;
-        // Not to converge is one way to be found; something worse is a better one.
+        // A run that does not converge finds a mistake; a worse violation is a better proof.
         if let Some(broken) = run
             .broken
             .filter(|broken| !["does not", "a lost"].contains(&kind(broken)))
@@ -80,7 +80,7 @@ pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, Str
     None
 }
 
-/// A seed that fails, told.
+/// The story of a failing seed.
 pub(crate) struct Failure {
     seed: u64,
     setup: Setup,
@@ -88,7 +88,7 @@ pub(crate) struct Failure {
     story: Vec<String>,
 }
 
-/// Plays seeds from `first` on until there were so many rounds; what was counted, or the first that fails.
+/// Plays seeds from `first` on for this number of rounds. Returns the counts, or the first failure.
 pub(crate) fn explore(first: u64, two: bool, rounds: usize) -> Result<(u64, usize), Box<Failure>> {
     let (next, count, failed) = (
         AtomicU64::new(first),
@@ -120,7 +120,7 @@ pub(crate) fn explore(first: u64, two: bool, rounds: usize) -> Result<(u64, usiz
     }
 }
 
-/// Shrinks a seed that fails, and tells what is left of it. Of one that does not fail everything is told.
+/// Shrinks a failing seed and prints the rest. Prints a passing seed completely.
 pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure {
     let (setup, mut events) = draw(seed, two);
     let first = play(&setup, &events, mutation, false);
@@ -141,7 +141,7 @@ pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure 
     }
 }
 
-/// Leaves out events, in halves, quarters and so on, as long as it fails the same way.
+/// Omits events, in halves, quarters and so on, as long as the run fails the same way.
 fn shrink(
     setup: &Setup,
     mut events: Vec<Event>,
@@ -173,7 +173,7 @@ fn shrink(
     }
 }
 
-/// The same way: the same invariant, the same first words.
+/// The kind of a failure: its first words, with the invariant.
 pub(crate) fn kind(broken: &str) -> &str {
     let words = broken
         .match_indices(' ')
@@ -182,10 +182,10 @@ pub(crate) fn kind(broken: &str) -> &str {
     broken[..words].trim_end_matches(':')
 }
 
-/// How rounds of one subject are made from a seed.
+/// Generates rounds of one subject from a seed.
 pub(crate) type Draw = fn(u64) -> (Setup, Vec<Event>);
 
-/// Rounds of one subject, from seed to seed, until so many were played: the first that breaks something is told.
+/// Plays rounds of one subject, seed by seed, up to this number. Prints the first failure.
 pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
     let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
@@ -201,7 +201,7 @@ pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     }
 }
 
-/// Each of these mistakes is found in rounds of its subject, before more than so many were played.
+/// Checks that rounds of the subject find each of these mistakes within this number.
 pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
     for mutation in mistakes {
         let (mut played, mut found) = (0, None);
@@ -210,7 +210,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
             let run = play(&setup, &events, Some(*mutation), false);
             played += run.rounds;
             let broken = run.broken.as_deref();
-            // Not to converge is one way to be found; something worse is a better one.
+            // A run that does not converge finds a mistake; a worse violation is a better proof.
             let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
             if let Some(broken) = worse {
                 println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
@@ -252,7 +252,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Rounds in which nothing new happens are one line.
+/// Condenses rounds without news into one line.
 fn condensed(story: &[String]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut same: Option<(&str, &str)> = None;
@@ -274,7 +274,7 @@ fn condensed(story: &[String]) -> Vec<String> {
     lines
 }
 
-/// Member names as people say them: `a`, `b`, and `a1` when the letters have been used.
+/// Short member names: `a`, `b`, and `a1` after the last letter.
 fn short(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line;

@@ -1,11 +1,12 @@
-//! TLS switched on and off while members run: how each member listens, where etcd's list has it dialled, who can dial
-//! it there, and what clients speak. Runs of their own play it (`Setup::tls`), since a switch takes many rounds.
+//! TLS enabled and disabled while members run: the listeners of each member, its peer URLs in etcd's list, the members
+//! that can dial it there, and the clients' protocol. Runs of their own play it (`Setup::tls`), because a TLS change
+//! takes many rounds.
 //!
-//! Members that can dial each other in neither direction are cut off from each other, as by a partition: etcd sends
-//! over a stream that either side has opened (`pick` in its `server/etcdserver/api/rafthttp/peer.go`).
+//! Members that can dial each other in neither direction are partitioned: etcd sends over a stream that either side has
+//! opened (`pick` in its `server/etcdserver/api/rafthttp/peer.go`).
 //!
-//! The user follows docs/tls.md: clients are changed when every member takes both, and nothing is taken away from them
-//! before. A leap is tried, too, which the operator has to refuse.
+//! The user follows docs/tls.md: clients change when every member accepts both protocols, and keep their protocol until
+//! then. A user also tries to change in one step, which the operator must refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -21,7 +22,7 @@ use crate::others::{Begun, is_elsewhere};
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
-/// What users ask for.
+/// The policies that users set.
 const POLICIES: [&str; 7] = [
     "null",
     r#"{"static":{"member":{"peerSecret":"p"}}}"#,
@@ -32,7 +33,7 @@ const POLICIES: [&str; 7] = [
     r#"{"generated":{"client":false}}"#,
 ];
 
-/// Where members are dialled that nobody has told of TLS.
+/// The peer listener of members without TLS.
 pub(crate) const PLAIN: PeerListener = (false, 2380);
 
 fn policy(which: u8) -> Option<TlsPolicy> {
@@ -42,27 +43,27 @@ fn policy(which: u8) -> Option<TlsPolicy> {
     all[usize::from(which) % all.len()].clone()
 }
 
-/// What an operator knew when it planned what it sends.
+/// The sender's knowledge when it planned its writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sender {
-    /// What members are started with.
+    /// The TLS settings with which members start.
     pub(crate) at: Option<TlsPolicy>,
-    /// Where members are dialled, as etcd listed them.
+    /// The members' peer URLs in etcd's list.
     urls: BTreeMap<String, PeerListener>,
-    /// What it notes on a pod about authorities.
+    /// The annotations about CAs that it sets on a pod.
     pub(crate) noted: Noted,
 }
 
-/// How a pod's etcd was told to talk.
+/// How a pod's etcd communicates according to its flags.
 #[derive(Clone, Debug)]
 struct Made {
     policy: Option<TlsPolicy>,
     way: Way,
-    /// The peer URLs in its `--initial-cluster`, where it joins.
+    /// The peer URLs in its `--initial-cluster`, if it joins.
     told: BTreeMap<String, PeerListener>,
 }
 
-/// What there is of TLS.
+/// The state of TLS.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Switch {
     /// `spec.TLS`.
@@ -73,12 +74,12 @@ pub(crate) struct Switch {
     made: BTreeMap<u64, Made>,
     /// Whether a member's Service has the second port, by its UID.
     second_port: BTreeSet<u64>,
-    /// The status was lost in the middle of a switch, and all pods before it was recorded again: nothing tells any more
-    /// how members talked. Out of this operator's reach, and of this model's.
+    /// The status was lost during a TLS change, and all pods were lost before it was recorded again: no object shows
+    /// how members communicated. Neither this operator nor this model covers that.
     pub(crate) untold: bool,
-    /// Whose certificates clients have and trust; `None`: they speak plain text.
+    /// The issuer of the certificates that clients have and trust; `None`: they use plain text.
     clients: Option<Maker>,
-    /// Whoever writes now.
+    /// The current sender.
     pub(crate) sender: Sender,
 }
 
@@ -99,7 +100,7 @@ impl Switch {
     }
 }
 
-/// What a run with TLS begins with.
+/// The first policy of a run with TLS.
 pub(crate) fn first(drawn: u8, begun: Begun) -> u8 {
     if begun == Begun::Here { drawn } else { 0 }
 }
@@ -117,7 +118,7 @@ pub(crate) fn listener(url: &str) -> Option<PeerListener> {
     Some((scheme == "https", port.parse().ok()?))
 }
 
-/// Whether a member that talks like this takes what a client speaks.
+/// Whether a member with these settings accepts a client's protocol.
 fn takes(way: Way, client: Option<Maker>) -> bool {
     match client {
         None => way.clients != Clients::Tls,
@@ -141,9 +142,9 @@ impl World {
         self.pods.get(name).map(|pod| self.made_with(pod.uid))
     }
 
-    // ---- what is written ----
+    // ---- writes ----
 
-    /// An operator goes on with what it has planned.
+    /// An operator continues its plan.
     pub(crate) fn send_as(&mut self, observed: &Observed) {
         if self.plays_authorities() {
             let certificates = &observed.certificates;
@@ -171,12 +172,12 @@ impl World {
         };
     }
 
-    /// Where whoever writes now has a new member dialled.
+    /// The peer listener that the current sender gives a new member.
     pub(crate) fn usual(&self) -> PeerListener {
         peers_of(self.switch.sender.at.as_ref()).usual()
     }
 
-    /// Where the peers of a pod are dialled that is made for a cluster to come.
+    /// The peer listener of a pod that is created for a future cluster.
     pub(crate) fn usual_of(&self, name: &str) -> PeerListener {
         let way = self.way(name);
         way.map_or(PLAIN, |way| way.peers.usual())
@@ -219,9 +220,9 @@ impl World {
         Answer::Done(None)
     }
 
-    // ---- who reaches whom ----
+    // ---- connections ----
 
-    /// Whether one member, as it was told, can dial another there.
+    /// Whether one member, according to its flags, can dial another there.
     fn dials(&self, from: Way, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;
@@ -234,7 +235,7 @@ impl World {
         way.peers.listeners().contains(&(tls, port)) && trusts && leads_there
     }
 
-    /// A pod that joins finds the other one where it was told to.
+    /// Whether a joining pod finds the other member at the URL in its flags.
     pub(crate) fn finds(&self, name: &str, peer: &str) -> bool {
         if !self.plays_tls() {
             return true;
@@ -247,7 +248,7 @@ impl World {
         self.dials(self.made_with(pod.uid), peer, told.unwrap_or(PLAIN))
     }
 
-    /// etcd compares the peer URLs it was told with those of the list, once.
+    /// etcd compares the peer URLs in its flags with those in the list, once.
     pub(crate) fn was_told(&self, name: &str, config: &Config) -> bool {
         let made = self.pods.get(name);
         let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {
@@ -257,7 +258,7 @@ impl World {
         all.all(|one| made.told.get(&one.name) == Some(&one.dialled))
     }
 
-    /// Takes groups apart in which some can dial nobody of the others. `all`: member, group, and the configuration it
+    /// Splits groups in which some members can dial no other one. `all`: member, group, and the configuration that it
     /// knows.
     pub(crate) fn take_apart(
         &mut self,
@@ -317,9 +318,9 @@ impl World {
         from.is_some_and(|from| self.dials(from, name, member.dialled))
     }
 
-    // ---- what an operator sees ----
+    // ---- the operator's view ----
 
-    /// Where the cluster stands, as the operator makes it of status and pods.
+    /// The progress of the TLS change, as the operator reads it from status and pods.
     pub(crate) fn see_switch(&self, observed: &mut Observed) {
         if !self.plays_tls() {
             return;
@@ -367,9 +368,9 @@ impl World {
         observed.tls_rollout = Some(rollout);
     }
 
-    // ---- what the user does ----
+    // ---- the user ----
 
-    /// The recorded way, when all members talk like that, serve, and it is what the user asked for.
+    /// The recorded settings, if all members use them and serve, and the user requested them.
     fn ready(&self) -> Option<Way> {
         let record = self.switch.record.as_ref()?;
         let way = Way::of(record.policy().as_ref());
@@ -384,7 +385,7 @@ impl World {
         (settled && all.values().all(serves)).then_some(way)
     }
 
-    /// The user wants another TLS, as the documentation says, or by a leap it forbids.
+    /// The user sets another TLS policy, by the documentation or in one forbidden step.
     pub(crate) fn switch_tls(&mut self, which: u8) {
         let unrecorded = self.switch.record.is_none();
         if !self.plays_tls() || self.cluster_id.is_none() || unrecorded || self.deleting {
@@ -414,7 +415,7 @@ impl World {
         tell!(self, "the user wants that members {}", target.words());
     }
 
-    /// Whoever has asked for a leap takes it back.
+    /// A user who requested a forbidden step reverts it.
     pub(crate) fn give_in(&mut self) {
         let at = self.switch.record.as_ref().and_then(TlsStatus::policy);
         let recorded = self.switch.record.is_some();
@@ -427,14 +428,15 @@ impl World {
         }
     }
 
-    /// The object is there anew: so are its clients.
+    /// The object is created again, and so are its clients.
     pub(crate) fn begin_tls_anew(&mut self) {
         let way = Way::of(self.switch.wanted.as_ref());
         self.switch.record = None;
         self.switch.clients = way.maker.filter(|_| way.clients == Clients::Tls);
     }
 
-    /// Somebody makes the object anew without its status: in the middle of a switch only while pods tell.
+    /// Whether a user may recreate the object without its status: during a TLS change only while pods show the
+    /// settings.
     pub(crate) fn tls_can_be_told(&self) -> bool {
         let settled = || self.switch.record.is_none() || self.ready().is_some();
         !self.plays_tls() || settled() || !self.wishes.hibernate && self.pods_tell()
@@ -470,9 +472,9 @@ impl World {
             })
     }
 
-    // ---- what may not happen ----
+    // ---- forbidden changes ----
 
-    /// Invariant 23: the switch itself takes no quorum apart.
+    /// Invariant 23: the TLS change itself splits no quorum.
     fn judge_parts(
         &mut self,
         cluster: &Cluster,
@@ -507,8 +509,8 @@ impl World {
         );
     }
 
-    /// Invariant 23: what members are started with next is beside what they are started with, all of them serve like
-    /// that, and are dialled where they would go on listening.
+    /// Invariant 23: the next stage is adjacent to the current one, all members serve with the current one, and their
+    /// peer URLs remain valid after the change.
     fn judge_record(&mut self, record: &TlsStatus) {
         let Some(cluster) = self.recorded().cloned() else {
             return;
@@ -553,8 +555,8 @@ impl World {
         }
     }
 
-    /// Invariant 23: every member is dialled where it listens, by members that can. And no client that follows the
-    /// documented order meets a member that does not take what it speaks (invariant 20).
+    /// Invariant 23: every member has a peer URL on which it listens, and which the others can dial. Invariant 20: a
+    /// client that follows the documented order meets no member that rejects its protocol.
     pub(crate) fn judge_switch(&mut self) {
         if !self.plays_tls() {
             return;

@@ -27,7 +27,7 @@ impl World {
         self.remember();
     }
 
-    /// Writes whose answer nobody waits for any more.
+    /// Delivers late writes whose sender no longer waits for the answer.
     fn deliver(&mut self) {
         let now = self.now;
         let all = std::mem::take(&mut self.late).into_iter();
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// Silent nodes are noticed, and their pods are evicted: a deletion is asked for and nobody confirms it.
+    /// Silent nodes are noticed, and their pods are evicted: they are deleted, and no kubelet confirms it.
     fn move_nodes(&mut self) {
         let now = self.now;
         for node in &mut self.nodes {
@@ -75,7 +75,7 @@ impl World {
                 continue;
             };
             if ready[node] {
-                // A deletion that nobody confirms tells as well.
+                // An unconfirmed deletion also shows a lost node.
                 let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
                 pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
                 continue;
@@ -96,7 +96,7 @@ impl World {
             let power = pod.node.map_or(Power::On, |node| nodes[node].power);
             match power {
                 Power::On => pod.ends_in = pod.ends_in.map(|ticks| ticks.saturating_sub(1)),
-                // Without its Node object a pod is collected.
+                // Pods without a Node object are collected.
                 Power::Gone => pod.ends_in = Some(0),
                 Power::Off | Power::Cut => {}
             }
@@ -107,7 +107,7 @@ impl World {
             .retain(|name, disk| !disk.terminating || pods.contains_key(name));
     }
 
-    /// The scheduler, the kubelet, and what etcd does at its start.
+    /// The scheduler, the kubelet, and the start of etcd.
     fn run_pod(&mut self, name: &str) {
         let pod = &self.pods[name];
         let off = matches!(self.power(pod), Power::Off | Power::Gone);
@@ -121,7 +121,7 @@ impl World {
         if !self.pods[name].running && self.has_lost_its_volume(name) {
             return;
         }
-        // A container whose certificates are not there is not made.
+        // A container without its certificates is not created.
         if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
             return;
         }
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// The node that has the fewest pods; a local volume has its own.
+    /// The node with the fewest pods; a local volume has its own node.
     fn schedule(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let bound = self.disks.get(name);
@@ -206,7 +206,7 @@ impl World {
         true
     }
 
-    /// The container comes up and stays up, or how it ends.
+    /// The container starts and stays up, or how it exits.
     fn start_etcd(&mut self, name: &str) -> Option<End> {
         if self.faults.crashing.contains(name) {
             return Some(End::Failed);
@@ -233,7 +233,7 @@ impl World {
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),
-            // It is told of nobody but itself, and finds nobody to ask.
+            // Its list names only itself, and it finds no member to call.
             State::OnDisk | State::FromSurvivor => None,
         };
         let Some((member, config)) = found else {
@@ -255,8 +255,8 @@ impl World {
         }
     }
 
-    /// Static discovery: the cluster is made of the token and the first members. A member that another one knows
-    /// to have been started is refused (`isMemberBootstrapped`).
+    /// Static discovery: token and first members define the cluster. A member that another one knows as started is
+    /// rejected (`isMemberBootstrapped`).
     fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
         if !self.clusters.contains_key(&start.token) {
             let id = self.next() + 0xc000;
@@ -287,7 +287,7 @@ impl World {
         own.filter(|_| !known).map(|(id, _)| (*id, 0))
     }
 
-    /// The first of the others that answers tells its list; `--initial-cluster` is compared with it, as etcd does.
+    /// The first other member that answers returns its list; `--initial-cluster` is compared with it, as etcd does.
     fn joining_member(&self, start: &Start) -> Option<(u64, usize)> {
         let config = self.remote_config(start)?;
         let members = &self.clusters[&start.token].configs[config];
@@ -302,10 +302,10 @@ impl World {
         own.filter(|_| same).map(|(id, _)| (*id, config))
     }
 
-    /// What the first peer that answers knows; not linearizable, as in etcd.
+    /// The configuration of the first peer that answers; not linearizable, as in etcd.
     fn remote_config(&self, start: &Start) -> Option<usize> {
         let cluster = self.clusters.get(&start.token)?;
-        // Its own Service keeps others from it; it finds them all the same.
+        // Others do not reach it through its own Service, but it reaches them.
         let group = self.group_it_dials(&start.member);
         let answers = |name: &&String| {
             let found = cluster
@@ -348,7 +348,7 @@ impl World {
         self.clusters.insert(token.to_owned(), cluster);
     }
 
-    /// Which processes run, and who reaches whom.
+    /// Computes which processes run and which of them reach each other.
     fn connect(&mut self, token: &str, cluster: &mut Cluster) {
         let mut before = std::mem::take(&mut cluster.running);
         let apart = self.groups(token, cluster);
@@ -377,7 +377,7 @@ impl World {
         }
     }
 
-    /// Who reaches whom by the way members talk, where that is played.
+    /// Computes connections from the members' TLS settings, in runs with TLS changes.
     fn groups(&mut self, token: &str, cluster: &Cluster) -> BTreeMap<u64, usize> {
         if !self.plays_tls() && !self.plays_authorities() {
             return BTreeMap::new();
@@ -392,7 +392,7 @@ impl World {
         self.take_apart(cluster, &all)
     }
 
-    /// All data of a cluster that a process uses at the moment.
+    /// All data of a cluster that a process uses now.
     pub(crate) fn logs(&mut self, token: &str) -> Logs<'_> {
         let mut logs = Logs::new();
         let mut disks = self.disks.iter_mut().peekable();
@@ -419,15 +419,15 @@ impl World {
         slow.map(|(id, _)| *id).collect()
     }
 
-    /// The client Service has endpoints of this cluster: a client writes through it. A pod that is being deleted is
-    /// none.
+    /// The client Service has endpoints of this cluster, so a client writes through it. A pod being deleted is no
+    /// endpoint.
     fn client_reaches(&self, token: &str) -> bool {
         let serves = |pod: &WorldPod| {
             let open = self.now >= pod.serves_from;
             open && pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token
         };
         let selected = self.client_token.as_deref() == Some(token);
-        // One that is not as it was made is that of the old operator.
+        // A drifted Service is that of the old operator.
         let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);
         selected && open && self.pods.values().any(serves) || self.clients_elsewhere(token)
     }

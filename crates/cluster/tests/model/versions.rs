@@ -1,8 +1,8 @@
-//! Versions of etcd: what pods are made of, what runs, what a cluster speaks, and what the user wants of all that.
+//! Versions of etcd: those of pods and running processes, the cluster's version, and the version in the spec.
 //!
-//! The cluster's version is raised when every member runs a later minor release, and lowered by a downgrade; a member
-//! of an older release than it does not start (`MustDetectDowngrade` in etcd), one of a later release than the next
-//! was never meant to.
+//! The cluster's version rises when every member runs a later minor release, and falls by a downgrade. A member of an
+//! older release than the cluster's version does not start (`MustDetectDowngrade` in etcd). A member that is more than
+//! one release newer is never intended.
 
 use std::collections::BTreeMap;
 
@@ -20,20 +20,20 @@ use crate::write::Answer;
 
 type Minor = (u64, u64);
 
-/// What users ask for; there is no image of the last.
+/// The versions that users set; the last has no image.
 const VERSIONS: [&str; 7] = [
     "3.4.40", "3.5.25", "3.5.35", "3.6.9", "3.6.16", "3.7.3", "3.6.999",
 ];
 const MISSING: &str = "3.6.999";
 
-/// What there is of versions.
+/// The state of versions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
-    /// `spec.version`; what the run began with when nobody has changed it.
+    /// `spec.version`; `None` if it is still the first version of the run.
     wanted: Option<&'static str>,
-    /// By the pods' UIDs; a pod that is not here is as it was made.
+    /// By the pods' UIDs; a pod without an entry is unchanged.
     pods: BTreeMap<u64, Image>,
-    /// What is noted on claims, by their UIDs.
+    /// The recorded versions on PVCs, by their UIDs.
     disks: BTreeMap<u64, String>,
     /// By the clusters' tokens.
     spoken: BTreeMap<String, Spoken>,
@@ -43,16 +43,16 @@ pub(crate) struct Versions {
 #[derive(Clone, Debug)]
 struct Image {
     version: String,
-    /// What its process is, while there is one.
+    /// The version of its process, while one runs.
     runs: Option<String>,
     changed: Option<Changed>,
 }
 
-/// What a cluster has agreed upon.
+/// The versions of a cluster.
 #[derive(Clone, Debug)]
 struct Spoken {
     version: Minor,
-    /// Of what lies on the disks.
+    /// The storage version of the disks.
     stored: Minor,
     downgrade: Option<Minor>,
 }
@@ -70,7 +70,7 @@ impl World {
         self.versions.wanted.unwrap_or(self.setup.version)
     }
 
-    /// Before a cluster has formed its first members are made anew, which is another story.
+    /// Before a cluster has formed, a version change recreates its first members; other tests cover that.
     pub(crate) fn want_version(&mut self, which: u8) {
         if self.cluster_id.is_none() {
             return;
@@ -81,17 +81,18 @@ impl World {
         tell!(self, "the user wants etcd {wanted}");
     }
 
-    /// A person has seen what is wrong: the version that every member can run.
+    /// A person notices the problem and sets the version that every member can run.
     pub(crate) fn want_what_runs(&mut self) {
         let recorded = self.intent.as_ref().map(|intent| intent.token.clone());
         let spoken = recorded.as_ref();
         let spoken = spoken.and_then(|token| self.versions.spoken.get(token));
         let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
-            // One that begins anew begins with what there is.
+            // A new cluster starts with an available version.
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
-        // Where etcd has been let go back, nobody who waits for an image gets there: it is set to what that one ran.
+        // During an enabled downgrade, a member that waits for a missing image cannot continue: the spec is set to the
+        // version that it ran.
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
@@ -104,7 +105,7 @@ impl World {
         self.versions.wanted = all.rfind(fits);
     }
 
-    /// A new object asks for what there is.
+    /// A new object requests an available version.
     pub(crate) fn want_first_version(&mut self) {
         self.versions.wanted = None;
     }
@@ -124,7 +125,7 @@ impl World {
         self.versions.pods.entry(uid).or_insert(image)
     }
 
-    /// What the process of a member is.
+    /// The version of a member's process.
     fn runs(&self, name: &str) -> Option<String> {
         let pod = self.pods.get(name).filter(|pod| pod.running)?;
         self.image(pod).runs
@@ -132,7 +133,7 @@ impl World {
 
     // ---- the kubelet ----
 
-    /// Another image than the one that runs: the container is ended, and started again in place.
+    /// Another image than the running one: the container is stopped and restarted in place.
     pub(crate) fn ends_for_its_image(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let image = self.image(pod);
@@ -155,7 +156,7 @@ impl World {
         true
     }
 
-    /// There is nothing to start.
+    /// The image is missing, so nothing can start.
     pub(crate) fn has_no_image(&mut self, name: &str, hears: bool) -> bool {
         let pod = &self.pods[name];
         let waits = !pod.running && self.image(pod).version == MISSING;
@@ -167,7 +168,7 @@ impl World {
         waits
     }
 
-    /// Whether etcd refuses to start: its cluster speaks a later release.
+    /// Whether etcd refuses to start, because the cluster's version is later.
     pub(crate) fn is_too_old(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         if pod.running {
@@ -178,9 +179,8 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariant 18. What was sent before and comes late may hit what has changed since.
-        // And who runs a member elsewhere may start it again when it has been removed.
-        // One that was removed ends again, whatever it is.
+        // Invariant 18. A late write may meet a changed world. An external party may also restart a removed member. A
+        // removed member exits again, whatever its version.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
@@ -210,7 +210,7 @@ impl World {
 
     // ---- etcd ----
 
-    /// The leader looks at the members' versions.
+    /// The leader reads the members' versions.
     pub(crate) fn agree_on_a_version(&mut self, token: &str, cluster: &Cluster) {
         let members = cluster.members();
         let runs = members.values().map(|member| self.runs(&member.name));
@@ -250,7 +250,7 @@ impl World {
         Answer::Done(None)
     }
 
-    /// How many learners the members let in: as many as the one with the lowest limit.
+    /// The number of learners that the members accept: the lowest limit of all members.
     pub(crate) fn most_learners(&self) -> usize {
         let all = self.pods.keys().filter_map(|name| self.runs(name));
         let several = all.map(|runs| minor(&runs)).min() >= Some((3, 6));
@@ -308,7 +308,7 @@ impl World {
         self.versions.disks.insert(uid, version.to_owned());
     }
 
-    // ---- what an operator reads ----
+    // ---- reads of an operator ----
 
     pub(crate) fn show_image(&self, pod: &WorldPod, seen: &mut Pod) {
         let Image {
@@ -343,10 +343,10 @@ impl World {
         }
     }
 
-    // ---- what is judged ----
+    // ---- checks ----
 
-    /// Invariant 18: the plan ends at most one container that runs, the leader's only when nobody else could lead, and
-    /// while every other voter serves and runs what its pod says.
+    /// Invariant 18: the plan stops at most one running container, and only while every other voter serves with the
+    /// version of its pod. It stops the leader's only if no other member could lead.
     pub(crate) fn judge_roll(&mut self, plan: &Plan) {
         let Some(cluster) = self.recorded().cloned() else {
             return;
@@ -396,14 +396,14 @@ impl World {
         );
     }
 
-    /// Every member runs what is wanted.
+    /// Every member runs the desired version.
     pub(crate) fn runs_what_is_wanted(&self) -> bool {
         let wanted = self.wanted_version();
         let Some(cluster) = self.recorded() else {
             return false;
         };
         let mut names = cluster.members().values().map(|member| &member.name);
-        // Invariant 22: and nobody is left out of the client Service.
+        // Invariant 22: no member stays drained from the client Service.
         let is_out = |name: &String| {
             let pod = self.pods.get(name);
             pod.is_some_and(|pod| matches!(pod.role, Role::Busy { .. }))

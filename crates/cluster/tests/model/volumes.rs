@@ -1,5 +1,5 @@
-//! Volumes that are lost under pods which have them open, in rounds of their own: Kubernetes calls the claim `Lost`, and
-//! the pod goes on until it is restarted. Above all the volume of the seed of a recovery.
+//! Volumes that are lost while pods have them mounted, in rounds of their own: Kubernetes reports the PVC as `Lost`,
+//! and the pod continues until it restarts. Above all the volume of the seed of a recovery.
 
 use cluster::snapshot::Observed;
 use cluster::write::RecoveryRecord;
@@ -12,11 +12,11 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// Of these numbers the newest claim is chosen.
+/// From this number on, the newest PVC is chosen.
 const NEWEST: u8 = 128;
 
 impl World {
-    /// The volume of a claim is gone, and who has it open goes on.
+    /// The volume of a PVC is lost, and the pod that has it open continues.
     pub(crate) fn lose_volume(&mut self, which: u8) {
         let mut claims: Vec<(&u64, &String)> = self
             .disks
@@ -38,7 +38,7 @@ impl World {
         );
     }
 
-    /// What nobody has open any more is gone for good.
+    /// A lost volume that no pod has open is deleted.
     pub(crate) fn close_lost_volumes(&mut self) {
         let pods = &self.pods;
         let closed = |name: &String| pods.get(name).is_none_or(|pod| !pod.running);
@@ -49,13 +49,13 @@ impl World {
         }
     }
 
-    /// No container starts on a volume that is gone.
+    /// No container starts on a lost volume.
     pub(crate) fn has_lost_its_volume(&self, name: &str) -> bool {
         let durable = self.pods.get(name).is_some_and(|pod| pod.start.durable);
         durable && self.disks.get(name).is_some_and(|disk| disk.lost)
     }
 
-    /// The seed of a recovery that was given up, which goes on, and the survivor that gave it what it has, and answers.
+    /// The running seed of an abandoned recovery, and the answering survivor that gave it its data.
     pub(crate) fn seed_given_up(&self) -> Option<(String, String)> {
         let record = self.recovery.record.as_ref();
         let record = record.filter(|record| record.phase == RecoveryPhase::Cancelled)?;
@@ -72,7 +72,8 @@ impl World {
         (survives && goes_on).then(|| (record.member.clone(), survivor.clone()))
     }
 
-    /// Before a recovery is recorded over one that was given up: its seed does not go on beside another one.
+    /// Before a recovery is recorded over an abandoned one: the abandoned seed must not run concurrently with the new
+    /// one.
     pub(crate) fn judge_given_up(&mut self, next: &RecoveryRecord) {
         let begins = next.recovery.as_ref();
         let begins = begins.is_some_and(|next| next.phase == RecoveryPhase::InProgress);
@@ -88,7 +89,7 @@ impl World {
 }
 
 impl Mutation {
-    /// What the planner is told of volumes.
+    /// Wrong input of the planner about volumes.
     pub(crate) fn mistakes_a_volume(self, observed: &mut Observed) {
         match self {
             Self::TakesLostVolumesForThere => {
@@ -107,8 +108,8 @@ impl Mutation {
     }
 }
 
-/// The run a seed stands for: one of the others' on volumes, and then a majority is lost, a recovery approved, and
-/// volumes are lost under those that have them open.
+/// The run of a seed: an ordinary run on volumes. Then a majority is lost, a recovery is approved, and volumes are lost
+/// while pods have them open.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed, false);
     setup.durable = true;
@@ -135,16 +136,16 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// So many rounds are played.
+/// Number of rounds.
 const ROUNDS: usize = 40_000;
 
 #[test]
-fn volumes_lost_under_those_who_have_them_open_break_no_invariant() {
+fn losing_mounted_volumes_keeps_invariants() {
     play_drawn(drawn, ROUNDS);
 }
 
 #[test]
-fn every_deliberate_mistake_about_lost_volumes_is_found() {
+fn model_finds_every_lost_volume_mistake() {
     let mistakes = [
         Mutation::TakesLostVolumesForThere,
         Mutation::ForgetsGivenUpSeeds,

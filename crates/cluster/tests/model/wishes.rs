@@ -1,4 +1,4 @@
-//! What the user may wish at any moment, and what etcd may complain of: other settings of the pods, hibernation, full
+//! Requests that the user may make at any time, and alarms of etcd: other settings of the pods, hibernation, full
 //! databases, data that differs from the others'.
 
 use std::collections::BTreeMap;
@@ -18,34 +18,34 @@ use crate::owner::Volume;
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
-/// The quota of a database here.
+/// The database quota in the model.
 const QUOTA: i64 = 1000;
-/// The size of a database nobody fills.
+/// The size of a database without a fault.
 const SMALL: i64 = 100;
 
-/// What the user wishes, what is raised, and what is recorded of it.
+/// The user's requests, the raised alarms, and the records about them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
-    /// The settings of the pods by the spec: pods made for others have to be made anew.
+    /// The settings of the pods in the spec: pods with other settings must be recreated.
     pub(crate) settings: u8,
     /// `spec.hibernate`.
     pub(crate) hibernate: bool,
     /// `spec.paused`.
     pub(crate) paused: bool,
-    /// What volume claims are to ask for.
+    /// The properties that PVCs should request.
     pub(crate) volume: Volume,
-    /// The alarms that are raised, and in which cluster, by its token.
+    /// The raised alarms, and the token of their cluster.
     alarms: Vec<Alarm>,
     alarmed: String,
-    /// Size of the file and what is in use of it, by member; [`SMALL`] if nothing is said.
+    /// Size of the file and its part in use, by member; [`SMALL`] if absent.
     sizes: BTreeMap<String, (i64, i64)>,
     /// `status.defragmentation`.
     pub(crate) record: Option<DefragmentationStatus>,
-    /// The member that this process has told to defragment, and when that was recorded.
+    /// The member that this process called to defragment, and the time of the record.
     call: Option<(String, Timestamp)>,
 }
 
-/// What a full database asks for.
+/// The rule for full databases.
 pub(crate) fn rule() -> UpkeepRule {
     UpkeepRule {
         quota: QUOTA,
@@ -55,7 +55,7 @@ pub(crate) fn rule() -> UpkeepRule {
 }
 
 impl World {
-    /// Another wish, or a complaint.
+    /// Applies a request or an alarm.
     pub(crate) fn wish(&mut self, event: Event) {
         match event {
             Event::ChangeSettings => {
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// Clients have written until the quota was reached. While an alarm is raised they cannot.
+    /// Clients have written until the quota was reached. During an alarm they cannot write.
     fn fill(&mut self) {
         if !self.alarms().is_empty() {
             return;
@@ -94,7 +94,7 @@ impl World {
         tell!(self, "the databases are full");
     }
 
-    /// etcd has compared the members' data.
+    /// etcd compared the members' data.
     fn mistrust(&mut self, which: u8) {
         let Some(cluster) = self.recorded().filter(|all| all.serving().is_some()) else {
             return;
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// etcd takes no writes while an alarm is raised.
+    /// etcd accepts no writes during an alarm.
     pub(crate) fn is_alarmed(&self, token: &str) -> bool {
         self.wishes.alarmed == token && !self.wishes.alarms.is_empty()
     }
@@ -157,7 +157,7 @@ impl World {
         size.copied().unwrap_or((SMALL, SMALL))
     }
 
-    /// Nobody wishes anything more, and a person decides about members that etcd distrusts.
+    /// The user makes no further requests, and a person decides about members with CORRUPT alarms.
     pub(crate) fn be_content(&mut self) {
         (self.wishes.hibernate, self.wishes.paused) = (false, false);
         self.wishes
@@ -166,7 +166,7 @@ impl World {
         self.object_version += 1;
     }
 
-    /// Every wish is fulfilled.
+    /// Every request is fulfilled.
     pub(crate) fn is_content(&self) -> bool {
         let settings = self.wishes.settings;
         let over = |record: &DefragmentationStatus| record.completion_time.is_some();
@@ -176,7 +176,7 @@ impl World {
             && self.wishes.record.as_ref().is_none_or(over)
     }
 
-    /// What an operator sees of it.
+    /// The operator's view of it.
     pub(crate) fn see_wishes(&self, observed: &mut Observed) {
         for (name, pod) in &mut observed.pods {
             let differs = |pod: &WorldPod| pod.old || pod.settings != self.wishes.settings;
@@ -216,12 +216,12 @@ impl World {
         observed.upkeep.call = done.then_some(Call::Done);
     }
 
-    /// The process that knew of it is gone.
+    /// The process that knew of the call has ended.
     pub(crate) fn forget_call(&mut self) {
         self.wishes.call = None;
     }
 
-    /// The writes that fulfil them.
+    /// The writes that fulfill the requests.
     pub(crate) fn fulfil(&mut self, write: &Write) -> Answer {
         match write {
             Write::RecordDefragmentation { record, over } => {
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// One of those that are asked reaches a leader.
+    /// One of the called members reaches a leader.
     fn is_led(&self, via: &[String]) -> bool {
         let token = self.intent.as_ref().map(|intent| intent.token.clone());
         token.is_some_and(|token| {
@@ -276,9 +276,9 @@ impl World {
         })
     }
 
-    // ---- what may not happen ----
+    // ---- forbidden changes ----
 
-    /// Invariant 19: an alarm is taken back when its cause is gone.
+    /// Invariant 19: an alarm is disarmed after its cause is removed.
     fn judge_disarming(&mut self, alarm: Alarm) {
         let names = |world: &Self| -> Vec<String> {
             let all = world.recorded().into_iter().flat_map(Cluster::voters);
@@ -307,7 +307,7 @@ impl World {
         }
     }
 
-    /// Invariant 19: who is defragmented answers nobody, so every other voter has to.
+    /// Invariant 19: a member answers no call during its defragmentation, so every other voter must.
     fn judge_defragmentation(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.memory.fresh) else {
             return;
@@ -335,8 +335,8 @@ impl World {
         process.is_some_and(|process| process.leads.is_some())
     }
 
-    /// Invariant 18: whoever is restarted for other settings does no harm to the others. A cluster that is stopped
-    /// keeps its disks (invariant 9).
+    /// Invariant 18: a restart for other settings does not harm the other members. A stopped cluster keeps its disks
+    /// (invariant 9).
     pub(crate) fn judge_restart(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return;
@@ -344,7 +344,7 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // Who has no authority in common with the others is restarted without being asked.
+        // A member without a common CA with the others is restarted unconditionally.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()

@@ -23,7 +23,7 @@ use crate::switch::{Sender, Switch};
 use crate::versions::Versions;
 use crate::wishes::{Wishes, rule};
 
-/// A line of the story; made only while somebody listens.
+/// Adds a line to the story, only if the story is printed.
 macro_rules! tell {
     ($world:expr, $($text:tt)*) => {
         if $world.telling {
@@ -34,7 +34,7 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// A pod with the kubelet's part of it.
+/// A pod with the kubelet's state of it.
 #[expect(clippy::struct_excessive_bools)] // Each is a mark of its own, not a state.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldPod {
@@ -44,26 +44,26 @@ pub(crate) struct WorldPod {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) node: Option<usize>,
-    /// A deletion was asked for; the kubelet confirms it in so many ticks.
+    /// The pod is being deleted; the kubelet confirms it after this number of ticks.
     pub(crate) ends_in: Option<u8>,
     /// Its etcd runs.
     pub(crate) running: bool,
-    /// What the kubelet has reported: it reports nothing while its node is away.
+    /// The status that the kubelet reported. It reports nothing while its node is lost.
     pub(crate) shown: Shown,
-    /// From when on its etcd serves clients.
+    /// Time from which its etcd serves clients.
     pub(crate) serves_from: u64,
-    /// What an `emptyDir` holds.
+    /// The content of an `emptyDir`.
     pub(crate) data: Option<Data>,
     pub(crate) created: u64,
-    /// How many ticks its image and its volume still take.
+    /// Number of ticks that its image and its volume still need.
     pub(crate) starts_in: u8,
-    /// The settings it was made for.
+    /// The settings from which it was made.
     pub(crate) settings: u8,
-    /// Its kubelet was asked to look at it again.
+    /// The operator asked its kubelet to sync again.
     pub(crate) nudged: bool,
-    /// It ended for good; nothing starts it again.
+    /// It ended permanently and never restarts.
     pub(crate) ended: bool,
-    /// Another operator made it, or it is a machine somewhere else.
+    /// Another operator created it, or it is an external machine.
     pub(crate) old: bool,
     /// It carries the cluster's token.
     pub(crate) marked: bool,
@@ -76,22 +76,22 @@ pub(crate) struct Shown {
     pub(crate) running_since: Option<u64>,
     pub(crate) ready: bool,
     pub(crate) unready_since: u64,
-    /// Since when its node, or the node of its volume, has been away.
+    /// Time since which its node, or the node of its volume, has been lost.
     pub(crate) lost_since: Option<u64>,
     pub(crate) restarts: i32,
-    /// How its container ended last, and when.
+    /// The last exit of its container, with its time.
     pub(crate) ended: Option<(End, u64)>,
     pub(crate) failing: bool,
 }
 
-/// What the kubelet tells of the end of a container.
+/// The exit of a container as the kubelet reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// etcd's words about its data.
+    /// A message of etcd about its data.
     Data,
     /// Any other failure.
     Failed,
-    /// With its machine.
+    /// Stopped with its machine.
     Ended,
 }
 
@@ -104,15 +104,15 @@ pub(crate) struct WorldDisk {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) terminating: bool,
-    /// The claim is left, and its volume is gone.
+    /// The PVC exists, but its volume is lost.
     pub(crate) lost: bool,
-    /// The node it can be used on, where volumes are local.
+    /// The only node of the volume, if volumes are local.
     pub(crate) node: Option<usize>,
     pub(crate) data: Option<Data>,
     /// It carries the cluster's token.
     pub(crate) marked: bool,
     pub(crate) version: u64,
-    /// Who removed its member, as noted on the claim.
+    /// Who removed its member, as recorded on the PVC.
     pub(crate) removal: Option<Removal>,
     pub(crate) volume: Volume,
 }
@@ -130,22 +130,22 @@ pub(crate) struct WorldService {
     pub(crate) created: u64,
 }
 
-/// Where a node is.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
     On,
-    /// Its machine is off; what is on its disks stays.
+    /// Its machine is off; its disks keep their data.
     Off,
-    /// It runs what it runs, and nobody reaches it.
+    /// Its containers run, but it cannot be reached.
     Cut,
-    /// The machine and its Node object are gone for good.
+    /// The machine and its Node object are lost permanently.
     Gone,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct WorldNode {
     pub(crate) power: Power,
-    /// Since when it has not reported.
+    /// Time since which it has not reported.
     pub(crate) silent_since: Option<u64>,
 }
 
@@ -155,31 +155,31 @@ pub(crate) struct Late {
     pub(crate) arrives: u64,
     pub(crate) write: Write,
     pub(crate) via: Vec<String>,
-    /// What there was when it was planned.
+    /// The objects that existed when it was planned.
     pub(crate) seen: u64,
     pub(crate) sender: Sender,
 }
 
-/// What the faults have done that can be undone.
+/// The active faults that can be undone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
-    /// Members on another side of a partition, and which.
+    /// Members on another side of a partition, and the side.
     pub(crate) cut: BTreeMap<String, usize>,
-    /// Members the operators do not reach, though others do.
+    /// Members that the operators do not reach, though other members do.
     pub(crate) hidden: BTreeSet<String>,
-    /// Pods no node takes.
+    /// Pods that no node accepts.
     pub(crate) held: BTreeSet<String>,
-    /// Members that get no more of the log than a quorum needs.
+    /// Members that receive no more of the log than a quorum needs.
     pub(crate) lagging: BTreeSet<String>,
-    /// Members whose container ends again and again, for a reason outside their data.
+    /// Members whose container exits repeatedly, for a reason outside their data.
     pub(crate) crashing: BTreeSet<String>,
     /// etcd does not answer the operators.
     pub(crate) deaf: bool,
-    /// The members' certificates do not hold: nobody who starts finds them.
+    /// The members' certificates are invalid or missing: no starting member finds valid ones.
     pub(crate) member_secret: bool,
-    /// The operators' certificate does not hold.
+    /// The operators' certificate is invalid.
     pub(crate) operator_secret: bool,
-    /// Nobody reaches the API server until then.
+    /// The API server is unavailable until then.
     pub(crate) api_away: u64,
 }
 
@@ -208,13 +208,13 @@ pub(crate) struct World {
     pub(crate) versions: Versions,
     pub(crate) switch: Switch,
     pub(crate) pki: Pki,
-    /// The token of the cluster that somebody else began.
+    /// The token of the cluster that another party started.
     pub(crate) others: Option<String>,
     /// The members in the status as the old operator left it.
     pub(crate) named_before: BTreeSet<String>,
     /// The object is being deleted.
     pub(crate) deleting: bool,
-    /// How many objects of this name were deleted.
+    /// Number of deleted objects of this name.
     pub(crate) lives: u64,
     pub(crate) late: Vec<Late>,
     pub(crate) counter: u64,
@@ -224,7 +224,7 @@ pub(crate) struct World {
     pub(crate) story: Vec<String>,
 }
 
-/// The names that come next. A plan takes them in their order.
+/// The next names. A plan uses them in their order.
 pub(crate) struct UnusedNames {
     member: u64,
     token: u64,
@@ -245,13 +245,13 @@ impl Names for UnusedNames {
     }
 }
 
-/// The names of members in the order they are drawn: `db-a000000000`, `db-b000000000` and on.
+/// The names of members in their order: `db-a000000000`, `db-b000000000` and so on.
 pub(crate) fn member_name(at: u64) -> String {
     let letter = char::from(b'a' + u8::try_from(at % 26).unwrap());
     format!("db-{letter}{:09}", at / 26)
 }
 
-/// The number a name was drawn with.
+/// The number from which a name was made.
 pub(crate) fn place(name: &str) -> usize {
     let drawn = name.trim_start_matches("db-").trim_start_matches("vm-");
     let (letter, round) = drawn.split_at(1);
@@ -336,13 +336,13 @@ impl World {
         }
     }
 
-    /// Invariant 6: no other plan gets the names that one has used.
+    /// Invariant 6: no other plan gets the names that one plan has used.
     pub(crate) fn use_names(&mut self, names: &UnusedNames) {
         self.drawn += names.members_used.get();
         self.counter += names.tokens_used.get();
     }
 
-    /// Begins a bootstrap, whether it may begin or not.
+    /// Starts a bootstrap, allowed or not.
     pub(crate) fn begin(&mut self, desired: &Desired, observed: &Observed) -> Write {
         let token = format!("token-{}", self.next());
         let members = (0..desired.first).map(|_| self.member()).collect();
@@ -391,7 +391,7 @@ impl World {
         self.clusters.get(&self.intent.as_ref()?.token)
     }
 
-    /// The data of a member, wherever it is.
+    /// The data of a member, on a disk or in a pod.
     pub(crate) fn data(&self, name: &str) -> Option<&Data> {
         let on_claim = self.disks.get(name).and_then(|disk| disk.data.as_ref());
         on_claim.or_else(|| self.pods.get(name).and_then(|pod| pod.data.as_ref()))
@@ -408,7 +408,7 @@ impl World {
         self.now < self.faults.api_away
     }
 
-    /// The Kubernetes API knows the node to be well.
+    /// The Kubernetes API reports the node as ready.
     pub(crate) fn is_ready(&self, node: usize) -> bool {
         self.nodes[node].power != Power::Gone
             && self.nodes[node]
@@ -420,21 +420,21 @@ impl World {
         pod.node.map_or(Power::On, |node| self.nodes[node].power)
     }
 
-    /// Who reaches whom: the same number. 0 is where operators and clients are.
+    /// Members with the same number reach each other. 0 is the group of operators and clients.
     pub(crate) fn group(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
         let is_cut = self.nodes[node].power == Power::Cut;
         let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
-            // Nobody finds it, and it is alone.
+            // Without endpoints the member is alone.
             None if !is_cut && !has_address => 1000 + place(name),
             Some(service) if !is_cut && service.closed => 1000 + place(name),
             _ => self.group_it_dials(name),
         }
     }
 
-    /// Whom it reaches itself, whether it is found or not.
+    /// The group that the member itself reaches, with endpoints or without.
     pub(crate) fn group_it_dials(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
@@ -452,11 +452,11 @@ impl World {
     }
 }
 
-/// How many ticks after its last word a node is known not to be ready.
+/// Number of ticks after its last report until a node is known as not ready.
 pub(crate) const NOTICED: u64 = 3;
 
 impl fmt::Display for World {
-    /// A world in a few lines, for the end of a story.
+    /// The world in a few lines, for the end of a story.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             now,

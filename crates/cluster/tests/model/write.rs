@@ -1,4 +1,4 @@
-//! The API server and etcd taking one write.
+//! The API server and etcd process one write.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::etcd_model::Member;
 use crate::switch::listener;
 use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done(Option<u64>),
@@ -35,7 +35,7 @@ pub(crate) fn is_for_etcd(write: &Write) -> bool {
 }
 
 impl World {
-    /// Applies one write as the API server or etcd would; `via` are the members that are asked.
+    /// Applies one write as the API server or etcd would; `via` are the called members.
     pub(crate) fn write(&mut self, write: &Write, via: &[String]) -> Answer {
         if !is_for_etcd(write) && self.api_is_away() {
             return Answer::Failed;
@@ -81,7 +81,7 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // etcd's users, the NetworkPolicy and a container's resources are no part of this world.
+            // etcd's users, the NetworkPolicy and a container's resources are not part of the model.
             Write::Access(_) | Write::ResizePod { .. } => Answer::Done(None),
             Write::Certificate(write) => self.write_certificate(write),
             Write::RecordTls { record, over } => self.record_tls(record, over),
@@ -370,7 +370,7 @@ impl World {
         }
     }
 
-    /// `asked`: the member that was asked, its group, and the leader there.
+    /// `asked`: the called member, its group, and the leader there.
     fn ask(
         &mut self,
         token: &str,
@@ -388,7 +388,7 @@ impl World {
             Write::AddMember { member, .. } if config.values().any(|one| one.name == *member) => {
                 return Ok(());
             }
-            // Before 3.4 the request's wish for a learner is not understood.
+            // etcd before 3.4 ignores the learner flag of the request.
             Write::AddMember { member, learner } => {
                 let learner = *learner && learners;
                 let joined = Member {

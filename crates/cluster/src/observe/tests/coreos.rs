@@ -1,5 +1,5 @@
-//! Pods as coreos/etcd-operator v0.9.4 made them (`pkg/util/k8sutil/k8sutil.go` and `pod_util.go`), in every form it
-//! had: with its init container, on emptyDir and on a claim, with TLS; and what is done about them.
+//! Pods of coreos/etcd-operator v0.9.4 (`pkg/util/k8sutil/k8sutil.go` and `pod_util.go`) in every form: with its init
+//! container, on emptyDir and on a PVC, with TLS. The tests check how the operator reads and replaces them.
 
 use api::EtcdCluster;
 use etcd::KeyHash;
@@ -17,7 +17,7 @@ const LETTERS: [&str; 3] = ["a", "b", "c"];
 const NAMES: [&str; 3] = ["db-5zc2k9fz8t", "db-7xwq2m4n6b", "db-d8rk3h9v2s"];
 const VERSION: &str = "3.5.35";
 
-/// What a cluster of the old operator asked for.
+/// The settings of a cluster of the old operator.
 #[derive(Clone, Copy, Default)]
 struct Old {
     tls: bool,
@@ -47,7 +47,7 @@ fn cluster(old: Old) -> EtcdCluster {
     cluster
 }
 
-/// `number`: how many members there were before it.
+/// `number`: how many members were created before it.
 fn pod(old: Old, number: usize) -> Value {
     let name = NAMES[number];
     let scheme = if old.tls { "https" } else { "http" };
@@ -134,7 +134,7 @@ fn seen(old: Old, number: usize) -> crate::snapshot::Pod {
     pods::pod(&pod, &cluster(old).spec, true)
 }
 
-/// Found as the old operator left it.
+/// A cluster as the old operator left it.
 fn found(old: Old) -> Scene {
     let mut scene = Scene::formed(&LETTERS).version(VERSION);
     if old.claim {
@@ -142,7 +142,7 @@ fn found(old: Old) -> Scene {
     }
     scene.desired =
         crate::desired::desired(&Effective::as_written(cluster(old)), &Operators::default());
-    // The scene's volumes say nothing of their size.
+    // The scene's volumes have no size.
     scene.desired.claim = None;
     let observed = &mut scene.observed;
     (observed.intent, observed.cluster_id) = (None, None);
@@ -160,7 +160,7 @@ fn found(old: Old) -> Scene {
     scene
 }
 
-/// Recorded, marked, with Services for all, and the members' data compared.
+/// Recorded, annotated, with Services for all members, and after the comparison of the members' data.
 fn taken_over(old: Old) -> Scene {
     let mut scene = found(old);
     let recorded = scene.writes().into_iter().find_map(|write| match write {
@@ -210,7 +210,7 @@ fn every_form() -> [Old; 4] {
 }
 
 #[test]
-fn an_old_pod_is_read_for_what_it_is() {
+fn reads_old_operator_pod() {
     for old in every_form() {
         let (first, last) = (seen(old, 0), seen(old, 2));
         for pod in [&first, &last] {
@@ -229,7 +229,7 @@ fn an_old_pod_is_read_for_what_it_is() {
 }
 
 #[test]
-fn an_old_pod_that_waits_for_dns_is_named_with_the_image_that_is_missing() {
+fn old_pod_waiting_for_dns_names_missing_image() {
     let mut waits = pod(Old::default(), 0);
     waits["status"] = json!({ "phase": "Pending", "initContainerStatuses": [{ "name": "check-dns", "ready": false,
         "restartCount": 0, "image": "", "imageID": "",
@@ -246,7 +246,7 @@ fn an_old_pod_that_waits_for_dns_is_named_with_the_image_that_is_missing() {
 
 /// Invariant 7.
 #[test]
-fn every_form_is_recorded_under_its_own_id_and_never_bootstrapped_beside() {
+fn old_clusters_are_recorded_and_never_bootstrapped() {
     for old in every_form() {
         let scene = found(old);
         let records = |write: &Write| matches!(write, Write::RecordIntent { cluster_id, .. } if *cluster_id == Some(CLUSTER));
@@ -258,7 +258,7 @@ fn every_form_is_recorded_under_its_own_id_and_never_bootstrapped_beside() {
 
 /// Invariants 3 and 5.
 #[test]
-fn members_on_emptydir_are_followed_and_members_on_claims_keep_theirs() {
+fn replaces_emptydir_members_and_keeps_pvc_members() {
     for old in every_form() {
         let scene = taken_over(old).drained();
         let writes = scene.writes();
@@ -272,7 +272,7 @@ fn members_on_emptydir_are_followed_and_members_on_claims_keep_theirs() {
         let deletes_disks = |write: &Write| matches!(write, Write::DeleteDisk { .. });
         assert!(!writes.iter().any(deletes_disks), "{writes:?}");
         if old.claim {
-            // A follower; its claim is told the version it is started with again.
+            // A follower. Its PVC records the version with which it restarts.
             assert_eq!(deleted, ["b"], "{writes:?}");
             let notes = |write: &Write| {
                 matches!(write, Write::NoteVersion { member, version, .. }
@@ -294,9 +294,9 @@ fn members_on_emptydir_are_followed_and_members_on_claims_keep_theirs() {
     }
 }
 
-/// A pod of the old operator does not come back by itself: its claim is not given up for that.
+/// No controller recreates a pod of the old operator: its PVC is kept all the same.
 #[test]
-fn an_old_pod_that_ended_for_good_gets_a_new_one_on_its_claim() {
+fn failed_old_pod_is_recreated_on_its_pvc() {
     let old = Old {
         tls: true,
         claim: true,

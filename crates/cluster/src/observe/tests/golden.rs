@@ -69,7 +69,7 @@ fn cluster(spec: &Value) -> EtcdCluster {
     cluster
 }
 
-/// The pods of a first member, of one that joined, and of one that came back on its volume.
+/// The pods of a first member, of a joined member, and of a member that restarted on its volume.
 fn built(spec: &Value) -> Vec<Pod> {
     let cluster = cluster(spec);
     let id = CLUSTER.to_string();
@@ -125,7 +125,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
         &Effective::as_written(cluster.clone()),
         &Operators::default(),
     );
-    // The scene's volumes say nothing of their size.
+    // The scene's volumes have no size.
     scene.desired.claim = None;
     for (letter, pod) in LETTERS.into_iter().zip(made) {
         let mut seen = pods::pod(&runs(pod.clone()), &cluster.spec, true);
@@ -155,7 +155,7 @@ fn disturbs(scene: &Scene) -> Vec<Write> {
     all.filter(|write| !quiet(write)).collect()
 }
 
-/// A failure means that this build restarts the members of every cluster whose pods the build before has made.
+/// A failure means that this build restarts the members of every cluster whose pods the previous build created.
 #[test]
 fn members_in_golden_pods_are_not_restarted() {
     let golden = golden();
@@ -183,8 +183,8 @@ fn members_in_golden_pods_are_restarted_for_another_spec() {
     assert!(writes.iter().any(restarts), "{writes:?}");
 }
 
-/// A failure means that new members get another pod than the running ones have. If the change is intended, update the
-/// file, after the tests above have passed with the file as it was.
+/// A failure means that new members get different pods than running members have. If the change is intended, update the
+/// file after the tests above have passed with the old file.
 #[test]
 fn built_pods_match_golden_file() {
     let all = cases()
