@@ -1,5 +1,5 @@
-//! A seed made from the survivor of a lost quorum, against real servers: etcd gives a snapshot without a leader, and
-//! its own tool makes the first member of a new cluster of it.
+//! Seeds from the survivor of a lost quorum, against real servers: etcd sends a snapshot without a leader, and its own
+//! tool creates the first member of a new cluster from that snapshot.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ mod on_disk;
 use on_disk::{Member, tool};
 
 const KEYS: usize = 200;
-/// By how much the revision is raised where etcd can.
+/// The increase of the revision, for versions of etcd that support it.
 const BUMP: u64 = 1_000_000;
 
-/// One of three members is left and knows no leader.
+/// A cluster of three members, of which one is left without a leader.
 struct Loss {
     programs: Programs,
     members: Vec<EtcdProcess>,
@@ -124,7 +124,7 @@ async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
     let restored = prepare(&arguments).unwrap();
     let raised = old.revision + i64::try_from(bump.unwrap_or(0)).unwrap();
     assert_eq!(restored.revision, raised);
-    // A second start touches nothing.
+    // A second start changes nothing.
     assert_eq!(prepare(&arguments).unwrap(), restored);
 
     let mut member = Member::start(&loss.programs, &loss.volume.path().join("data"), &peer_url);
@@ -138,7 +138,7 @@ async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
         let key = format!("/key/{index:05}");
         assert_eq!(member.value(&key).await, Some(format!("value {index}")));
     }
-    // Nothing was asked of the survivor that changes it.
+    // The restore does not change the survivor.
     let after = leaderless(&loss.members[0].client_url).await;
     assert_eq!(
         (after.revision, after.cluster_id),
@@ -149,7 +149,8 @@ async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
     }
 }
 
-/// A watch that goes on from a revision the lost members may have given to another write is told to begin anew.
+/// Checks that etcd rejects a watch from a revision that the lost members may have used for another write. The client
+/// must start a new watch.
 async fn refuses_the_old_history(member: &Member, revision: i64) {
     let mut client = etcd_client::Client::connect([&member.client_url], None)
         .await

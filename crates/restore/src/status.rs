@@ -1,4 +1,4 @@
-//! What the EtcdRestore's status says after a reconcile. Pure; the clock is passed in.
+//! Computes the status and the Events of an EtcdRestore. Pure; the time is an argument.
 
 use api::EtcdRestore;
 use api::backup::Progress;
@@ -11,7 +11,8 @@ use crate::plan::{Action, Outlook, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
-/// The status after a plan and, if its step failed, that failure.
+/// The status after a plan. If the step has failed, the failure replaces the state of the plan, and nothing is
+/// recorded.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -43,8 +44,8 @@ pub fn compute(
     status
 }
 
-/// The status where it cannot be recorded what has to be, because the definition of EtcdRestores does not know it: what it
-/// was, and that, for people. Nothing goes on before it is recorded (invariant 10).
+/// The status if the CustomResourceDefinition lacks a field for a record: the current status with the problem. The
+/// restore does not continue without the record (invariant 10).
 pub fn of_an_outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,
@@ -65,7 +66,7 @@ pub fn of_an_outdated_definition(
     status
 }
 
-/// How far the seed has fetched the backup; what was said last stays when it says nothing.
+/// Sets the progress of the seed. Without an answer the last progress is kept.
 pub fn tell_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     if let Pod::Present(PodFacts {
@@ -176,7 +177,7 @@ fn phase(outlook: &Outlook, status: &EtcdRestoreStatus) -> RestorePhase {
     }
 }
 
-/// What the user is told in Events.
+/// The Events of this reconcile.
 pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
     let target = crate::naming::target(restore);
     let action = match &plan.action {
@@ -376,7 +377,7 @@ mod tests {
             ("True", "DefinitionOutdated")
         );
         assert!(told.reason.as_ref().is_some_and(|it| it.contains("older")));
-        // What stands in it stays, and nothing is added to it.
+        // All other fields are unchanged.
         let before = EtcdRestoreStatus {
             conditions: Vec::new(),
             reason: None,
@@ -442,7 +443,7 @@ mod tests {
             assert_eq!((told.reason, told.warning), (reason, is_bad));
             assert!(told.note.contains(says), "{told:?}");
         }
-        // Where no members are replaced nobody is told that they are.
+        // A restore into a new cluster reports no replacement of members.
         for action in [formed(), Action::Nothing, Action::Guard(true), Action::Join] {
             let plan = planned(action, working());
             assert!(notices(&fresh, &plan).is_empty(), "{plan:?}");
@@ -467,7 +468,7 @@ mod tests {
             let said = told(&restore, Action::Nothing, outlook);
             assert_eq!(said, [(true, reason, note())]);
         }
-        // Both, and the step first.
+        // The Event of the action comes before that of the state.
         let given_up = Action::Abandon(missing());
         let said = told(&restore, given_up, Outlook::Halted(missing()));
         let reasons: Vec<_> = said.iter().map(|(_, reason, _)| *reason).collect();

@@ -1,4 +1,4 @@
-//! etcd's own tool ends for a reason that is not the backup's.
+//! Failures of etcd's restore tool that the backup did not cause.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,7 +6,7 @@ use super::*;
 
 use restore::reason::Trouble;
 
-/// What is told of a tool that does this.
+/// The problem that is reported for a tool that runs these commands.
 async fn told_of_a_tool(does: &str) -> Trouble {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
@@ -25,7 +25,7 @@ async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
 }
 
-/// As every minor version's tool says it, of its copy and of the log it begins.
+/// The tools of all minor versions print this message, both for their copy of the database and for the new log.
 #[tokio::test]
 async fn a_tool_that_finds_no_room_says_nothing_of_the_backup() {
     let full = "echo Error: write db: no space left on device >&2; exit 1";

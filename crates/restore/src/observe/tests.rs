@@ -1,4 +1,4 @@
-//! What is read out of objects, without a server.
+//! Facts from objects, without a server.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -85,7 +85,7 @@ fn an_older_version_than_the_backups_is_refused() {
     );
 }
 
-/// Keys of an encrypted cluster are not put into one that talks without encryption.
+/// The data of an encrypted cluster is not restored into an unencrypted one.
 #[test]
 fn a_recorded_spec_keeps_its_tls() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
@@ -103,7 +103,7 @@ fn a_recorded_spec_that_cannot_be_is_refused() {
     assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
 }
 
-/// It was recorded by an operator without this rule.
+/// An operator without this rule has recorded the spec.
 #[test]
 fn a_recorded_spec_that_sets_an_owned_flag_is_refused() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
@@ -141,7 +141,7 @@ fn an_etcd_backup_tells_where_its_newest_backup_lies() {
     };
     assert_eq!(place.path, "b/k_v7_2026-01-01-00:00:00");
     assert_eq!(place.aws_secret.as_deref(), Some("aws"));
-    // One that lies where the spec pointed before.
+    // The backup is at the path of an earlier spec.
     for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
         let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
         assert_eq!(
@@ -289,7 +289,7 @@ fn an_older_cluster_is_not_replaced_with_a_newer_ones_backup() {
     assert!(check_version(&restore, &spec("3.7.0"), Some(&recorded)).is_ok());
 }
 
-/// Invariant 9: what is stopped is of this EtcdCluster, and of another cluster than the seed's.
+/// Invariant 9: only pods of this EtcdCluster with another token than the seed's are stopped.
 #[test]
 fn the_members_that_are_replaced_are_told_by_owner_and_token() {
     let pod = |name: &str, owner: &str, token: Value, ready: &str| -> KubePod {
@@ -315,7 +315,8 @@ fn the_members_that_are_replaced_are_told_by_owner_and_token() {
     assert_eq!(found, [("old", true), ("older", false)]);
 }
 
-/// It would be asked again and again for room that others have. When nobody is served only that a moment has passed counts.
+/// The pause grows with the duration of the restore, because free resources may be missing. While no member serves
+/// clients, the shortest pause applies.
 #[test]
 fn a_seed_of_a_long_restore_rests_no_longer_than_a_moment_when_nobody_is_served() {
     let ago = |seconds: i64| {

@@ -1,4 +1,5 @@
-//! A finished EtcdRestore goes after its time. What it made stays: it owns nothing any more.
+//! Deletes a finished EtcdRestore after `ttlSecondsAfterFinished`. The restored cluster is kept, because the
+//! EtcdRestore no longer owns it.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{Action, Outlook, Plan};
 
-/// The same plan, and what `ttlSecondsAfterFinished` adds to it once the restore has ended.
+/// Adds the expiry to the plan of an ended restore.
 #[must_use]
 pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let ended = matches!(plan.outlook, Outlook::Complete | Outlook::Halted(_));
@@ -17,7 +18,7 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let status = restore.status.as_ref();
     let (Some(seconds), Some(ended)) = (
         restore.spec.ttl_seconds_after_finished,
-        // Written with the end: without it the end was not recorded yet.
+        // Without a completion time, the end is not recorded yet.
         status.and_then(|status| status.completion_time.as_ref()),
     ) else {
         return plan;

@@ -1,4 +1,4 @@
-//! Pods as kubelets report them.
+//! Pods with the status that kubelets report.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -34,7 +34,7 @@ fn ended(code: i32, message: &str) -> Value {
 
 const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 
-/// Invariant 9: the data directory is known to be there when etcd is ready on it.
+/// Invariant 9: the data directory is verified only when etcd is ready on it.
 #[test]
 fn invariant_9_what_was_fetched_is_no_data_directory_yet() {
     let seen = |ready: bool| {

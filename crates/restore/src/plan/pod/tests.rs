@@ -42,7 +42,8 @@ fn built_as(cluster: Value, source: &StorageBlock, apart: bool) -> Value {
     serde_json::to_value(build(&members, &from, &operator)).unwrap()
 }
 
-/// Invariant 17: beside members that serve, no Service of the cluster finds the seed, and no rule keeps it away.
+/// Invariant 17: no Service of the cluster selects a seed next to members that serve, and no affinity rule keeps it
+/// away from their nodes.
 #[test]
 fn invariant_17_a_seed_beside_a_living_cluster_is_found_by_no_service() {
     let strict = json!({ "pod": { "antiAffinity": true } });
@@ -65,7 +66,7 @@ fn with_secret() -> StorageBlock {
     )
 }
 
-/// Defect 6 of the old operator: an untagged third-party image in the data path.
+/// Defect 6 of the original operator: an untagged third-party image in the data path.
 #[test]
 fn the_data_path_runs_our_image_and_the_members_own() {
     let pod = built(
@@ -90,7 +91,7 @@ fn the_data_path_runs_our_image_and_the_members_own() {
     assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 
-/// Invariant 14: credentials are files of a mounted Secret, in one container, never variables or arguments.
+/// Invariant 14: credentials are files of a Secret that one container mounts, never variables or arguments.
 #[test]
 fn credentials_are_mounted_read_only_into_the_fetch_container_alone() {
     let pod = built(json!({}), &with_secret());
@@ -139,7 +140,7 @@ fn a_certificate_authority_is_mounted_where_one_is_named() {
     assert!(arguments.contains("--ca=/run/restore/ca"));
 }
 
-/// Invariant 6: without the restored data etcd does not come up as an empty cluster.
+/// Without the restored data, etcd must not start as an empty cluster.
 #[test]
 fn invariant_6_the_seed_is_never_started_as_a_new_cluster() {
     let arguments = built(json!({}), &with_secret())["spec"]["containers"][0]["args"].to_string();
@@ -163,7 +164,7 @@ fn the_tool_is_the_one_of_the_members_version() {
     }
 }
 
-/// Defect 7 of the old operator: the seed was always on an emptyDir.
+/// Defect 7 of the original operator: the seed always used an emptyDir.
 #[test]
 fn the_seed_uses_the_clusters_own_volumes() {
     let claim = json!({ "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } });

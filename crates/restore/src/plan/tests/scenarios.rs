@@ -1,4 +1,4 @@
-//! One situation, one decision. The data behind one `check`.
+//! Tests of single decisions. Each `check` is one situation and the expected action.
 
 use api::names::FINALIZER_CLAIM;
 use api::problem::Problem;
@@ -148,7 +148,7 @@ fn waits_while_it_is_unknown_whether_the_cluster_exists() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9, and defect 2 of the old operator: it deleted the cluster first.
+/// Invariant 9. Defect 2 of the original operator: it deleted the cluster first.
 #[test]
 fn refuses_a_cluster_that_exists_and_touches_nothing() {
     for claim in [None, Some("another-restore".to_owned())] {
@@ -189,7 +189,7 @@ fn a_refusal_stands_when_the_cluster_is_deleted_later() {
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    // The spec may name another backup by now.
+    // The changed spec may name another backup.
     let mut snapshot = absent(Source::Ready(Box::default()));
     let anew = chosen(&restore, 2);
     snapshot.found = Some(anew.clone());
@@ -208,13 +208,13 @@ fn which_backup_it_is_is_recorded_before_anything_is_made_of_it() {
     snapshot.found = Some(chosen(&restore, 1));
     let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
     check(&restore, &snapshot, &record);
-    // By an operator that was started again since, with a newer one there.
+    // After a restart of the operator, a newer backup exists.
     let create = Action::CreateCluster(Box::default());
     snapshot.found = Some(chosen(&restore, 2));
     check(&intended(), &snapshot, &create);
 }
 
-/// Also if somebody has removed the record while the cluster is claimed.
+/// A user has removed the record while the restore holds the lock.
 #[test]
 fn records_backup_again_before_anything_else_is_made() {
     let mut restore = intended();
@@ -238,7 +238,7 @@ fn prepares_the_seed_one_object_at_a_time() {
         durable: true,
         ..claimed()
     }));
-    // Defect 7 of the old operator: its seed never used the cluster's volumes.
+    // Defect 7 of the original operator: its seed never used the volumes of the cluster.
     check(&intended(), &snapshot, &Action::CreateClaim);
     snapshot.seed.claim = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
@@ -254,7 +254,7 @@ fn waits_for_leftovers_of_the_seeds_name() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9: whoever answers at the seed's address, only a verified data directory counts.
+/// Invariant 9: an answer at the seed's address counts only with a verified data directory.
 #[test]
 fn records_nothing_before_the_data_directory_is_verified() {
     let running = Pod::Present(PodFacts::default());
@@ -309,7 +309,7 @@ fn a_snapshot_that_cannot_be_read_reaches_the_user() {
 fn hands_over_in_three_writes_and_the_claim_last() {
     let id = || Some(ID.to_owned());
     let snapshot = claimed_with(restored_pod(), serves(100));
-    // A deletion from here on waits until the cluster is handed over.
+    // From here on, a deletion waits until the cluster is handed over.
     check(&seed_verified(), &snapshot, &Action::Guard(true));
     check(
         &held(seed_verified()),
@@ -352,7 +352,7 @@ fn clear() -> Action {
     Action::ClearPod(why.into())
 }
 
-/// While it fetches, and after it has fetched.
+/// A pod that has ended during the fetch, and one that has ended after it.
 fn ended_pods() -> [PodFacts; 2] {
     let fetched = PodFacts {
         restored: Some(100),
@@ -361,7 +361,7 @@ fn ended_pods() -> [PodFacts; 2] {
     [ended(Life::Ended), fetched]
 }
 
-/// Nobody can have written to it: another pod finds the data on the volume, or makes it from the backup again.
+/// No client can have written to the seed. The next pod finds the data on the volume, or restores the backup again.
 #[test]
 fn a_seed_whose_pod_ended_for_good_gets_another_one_before_it_is_recorded() {
     for restore in [intended(), seed_verified(), held(seed_verified())] {
@@ -373,7 +373,7 @@ fn a_seed_whose_pod_ended_for_good_gets_another_one_before_it_is_recorded() {
                 ..claimed()
             }));
             check(&restore, &snapshot, &clear());
-            // The object is gone at once, or a kubelet has still to confirm it.
+            // The object is deleted at once, or after the confirmation of a kubelet.
             snapshot.seed.pod = Pod::InTheWay;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;
@@ -393,7 +393,7 @@ fn a_seed_whose_pod_is_refused_again_and_again_gets_another_one_after_a_while() 
     );
 }
 
-/// Invariant 9: from the record on it is a member, and the cluster operator decides what becomes of it.
+/// Invariant 9: after the record the seed is a member, and the cluster operator replaces its pod.
 #[test]
 fn a_recorded_seed_whose_pod_ended_for_good_is_handed_over_as_it_is() {
     for pod in ended_pods() {
@@ -413,7 +413,7 @@ fn a_recorded_seed_whose_pod_ended_for_good_is_handed_over_as_it_is() {
     }
 }
 
-/// From the moment the cluster ID is recorded clients may write: a lost seed is not restored over again.
+/// After the cluster ID is recorded clients may write, so a lost seed is not restored again.
 #[test]
 fn creates_no_pod_once_the_cluster_id_is_recorded() {
     let mut snapshot = present(ClusterFacts {
@@ -438,7 +438,7 @@ fn a_cluster_id_that_is_not_the_seeds_stops_the_restore() {
     }
 }
 
-/// Defect 1 of the old operator: its status said succeeded whatever happened.
+/// Defect 1 of the original operator: its status always reported success.
 #[test]
 fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
     let facts = |available| ClusterFacts {
@@ -488,7 +488,7 @@ fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
     );
 }
 
-/// Invariant 9: what etcd reads is compared before anything is recorded of the seed.
+/// Invariant 9: the hash of etcd's keys is compared before the seed is recorded.
 #[test]
 fn a_seed_that_serves_other_keys_than_the_backup_is_not_recorded() {
     let differs = Serving::Differs {
@@ -555,7 +555,7 @@ fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
     for snapshot in [&nothing, &preparing] {
         check(&held(deleted(intended())), snapshot, &Action::Guard(false));
     }
-    // Once the cluster is recorded it is whole, and is handed over first.
+    // After the cutover the cluster is complete, and is handed over first.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..claimed()

@@ -32,7 +32,7 @@ fn the_cluster_is_created_with_the_claim_and_the_templates_metadata() {
     assert_eq!(cluster.metadata.namespace.as_deref(), Some("prod"));
 }
 
-/// The spec asks for something else by now, and the pod that tells what the seed was started with is lost.
+/// The spec was changed, and the pod with the record of the seed's settings is lost.
 #[test]
 fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_with() {
     let tls = |text: &str| -> Option<TlsPolicy> { serde_json::from_str(text).unwrap() };

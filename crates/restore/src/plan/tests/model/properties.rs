@@ -1,4 +1,4 @@
-//! What holds in the model whatever happens, and what it comes to when the faults stop.
+//! The properties of the model during faults, and its outcome after the faults stop.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ pub(super) fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
-    /// Invariants 1, 9, 10 and 11 hold after every step, whatever happens.
+    /// Invariants 1, 9, 10 and 11 hold after every step.
     #[test]
     fn invariant_9_nothing_of_anybodys_is_destroyed(durable: bool, good: bool, fates in fates(true)) {
         let mut world = World::new(durable, good);
@@ -49,7 +49,7 @@ proptest! {
         world.calm_down();
     }
 
-    /// Without people in its way, and with a disk that survives its pod, it comes to its end.
+    /// The restore completes without interfering users, if the data survives the pod.
     #[test]
     fn a_durable_restore_completes_when_the_faults_stop(fates in fates(false)) {
         let mut world = World::new(true, true);
@@ -60,7 +60,7 @@ proptest! {
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// A restore into pods completes as long as the seed is not lost after the handover began.
+    /// A restore without volumes completes if the seed is not lost after the start of the handover.
     #[test]
     fn a_restore_without_volumes_completes_unless_its_only_copy_is_lost(fates in fates(false)) {
         let mut world = World::new(false, true);
@@ -74,7 +74,7 @@ proptest! {
         prop_assert!(world.succeeded() || lost, "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// An unreadable backup never completes, and never hands anything over.
+    /// A restore of an unreadable backup never completes and hands no cluster over.
     #[test]
     fn an_unreadable_backup_never_succeeds(durable: bool, fates in fates(true)) {
         let mut world = World::new(durable, false);
@@ -85,7 +85,7 @@ proptest! {
         prop_assert!(!world.succeeded());
     }
 
-    /// At every moment the old cluster is whole or the new one verified, and clients find one of them at most.
+    /// At all times the old cluster is complete or the new one verified, and clients can reach at most one of them.
     #[test]
     fn invariant_9_a_cluster_that_is_replaced_is_whole_until_the_new_one_is_verified(
         durable: bool,
@@ -94,7 +94,7 @@ proptest! {
     ) {
         let mut world = World::replacing(durable, good);
         for fate in fates {
-            // What the user asks for with `overwrite` is not only the cluster he saw.
+            // With `overwrite`, a cluster that a user creates meanwhile is replaced too.
             if !matches!(fate, Fate::StrangerCreates) {
                 world.happen(fate);
             }
@@ -102,7 +102,7 @@ proptest! {
         world.calm_down();
     }
 
-    /// The operator killed between any two writes goes on to the end.
+    /// An operator that is killed between any two writes completes the restore.
     #[test]
     fn a_restore_in_place_completes_when_the_faults_stop(fates in fates(false)) {
         let mut world = World::replacing(true, true);
@@ -116,8 +116,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// What the restore was begun with is removed midway: before the turn it is given up, with that reason, and after it
-    /// nothing needs the backup.
+    /// The chosen backup is deleted midway. Before the cutover the restore is abandoned with that reason; after the
+    /// cutover the backup is not needed.
     #[test]
     fn a_backup_that_is_removed_midway_leaves_one_whole_cluster(
         before in fates(false),
@@ -145,7 +145,7 @@ proptest! {
         }
     }
 
-    /// A failure leaves the old cluster as it was, says so, and lets go of it.
+    /// A failure leaves the old cluster unchanged, is reported, and releases the lock.
     #[test]
     fn a_bad_backup_leaves_the_cluster_that_was_there(durable: bool, fates in fates(false)) {
         let mut world = World::replacing(durable, false);
@@ -162,7 +162,7 @@ proptest! {
         prop_assert!(!status.succeeded);
     }
 
-    /// Whenever the EtcdRestore is deleted: the old cluster is whole, or the new one is; and nobody claims it.
+    /// After a deletion of the EtcdRestore at any time, the old or the new cluster is complete and not locked.
     #[test]
     fn a_restore_deleted_at_any_moment_leaves_one_whole_cluster(
         good: bool,
