@@ -262,7 +262,7 @@ async fn etcd_3_7_is_restored_with_its_own_tool() {
 
 /// Invariant 6: a restarted member without its data does not start as an empty member.
 #[tokio::test]
-async fn invariant_6_a_seed_without_its_data_does_not_start() {
+async fn invariant_6_seed_without_data_does_not_start() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let (programs, empty) = (Programs::find(minor), tempfile::tempdir().unwrap());
         let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -272,7 +272,7 @@ async fn invariant_6_a_seed_without_its_data_does_not_start() {
 }
 
 #[tokio::test]
-async fn a_second_start_touches_nothing_of_the_live_data() {
+async fn second_start_keeps_live_data() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -292,7 +292,7 @@ async fn a_second_start_touches_nothing_of_the_live_data() {
 }
 
 #[tokio::test]
-async fn an_interrupted_restore_is_made_again_from_the_fetched_snapshot() {
+async fn interrupted_restore_reuses_fetched_snapshot() {
     let world = World::new("3.6").await;
     let fetched = fetch(&world.fetch()).await.unwrap();
     let half = world.volume.path().join("restore/data/member/snap");
@@ -311,7 +311,7 @@ async fn an_interrupted_restore_is_made_again_from_the_fetched_snapshot() {
 
 /// The node has crashed before the snapshot was on disk.
 #[tokio::test]
-async fn a_fetched_snapshot_that_a_crash_cut_off_is_fetched_again() {
+async fn truncated_snapshot_is_fetched_again() {
     let world = World::new("3.6").await;
     let fetched = fetch(&world.fetch()).await.unwrap();
     let snapshot = world.volume.path().join("restore/snapshot.db");
@@ -324,7 +324,7 @@ async fn a_fetched_snapshot_that_a_crash_cut_off_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
+async fn foreign_data_directory_is_not_changed() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
     std::fs::write(world.data().join("mark"), "another's").unwrap();
@@ -337,7 +337,7 @@ async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
 /// Invariant 9: without a manifest, only the location identifies a backup. A snapshot from another location is not
 /// reused, and the report names the origin of the data.
 #[tokio::test]
-async fn what_a_pod_of_another_backup_has_left_is_not_taken_for_the_recorded_one() {
+async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
@@ -368,7 +368,7 @@ fn place_of(fetch: &Fetch) -> String {
 }
 
 #[tokio::test]
-async fn an_old_backup_without_a_manifest_is_restored() {
+async fn seed_restores_backup_without_manifest() {
     let world = World::new("3.5").await;
     world
         .store()
@@ -385,7 +385,7 @@ async fn an_old_backup_without_a_manifest_is_restored() {
 
 /// Invariant 9: a backup that differs from the data that etcd sent never becomes a data directory.
 #[tokio::test]
-async fn a_damaged_backup_is_refused() {
+async fn seed_rejects_damaged_backup() {
     let world = World::new("3.6").await;
     let mut damaged = world.snapshot.to_vec();
     damaged[20_000] ^= 1;
@@ -413,7 +413,7 @@ async fn a_damaged_backup_is_refused() {
 }
 
 #[tokio::test]
-async fn a_snapshot_damaged_on_the_volume_is_refused() {
+async fn rejects_snapshot_damaged_on_volume() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let snapshot = world.volume.path().join("restore/snapshot.db");
@@ -426,7 +426,7 @@ async fn a_snapshot_damaged_on_the_volume_is_refused() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_does_not_fit_is_refused() {
+async fn rejects_backup_with_wrong_manifest() {
     let world = World::new("3.6").await;
     for (field, value, says) in [
         ("sha256", json!("ab".repeat(32)), "SHA-256"),
@@ -457,7 +457,7 @@ async fn a_manifest_that_does_not_fit_is_refused() {
 
 /// Invariant 9: a complete backup, with or without a manifest, is rejected if it is not the chosen one.
 #[tokio::test]
-async fn a_backup_that_was_put_in_the_place_of_the_chosen_one_is_refused() {
+async fn rejects_backup_that_overwrote_chosen_one() {
     let world = World::new("3.6").await;
     world.put_manifest(&world.manifest()).await;
     let right = world.manifest()["sha256"].as_str().map(str::to_owned);
@@ -479,7 +479,7 @@ async fn a_backup_that_was_put_in_the_place_of_the_chosen_one_is_refused() {
 
 /// Invariant 12 on the restore side: the decompressed data equals the data that etcd sent.
 #[tokio::test]
-async fn a_compressed_backup_is_fetched_and_one_that_is_cut_off_is_refused() {
+async fn fetches_compressed_backup_and_rejects_truncated_one() {
     let world = World::new("3.6").await;
     let mut compressor = Compressor::new().unwrap();
     let mut stored = Vec::new();
@@ -508,7 +508,7 @@ async fn a_compressed_backup_is_fetched_and_one_that_is_cut_off_is_refused() {
 }
 
 #[tokio::test]
-async fn wrong_places_and_secrets_are_named_with_their_remedy() {
+async fn reports_wrong_location_or_secret_with_remedy() {
     let world = World::new("3.6").await;
     world
         .refuses(
@@ -559,7 +559,7 @@ async fn wrong_places_and_secrets_are_named_with_their_remedy() {
 }
 
 #[tokio::test]
-async fn the_result_goes_out_through_the_termination_message() {
+async fn seed_result_is_written_to_termination_message() {
     let world = World::new("3.6").await;
     let copied = world.volume.path().join("copied");
     let mut good = world.fetch();
@@ -585,7 +585,7 @@ async fn the_result_goes_out_through_the_termination_message() {
 }
 
 #[tokio::test]
-async fn a_tool_that_is_missing_or_fails_is_named() {
+async fn reports_missing_or_failed_tool() {
     let world = World::new("3.6").await;
     let mut arguments = world.prepare("http://127.0.0.1:1");
     let trouble = prepare(&arguments).unwrap_err();
@@ -612,7 +612,7 @@ async fn a_tool_that_is_missing_or_fails_is_named() {
 
 /// A cluster without any writes can be restored too.
 #[tokio::test]
-async fn a_backup_of_an_empty_cluster_is_restored() {
+async fn seed_restores_backup_of_empty_cluster() {
     let mut world = World::new("3.6").await;
     let etcd = EtcdProcess::start(&world.programs, &Start::default()).await;
     let port = EtcdClient::new(Access::default());

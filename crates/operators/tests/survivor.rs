@@ -168,27 +168,27 @@ async fn refuses_the_old_history(member: &Member, revision: i64) {
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_4_begins_a_new_cluster() {
+async fn survivor_of_etcd_3_4_forms_new_cluster() {
     begins_a_new_cluster("3.4", None).await;
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_5_begins_a_new_cluster() {
+async fn survivor_of_etcd_3_5_forms_new_cluster() {
     begins_a_new_cluster("3.5", None).await;
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_6_begins_a_new_cluster_above_every_lost_revision() {
+async fn survivor_of_etcd_3_6_forms_cluster_above_lost_revisions() {
     begins_a_new_cluster("3.6", Some(BUMP)).await;
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_7_begins_a_new_cluster_above_every_lost_revision() {
+async fn survivor_of_etcd_3_7_forms_cluster_above_lost_revisions() {
     begins_a_new_cluster("3.7", Some(BUMP)).await;
 }
 
 #[tokio::test]
-async fn a_snapshot_of_another_cluster_or_too_old_is_refused() {
+async fn rejects_snapshot_of_other_cluster_or_old_revision() {
     let loss = Loss::new("3.6").await;
     let (ours, revision) = (loss.survivor.cluster_id, loss.survivor.revision);
     let other = loss.fetch(ClusterId(1), 0);

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_restore_tells_how_long_and_how_much() {
+    fn finished_restore_has_duration_and_size() {
         let text = told(json!({
             "succeeded": true, "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:05Z",
             "progress": { "bytes": 100 },
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_by_its_reason_alone() {
+    fn failure_metric_has_reason_without_message() {
         let text = told(
             json!({ "conditions": [{ "type": "Failed", "status": "True", "reason": "BackupMissing",
             "message": "there is no backup at b/k", "lastTransitionTime": "2026-01-01T00:00:00Z" }] }),

@@ -42,7 +42,7 @@ mod tests {
 
     /// Invariant 11.
     #[test]
-    fn two_processes_choose_the_same_seed_and_two_restores_never_do() {
+    fn seed_is_unique_per_restore() {
         assert_eq!(seed(&restore("a")), seed(&restore("a")));
         assert_ne!(seed(&restore("a")).member, seed(&restore("b")).member);
         assert_ne!(seed(&restore("a")).token, seed(&restore("b")).token);
@@ -50,7 +50,7 @@ mod tests {
 
     /// Invariant 10: the lock is found by the record, not by the current spec.
     #[test]
-    fn another_name_in_the_spec_does_not_move_a_restore_that_has_begun() {
+    fn changed_cluster_name_does_not_move_started_restore() {
         let mut restore = restore("a");
         let begun = seed(&restore);
         restore.status.get_or_insert_default().seed = Some(begun.clone());
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_named_like_any_member() {
+    fn seed_is_named_like_member() {
         assert_eq!(
             names::cluster_of_member(&seed(&restore("a")).member),
             Some("main")

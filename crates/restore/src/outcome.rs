@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_claim_that_a_quota_or_a_limit_refuses_is_told_from_other_refusals() {
+    fn distinguishes_storage_quota_from_other_rejections() {
         let quota = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: exceeded quota: few, requested: \
                      persistentvolumeclaims=1, used: persistentvolumeclaims=3, limited: persistentvolumeclaims=3";
         let limit = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: maximum storage usage per \

@@ -149,7 +149,7 @@ mod tests {
 
     /// Invariant 11: the client for reads repeats failed requests for minutes.
     #[tokio::test]
-    async fn what_is_written_is_sent_by_who_sends_it_once() {
+    async fn restore_writes_use_client_without_retries() {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
         let mut begins = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
         begins.metadata.namespace = Some("prod".into());
@@ -206,7 +206,7 @@ mod tests {
 
     /// After a failure the controller would back off.
     #[tokio::test]
-    async fn a_look_that_took_too_long_is_no_failure_and_is_followed_by_another_soon() {
+    async fn old_observation_of_restore_is_repeated_without_failure() {
         for (age, late) in [(0, false), (11, true)] {
             let (restore, cluster, service) = given_up();
             let there = json!(restore);

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_with_the_volume_names_what_helps_where_something_does() {
+    fn volume_problems_name_remedy() {
         use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, StorageFull};
         let larger = Some("give the members larger volumes");
         for (kind, helps) in [

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backup_of_another_size_than_recorded_is_refused_before_it_is_fetched() {
+    fn rejects_backup_with_unexpected_size_before_fetch() {
         let manifest = |compression: &str, stored: &str| -> BackupManifest {
             let text = format!(
                 r#"{{"formatVersion":1,"etcdVersion":"3.7.3","clusterID":"1","revision":7,"size":100,"sha256":"",

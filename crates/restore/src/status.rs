@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_failed_records_nothing() {
+    fn failed_restore_step_records_nothing() {
         let action = Action::RecordRestored {
             cluster_id: "ab".into(),
             revision: 7,
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_seen_in_conditions_reason_and_phase() {
+    fn restore_rejection_sets_conditions_reason_and_phase() {
         let status = compute(
             &restore(),
             &planned(Action::Nothing, halted()),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_outcome_again_changes_nothing() {
+    fn repeated_outcome_keeps_restore_status() {
         let mut restore = restore();
         let plan = planned(Action::Nothing, halted());
         restore.status = Some(compute(&restore, &plan, None, &at(1)));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn success_is_said_only_for_a_complete_outlook() {
+    fn restore_succeeds_only_when_complete() {
         let status = compute(
             &restore(),
             &planned(Action::Nothing, Outlook::Complete),
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_that_does_not_know_a_record_is_told_in_what_it_knows() {
+    fn reports_outdated_restore_definition_in_known_fields() {
         let mut restore = restore();
         let seed = api::restore::SeedStatus::default();
         restore.status.get_or_insert_default().seed = Some(seed);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told_while_the_seed_fetches_and_stays() {
+    fn progress_remains_after_fetch() {
         let mut status = EtcdRestoreStatus::default();
         let seed = |moved| {
             Pod::Present(PodFacts {
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_each_step_that_people_ask_about() {
+    fn reports_main_restore_steps_as_events() {
         let fresh = restore();
         let mut over = restore();
         over.status.get_or_insert_default().replaces = Some(ReplacesStatus::default());
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_what_it_waits_for_what_failed_and_once_that_it_is_complete() {
+    fn reports_waits_failures_and_completion_as_events() {
         let told = |restore: &EtcdRestore, action: Action, outlook: Outlook| -> Vec<_> {
             let told = notices(restore, &planned(action, outlook)).into_iter();
             told.map(|one| (one.warning, one.reason, one.note))
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_without_effect_are_named() {
+    fn restore_names_fields_without_effect() {
         let mut restore = restore();
         restore.spec.backup_storage_type = Some("Local".into());
         let status = compute(&restore, &planned(Action::Nothing, halted()), None, &at(1));

@@ -181,28 +181,28 @@ async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
 }
 
 #[tokio::test]
-async fn etcd_3_4_takes_backups_of_3_2_and_3_3() {
+async fn etcd_3_4_restores_backups_of_3_2_and_3_3() {
     takes_backups_of_3_2_and_3_3("3.4").await;
 }
 
 #[tokio::test]
-async fn etcd_3_5_takes_backups_of_3_2_and_3_3() {
+async fn etcd_3_5_restores_backups_of_3_2_and_3_3() {
     takes_backups_of_3_2_and_3_3("3.5").await;
 }
 
 #[tokio::test]
-async fn etcd_3_6_takes_backups_of_3_2_and_3_3() {
+async fn etcd_3_6_restores_backups_of_3_2_and_3_3() {
     takes_backups_of_3_2_and_3_3("3.6").await;
 }
 
 #[tokio::test]
-async fn etcd_3_7_takes_backups_of_3_2_and_3_3() {
+async fn etcd_3_7_restores_backups_of_3_2_and_3_3() {
     takes_backups_of_3_2_and_3_3("3.7").await;
 }
 
 /// One byte of a value is changed. The checksum that the old etcd appended to the snapshot detects the damage.
 #[tokio::test]
-async fn a_damaged_backup_of_3_2_or_3_3_is_refused() {
+async fn rejects_damaged_backup_of_3_2_or_3_3() {
     let world = World::new("3.7").await;
     for old in ["3.2.32", "3.3.27"] {
         let mut damaged = fixture(&format!("etcd-{old}.db"));

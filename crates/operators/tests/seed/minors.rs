@@ -3,29 +3,29 @@
 use super::*;
 
 #[tokio::test]
-async fn etcd_3_5_takes_a_backup_of_3_4() {
+async fn etcd_3_5_restores_backup_of_3_4() {
     brings_every_key_into("3.4", "3.5").await;
 }
 
 #[tokio::test]
-async fn etcd_3_6_takes_a_backup_of_3_5() {
+async fn etcd_3_6_restores_backup_of_3_5() {
     brings_every_key_into("3.5", "3.6").await;
 }
 
 #[tokio::test]
-async fn etcd_3_7_takes_a_backup_of_3_6() {
+async fn etcd_3_7_restores_backup_of_3_6() {
     brings_every_key_into("3.6", "3.7").await;
 }
 
 /// An upgrade of a cluster moves by one minor version at a time. A restore of an old backup can skip minor versions.
 #[tokio::test]
-async fn etcd_3_7_takes_a_backup_of_3_4() {
+async fn etcd_3_7_restores_backup_of_3_4() {
     brings_every_key_into("3.4", "3.7").await;
 }
 
 /// The seed rejects such a backup on a PersistentVolumeClaim too, which the operator cannot read.
 #[tokio::test]
-async fn a_backup_of_a_newer_minor_is_refused_before_it_is_fetched() {
+async fn rejects_backup_of_newer_minor_before_fetch() {
     let world = World::new("3.6").await;
     // A fetch would fail, because the backup is deleted.
     world.store().await.delete("a/backup").await.unwrap();

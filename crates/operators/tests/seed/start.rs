@@ -20,7 +20,7 @@ fn program(world: &World, making: &Making) -> std::process::Command {
 /// The program also starts etcd on its disk long after the restore, when the Secret, the backup and `restored.json` are
 /// missing.
 #[tokio::test]
-async fn the_program_makes_the_data_directory_and_becomes_etcd() {
+async fn program_creates_data_directory_and_becomes_etcd() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -53,7 +53,7 @@ async fn the_program_makes_the_data_directory_and_becomes_etcd() {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_cannot_be_made_is_reported_and_no_etcd_is_started() {
+async fn reports_failed_restore_without_starting_etcd() {
     let world = World::new("3.6").await;
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let making = world.prepare(&peer_url).making;
@@ -70,7 +70,7 @@ async fn a_data_directory_that_cannot_be_made_is_reported_and_no_etcd_is_started
 
 /// A container of the user may create the directory before the container of etcd starts.
 #[tokio::test]
-async fn a_data_directory_with_nothing_in_it_is_none() {
+async fn empty_data_directory_counts_as_missing() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
     fetch(&world.fetch()).await.unwrap();

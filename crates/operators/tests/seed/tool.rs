@@ -19,7 +19,7 @@ async fn told_of_a_tool(does: &str) -> Trouble {
 }
 
 #[tokio::test]
-async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
+async fn killed_tool_does_not_blame_backup() {
     let trouble = told_of_a_tool("kill -9 $$").await;
     assert_eq!(trouble.reason, Reason::PodNotStarting);
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
@@ -27,7 +27,7 @@ async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
 
 /// The tools of all minor versions print this message, both for their copy of the database and for the new log.
 #[tokio::test]
-async fn a_tool_that_finds_no_room_says_nothing_of_the_backup() {
+async fn full_volume_does_not_blame_backup() {
     let full = "echo Error: write db: no space left on device >&2; exit 1";
     let trouble = told_of_a_tool(full).await;
     assert_eq!(trouble.reason, Reason::SeedFailed);

@@ -111,7 +111,7 @@ async fn made_for(
 
 /// Invariant 11: another operator process may have deleted the pod and created the next one on the same volume.
 #[tokio::test]
-async fn what_a_pod_stood_on_goes_only_with_the_pod_that_was_seen() {
+async fn deletes_volume_only_with_observed_pod() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
         let (asked, became) = made(
             &claimed(),
@@ -136,7 +136,7 @@ async fn what_a_pod_stood_on_goes_only_with_the_pod_that_was_seen() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_seed_goes_because_of_an_etcd_restore_that_is_another_one_by_now() {
+async fn keeps_seed_if_restore_has_changed() {
     let another = |edit: fn(&mut EtcdRestore)| {
         let mut restore = restore();
         edit(&mut restore);
@@ -163,7 +163,7 @@ async fn nothing_of_a_seed_goes_because_of_an_etcd_restore_that_is_another_one_b
 
 /// Invariant 11: the finalizer was removed before the lock was set, so no later reconcile would remove the lock.
 #[tokio::test]
-async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
+async fn removes_lock_without_finalizer_despite_errors() {
     const PATCH: &str = "PATCH etcdclusters";
     // The lock is set, or its answer is lost.
     for first in [200, 504] {
@@ -212,7 +212,7 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
 /// An aborted restore deletes all objects of the seed by UID, regardless of the record and of changes of the pod. Only
 /// a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
-async fn a_seed_that_is_given_up_goes_whatever_became_of_its_pod_and_of_the_record() {
+async fn aborted_restore_deletes_changed_seed() {
     let mut given_up = restore();
     given_up.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
@@ -260,7 +260,7 @@ fn turned() -> EtcdCluster {
 
 /// Invariant 11: the operator process was suspended after the observation.
 #[tokio::test]
-async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
+async fn sends_nothing_after_old_observation() {
     let former = FormerPod {
         name: "main-old".into(),
         uid: "old".into(),
@@ -307,7 +307,7 @@ async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
 /// Invariant 11: another operator process has created the EtcdCluster and finished the restore, and a user has deleted
 /// the EtcdCluster.
 #[tokio::test]
-async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read() {
+async fn creates_cluster_only_for_unchanged_restore() {
     let version = |uid: &str, version: &str| {
         let mut restore = restore();
         restore.metadata.uid = Some(uid.into());
@@ -363,7 +363,7 @@ async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read
 
 /// Invariants 9 and 11: the seed was lost, or deleted by another operator process.
 #[tokio::test]
-async fn nothing_turns_to_a_seed_that_has_gone_since_it_was_seen() {
+async fn no_cutover_to_changed_seed() {
     let mut another = seen_pod();
     another.metadata.uid = Some("another".into());
     let mut going = seen_pod();
@@ -396,7 +396,7 @@ fn backup() -> ChosenBackup {
 
 /// Invariant 11: a delayed pod would replace a member, to which clients have written, by the state of the backup.
 #[tokio::test]
-async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back() {
+async fn deletes_seed_pod_created_after_handover() {
     const CREATED: &str = "POST pods";
     let mut made_anew = cluster(Some("restore-uid"));
     made_anew.metadata.uid = Some("another-uid".into());
@@ -454,8 +454,7 @@ fn seen_pod() -> Pod {
 
 /// Without a volume a seed's pod has the only copy of its data. Old members stop only for a seed that serves.
 #[tokio::test]
-async fn a_seeds_pod_without_a_volume_that_comes_after_the_old_members_have_stopped_is_taken_back()
-{
+async fn deletes_seed_pod_created_after_old_members_stopped() {
     let old = |left: bool| {
         let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
         let pods = if left {
@@ -490,8 +489,7 @@ async fn a_seeds_pod_without_a_volume_that_comes_after_the_old_members_have_stop
 }
 
 #[tokio::test]
-async fn a_pod_that_cannot_be_made_again_when_the_old_members_have_stopped_is_told_with_the_remedy()
-{
+async fn reports_remedy_if_seed_pod_cannot_be_recreated() {
     for (former, remedy) in [(Former::NotAsked, false), (Former::Known(Vec::new()), true)] {
         let mut seen = seen();
         seen.snapshot.former = former;

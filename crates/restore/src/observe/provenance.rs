@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_fetches_another_backup_than_recorded_is_found_out() {
+    fn detects_pod_that_fetches_other_backup() {
         let known = restore(Some(SHA), 0);
         let fetches = |pod: &Pod| {
             let facts = compared(&known, pod, None);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_holds_says_more_than_what_it_was_told() {
+    fn report_overrides_arguments_of_pod() {
         let holds = |restore: &EtcdRestore, pod: &Pod, held| {
             let facts = compared(restore, pod, Some(held));
             matches!(facts.another, Some(Another::Holds(_)))
@@ -235,7 +235,7 @@ mod tests {
 
     /// The backup has no manifest, and an earlier pod has fetched the data on the volume.
     #[test]
-    fn a_pod_that_has_found_something_on_its_volume_tells_of_which_backup_that_is() {
+    fn detects_other_backup_on_volume() {
         let (here, elsewhere) = (
             choice::place(&block("b/k")),
             choice::place(&block("b/newer")),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_refuses_everything_but_the_recorded_sha256_vouches_for_what_it_serves() {
+    fn recognizes_pod_that_requires_recorded_sha256() {
         let known = restore(Some(SHA), 0);
         assert!(compared(&known, &pod("b/k", &["--sha256=ABCD"]), None).vouched);
         assert!(!compared(&known, &pod("b/k", &["--sha256=ffff"]), None).vouched);

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_that_does_not_fit_is_said_with_the_remedy() {
+    fn restore_reports_rejected_password_with_remedy() {
         let denied =
             Error::AccessDenied("http://a: etcd does not take the password of user root".into());
         let etcd = EtcdClient::new(Access::default());

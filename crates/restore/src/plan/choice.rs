@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_that_was_overwritten_since_it_was_recorded_is_found_out() {
+    fn detects_overwritten_backup() {
         let mut chosen = at(&restore(), block("b/k"));
         assert!(is_unchanged(&chosen, None, 5).is_ok(), "nothing is known");
         seen(&mut chosen, Some(&manifest("AB")), 100);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_backup_that_is_gone_is_named_with_what_to_do() {
+    fn names_missing_backup_with_remedy() {
         let mut restore = restore();
         let gone = || Trouble::new(Reason::BackupMissing, "object \"k\" does not exist");
         assert_eq!(name_what_is_gone(&restore, gone()), gone());
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_spec_chooses_again_until_something_may_be_made_of_it() {
+    fn changed_spec_chooses_again_until_locked() {
         let mut restore = restore();
         assert_eq!(stands(&restore, true), None);
         let chosen = at(&restore, block("b/k"));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn by_how_much_it_is_raised_is_chosen_with_the_backup() {
+    fn revision_increase_is_chosen_with_backup() {
         let mut restore = restore();
         restore.spec.bump_revision = Some(1000);
         let chosen = at(&restore, block("b/k"));
@@ -251,7 +251,7 @@ mod tests {
 
     /// The fingerprint is stored on volumes, and later releases compare it.
     #[test]
-    fn a_place_is_told_from_others_by_all_that_is_said_of_it() {
+    fn fingerprint_covers_all_fields_of_source() {
         let at = |more: Value| -> String {
             let mut s3 = json!({ "path": "b/k" });
             s3.as_object_mut()
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_location_is_written_as_an_etcd_backup_writes_it() {
+    fn location_has_format_of_etcd_backup() {
         for (block, expected) in [
             (json!({ "s3": { "path": "b/k" } }), "s3://b/k"),
             (json!({ "gcs": { "path": "b/k" } }), "gs://b/k"),

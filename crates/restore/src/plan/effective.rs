@@ -98,7 +98,7 @@ mod tests {
     const ACCEPTS: &str = r#"{"generated":{},"acceptPlaintext":true}"#;
 
     #[test]
-    fn a_seed_is_made_and_asked_as_members_were_started_whatever_the_spec_says_by_now() {
+    fn tls_settings_in_effect_override_spec() {
         // The spec requests a TLS switch that has not started.
         let switched = cluster(Some(INSISTS), ACCEPTS);
         assert_eq!(policy(&switched, None, true), tls(INSISTS));

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_restore_goes_after_its_time() {
+    fn finished_restore_is_deleted_after_ttl() {
         let restore = ended(Some(60), true);
         let in_time = (Action::Nothing, Some(Duration::from_secs(20)));
         assert_eq!(planned(&restore, 1040), in_time);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_on_or_is_being_deleted_does_not() {
+    fn unfinished_or_deleted_restore_does_not_expire() {
         let mut restore = ended(Some(0), false);
         let waiting = Plan::wait_for("something");
         assert_eq!(expire(waiting.clone(), &restore, at(9999)), waiting);

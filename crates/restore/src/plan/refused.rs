@@ -3,11 +3,11 @@
 //!
 //! There are two cases:
 //!
-//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or limit range. The cause is known
-//!   only from that answer, and the request is repeated. The quota may be free again soon, for example after the deletion
-//!   of another PVC. Of two concurrent operator processes, the second may be rejected because of the first.
-//! - The PVC exists, but no volume is created for it. The cause may be temporary, such as a new node whose driver does not
-//!   run yet, or a restart of the controller of Kubernetes.
+//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or limit range. Only that answer
+//!   names the cause, so the request is repeated. The quota may be free again soon, for example after the deletion of
+//!   another PVC. Of two concurrent operator processes, the second may be rejected because of the first.
+//! - The PVC exists, but no volume is created for it. The cause may be temporary, such as a new node whose driver does
+//!   not run yet, or a restart of the controller of Kubernetes.
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionType};

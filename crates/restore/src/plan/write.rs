@@ -234,7 +234,7 @@ fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, Str
     Ok(requests)
 }
 
-/// The cutover, in one write (invariant 9): the new cluster's ID, token, first member and TLS, and the replaced cluster.
+/// The cutover in one write (invariant 9): ID, token, first member and TLS of the new cluster, and the old cluster.
 pub(crate) fn formed(
     restore: &EtcdRestore,
     cluster: &EtcdCluster,

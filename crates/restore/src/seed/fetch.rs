@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recorded_revision_is_that_of_the_store_or_of_its_last_key() {
+    fn manifest_has_revision_of_store_or_last_key() {
         assert!(check(21, 0, 21));
         assert!(check(0, 0, 1), "an empty store is at revision 1");
         assert!(

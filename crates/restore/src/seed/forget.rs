@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_forgotten_and_what_is_not_stays() {
+    fn releases_only_copied_pages() {
         let files = Files::create();
         assert!(
             !files.is_forgotten(0),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_may_not_have_yet_stays() {
+    fn keeps_dirty_pages() {
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let seen = forget(
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_the_disk_is_read_as_the_kernel_tells_it() {
+    fn reads_dirty_bytes_from_meminfo() {
         let told = "MemFree:  7 kB\nDirty:             2048 kB\nWriteback:            16 kB\nWritebackTmp:   9 kB\n";
         assert_eq!(waiting_for_the_disk(told), Some(2064 << 10));
         assert_eq!(waiting_for_the_disk("MemFree: 7 kB\n"), None);

@@ -169,7 +169,7 @@ mod tests {
 
     /// A network may split a stream at any position.
     #[tokio::test]
-    async fn a_compressed_backup_is_recognized_however_it_arrives() {
+    async fn recognizes_compression_for_every_chunk_size() {
         let plain: Vec<u8> = (0..10_000_u32).flat_map(u32::to_le_bytes).collect();
         let mut stream = Vec::new();
         let mut compressor = Compressor::new().unwrap();
@@ -195,7 +195,7 @@ mod tests {
 
     /// `/dev/full` behaves like a full volume.
     #[tokio::test]
-    async fn a_volume_that_is_full_is_told_with_its_remedy() {
+    async fn intake_reports_full_volume_with_remedy() {
         let intake = Intake::begin(Path::new("/dev/full"), Arc::default());
         // `push` returns false after the failure.
         while intake.push(Bytes::from_static(&[0; 4096])).await {}

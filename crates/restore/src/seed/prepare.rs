@@ -229,7 +229,7 @@ mod tests {
 
     /// etcdutl 3.7.3 raised an empty store to revision 1,000,000,000, not to 1,000,000,001.
     #[test]
-    fn the_revision_of_the_last_key_is_raised_and_not_that_of_the_store() {
+    fn raises_revision_of_last_key() {
         let snapshot = |revision, compacted| Revisions {
             revision,
             compacted,

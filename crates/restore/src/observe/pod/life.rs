@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_ended_for_good_is_told_from_one_that_is_started_again() {
+    fn distinguishes_ended_pods_from_restarting_pods() {
         let at = |seconds| Timestamp::from_second(seconds).unwrap();
         let pod = |phase: &str| -> Pod {
             serde_json::from_value(json!({

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_nobody_makes_a_volume_for_is_told_with_its_class_after_a_minute() {
+    fn reports_missing_provisioner_after_one_minute() {
         let waits = pod("False", WAITS);
         for (class, says) in [
             (Some("nowhere"), "the StorageClass nowhere does not exist"),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_the_volume_has_ten_minutes() {
+    fn provisioner_has_ten_minutes() {
         let (waits, silent) = (pod("False", WAITS), Pod::default());
         let by = |more: Value| {
             let mut annotations = json!({ BY: "csi.example.com" });
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn how_long_it_takes_counts_from_the_last_change_of_the_claim() {
+    fn time_limit_counts_from_last_change_of_pvc() {
         let mut late = claim(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
         let managed = json!([
             { "manager": "etcd-restore-operator", "time": at(MADE).to_string() },
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_finds_no_node_is_not_told_as_one_without_storage() {
+    fn reports_no_other_scheduling_problems() {
         let waits = claim(Some("local"), &json!({}));
         let none = "2 node(s) didn't find available persistent volumes to bind";
         let tail =
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_bound_or_a_pod_that_has_a_node_lacks_no_storage() {
+    fn bound_pvc_or_scheduled_pod_has_storage() {
         let waits = claim(Some("nowhere"), &json!({}));
         assert_eq!(said(&pod("True", ""), &waits), None);
         for phase in ["Bound", "Lost"] {
@@ -338,7 +338,7 @@ mod tests {
 
     /// The scheduler does not name the unbound PVC, so another PVC such as that of the backup may be unbound.
     #[test]
-    fn where_the_pod_has_another_claim_it_is_named_after_ten_minutes() {
+    fn reports_other_pvc_of_pod_after_ten_minutes() {
         let mut both = pod("False", WAITS);
         let volumes = both.spec.as_mut().and_then(|spec| spec.volumes.as_mut());
         let backup =

@@ -93,7 +93,7 @@ async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Observation) {
 }
 
 #[tokio::test]
-async fn who_gives_a_restore_up_asks_the_seed_nothing() {
+async fn aborted_restore_sends_no_requests_to_seed() {
     let (asked, seen) = looked(&restore(), SHA).await;
     let serves = matches!(seen.snapshot.serving, Serving::Serves { .. });
     assert!(serves, "{:?}", seen.snapshot);
@@ -118,7 +118,7 @@ async fn who_gives_a_restore_up_asks_the_seed_nothing() {
 
 /// A member needs half a second for the hash of each GiB.
 #[tokio::test]
-async fn a_seed_of_another_backup_is_not_asked_for_the_hash_of_its_keys() {
+async fn requests_no_hash_from_seed_with_other_backup() {
     for (held, expected) in [(SHA, 3), ("ffff", 2)] {
         let (asked, seen) = looked(&restore(), held).await;
         assert_eq!(holds_another(&seen.snapshot), held != SHA);

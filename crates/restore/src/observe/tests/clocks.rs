@@ -24,7 +24,7 @@ fn server(at: Option<Timestamp>) -> Client {
 
 /// Invariant 1: a wrong report would abandon a restore in place.
 #[tokio::test]
-async fn a_clock_that_is_ahead_finds_no_storage_missing_and_neither_does_one_without_an_answer() {
+async fn missing_storage_requires_clock_of_api_server() {
     let now = Timestamp::now();
     let made = now - SignedDuration::from_mins(5);
     let claim = json!({

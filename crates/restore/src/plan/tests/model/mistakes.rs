@@ -168,7 +168,7 @@ proptest! {
     /// Lost objects are created again, or the loss is reported. The lock is released, and no cluster without data is
     /// handed over.
     #[test]
-    fn a_restore_in_place_comes_to_an_end_whatever_is_lost(
+    fn restore_in_place_ends_after_any_loss(
         fates in with(LOSSES, false),
         around in around(),
         turn: bool,
@@ -188,7 +188,7 @@ proptest! {
 
     /// Invariant 11: only the recorded backup is handed over, regardless of the process, and the lock is released.
     #[test]
-    fn invariant_11_an_operator_that_is_late_does_no_harm(
+    fn invariant_11_delayed_operator_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,
@@ -213,7 +213,7 @@ proptest! {
 
     /// Invariant 11: the same holds long after the handover, when clients have written to the cluster.
     #[test]
-    fn invariant_11_a_step_that_comes_long_after_it_was_planned_does_no_harm(
+    fn invariant_11_action_long_after_plan_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,
@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn a_restore_completes_when_nobody_is_late_any_more(
+    fn restore_completes_after_delays_end(
         in_place: bool,
         manifests: bool,
         fates in with(LATE, false),
@@ -299,7 +299,7 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
 
 /// The checks of the model work.
 #[test]
-fn every_mistake_of_a_restore_is_found() {
+fn model_detects_every_mistake_of_restore() {
     for (mistake, said) in [
         (Mistake::ChoosesAnew, "several backups"),
         (Mistake::AsksTheSpec, "several backups"),

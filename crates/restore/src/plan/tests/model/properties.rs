@@ -41,7 +41,7 @@ proptest! {
 
     /// Invariants 1, 9, 10 and 11 hold after every step.
     #[test]
-    fn invariant_9_nothing_of_anybodys_is_destroyed(durable: bool, good: bool, fates in fates(true)) {
+    fn invariant_9_restore_destroys_no_data(durable: bool, good: bool, fates in fates(true)) {
         let mut world = World::new(durable, good);
         for fate in fates {
             world.happen(fate);
@@ -51,7 +51,7 @@ proptest! {
 
     /// The restore completes without interfering users, if the data survives the pod.
     #[test]
-    fn a_durable_restore_completes_when_the_faults_stop(fates in fates(false)) {
+    fn durable_restore_completes_after_faults(fates in fates(false)) {
         let mut world = World::new(true, true);
         for fate in fates {
             world.happen(fate);
@@ -62,7 +62,7 @@ proptest! {
 
     /// A restore without volumes completes if the seed is not lost after the start of the handover.
     #[test]
-    fn a_restore_without_volumes_completes_unless_its_only_copy_is_lost(fates in fates(false)) {
+    fn restore_without_volumes_completes_unless_seed_is_lost(fates in fates(false)) {
         let mut world = World::new(false, true);
         let mut lost = false;
         for fate in fates {
@@ -76,7 +76,7 @@ proptest! {
 
     /// A restore of an unreadable backup never completes and hands no cluster over.
     #[test]
-    fn an_unreadable_backup_never_succeeds(durable: bool, fates in fates(true)) {
+    fn restore_of_unreadable_backup_never_succeeds(durable: bool, fates in fates(true)) {
         let mut world = World::new(durable, false);
         for fate in fates {
             world.happen(fate);
@@ -87,7 +87,7 @@ proptest! {
 
     /// At all times the old cluster is complete or the new one verified, and clients can reach at most one of them.
     #[test]
-    fn invariant_9_a_cluster_that_is_replaced_is_whole_until_the_new_one_is_verified(
+    fn invariant_9_old_cluster_is_complete_until_cutover(
         durable: bool,
         good: bool,
         fates in fates(true),
@@ -104,7 +104,7 @@ proptest! {
 
     /// An operator that is killed between any two writes completes the restore.
     #[test]
-    fn a_restore_in_place_completes_when_the_faults_stop(fates in fates(false)) {
+    fn restore_in_place_completes_after_faults(fates in fates(false)) {
         let mut world = World::replacing(true, true);
         for fate in fates {
             world.happen(fate);
@@ -119,7 +119,7 @@ proptest! {
     /// The chosen backup is deleted midway. Before the cutover the restore is abandoned with that reason; after the
     /// cutover the backup is not needed.
     #[test]
-    fn a_backup_that_is_removed_midway_leaves_one_whole_cluster(
+    fn deleted_backup_leaves_one_complete_cluster(
         before in fates(false),
         after in fates(false),
     ) {
@@ -147,7 +147,7 @@ proptest! {
 
     /// A failure leaves the old cluster unchanged, is reported, and releases the lock.
     #[test]
-    fn a_bad_backup_leaves_the_cluster_that_was_there(durable: bool, fates in fates(false)) {
+    fn bad_backup_leaves_old_cluster_unchanged(durable: bool, fates in fates(false)) {
         let mut world = World::replacing(durable, false);
         for fate in fates {
             world.happen(fate);
@@ -164,7 +164,7 @@ proptest! {
 
     /// After a deletion of the EtcdRestore at any time, the old or the new cluster is complete and not locked.
     #[test]
-    fn a_restore_deleted_at_any_moment_leaves_one_whole_cluster(
+    fn deleted_restore_leaves_one_complete_cluster(
         good: bool,
         before in fates(false),
         after in fates(false),
@@ -188,7 +188,7 @@ proptest! {
 }
 
 #[test]
-fn a_quiet_restore_completes_in_a_dozen_rounds() {
+fn restore_without_faults_completes_in_few_rounds() {
     let mut world = World::new(true, true);
     let mut rounds = 0;
     while !world.succeeded() {

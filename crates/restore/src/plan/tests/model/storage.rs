@@ -68,7 +68,7 @@ proptest! {
 
     /// After any change of the storage, one cluster is complete in the end, and is not locked.
     #[test]
-    fn a_restore_in_place_without_storage_leaves_one_whole_cluster(fates in with(STORAGE, false)) {
+    fn restore_in_place_without_storage_leaves_complete_cluster(fates in with(STORAGE, false)) {
         let mut world = World::replacing(true, true);
         for fate in fates {
             world.happen(fate);
@@ -82,7 +82,7 @@ proptest! {
 
     /// A restore in place that never has storage is abandoned and reports the reason.
     #[test]
-    fn a_restore_in_place_that_never_has_storage_leaves_the_cluster_that_was_there(
+    fn restore_in_place_that_never_has_storage_is_abandoned(
         fates in without_storage(),
     ) {
         let mut world = World::replacing(true, true);
@@ -99,7 +99,7 @@ proptest! {
 
     /// A restore into a new cluster reports missing storage, and continues when storage is available.
     #[test]
-    fn a_new_cluster_waits_for_its_storage_and_completes_when_there_is_some(
+    fn new_cluster_waits_for_storage_and_completes(
         fates in without_storage(),
     ) {
         let mut world = World::new(true, true);

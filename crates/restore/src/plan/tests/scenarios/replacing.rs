@@ -100,7 +100,7 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
 
 /// Invariants 9 and 10: all problems that can be detected early are reported before the lock.
 #[test]
-fn claims_only_when_the_backup_is_there_and_all_is_recorded() {
+fn locks_only_after_backup_check_and_records() {
     let mut snapshot = present(there(false));
     let fresh = overwriting(|_| {});
     snapshot.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
@@ -123,7 +123,7 @@ fn claims_only_when_the_backup_is_there_and_all_is_recorded() {
 }
 
 #[test]
-fn a_cluster_made_anew_since_is_recorded_again() {
+fn records_recreated_cluster_again() {
     let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
         ..there(false)
@@ -137,7 +137,7 @@ fn a_cluster_made_anew_since_is_recorded_again() {
 }
 
 #[test]
-fn a_paused_or_broken_cluster_is_not_claimed() {
+fn paused_or_invalid_cluster_is_not_locked() {
     let paused = ClusterFacts {
         paused: true,
         ..there(false)
@@ -155,7 +155,7 @@ fn a_paused_or_broken_cluster_is_not_claimed() {
 }
 
 #[test]
-fn a_cluster_of_another_restore_is_never_taken_over() {
+fn cluster_of_another_restore_is_rejected() {
     let mut snapshot = present(ClusterFacts {
         claim: Some("another-restore".into()),
         ..there(false)
@@ -182,7 +182,7 @@ fn a_cluster_of_another_restore_is_never_taken_over() {
 }
 
 #[test]
-fn what_is_refused_is_held_back_from_no_deletion() {
+fn rejected_restore_has_no_finalizer() {
     let mut snapshot = present(there(false));
     snapshot.source = Source::Ready(Box::default());
     // The user has reverted `overwrite` before the lock.
@@ -210,7 +210,7 @@ fn what_is_refused_is_held_back_from_no_deletion() {
 
 /// Invariant 9: a seed that answers but never becomes ready leaves the old cluster complete.
 #[test]
-fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
+fn verifies_seed_while_old_cluster_serves() {
     let preparing = beside(Pod::Absent, Serving::NotAsked);
     check(&recorded(), &preparing, &Action::CreatePod);
     // While the restore holds the lock, it always has the finalizer.
@@ -245,7 +245,7 @@ fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
 
 /// Invariant 9: a failure before the cutover leaves the old cluster unchanged.
 #[test]
-fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
+fn unreadable_backup_abandons_and_releases_lock() {
     let trouble = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
     let failed = Pod::Present(PodFacts {
         trouble: Some(trouble.clone()),
@@ -279,13 +279,13 @@ fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
 
 /// Invariant 1.
 #[test]
-fn a_seed_nobody_can_say_anything_about_is_not_left_behind() {
+fn unknown_seed_keeps_lock() {
     let unknown = beside(Pod::Unknown("timeout".into()), Serving::NotAsked);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
 
 #[test]
-fn trouble_that_passes_does_not_give_it_up() {
+fn temporary_problems_do_not_abandon() {
     for reason in [Reason::PodNotStarting, Reason::StoreUnreachable] {
         let pod = Pod::Present(PodFacts {
             trouble: Some(Trouble::new(reason, "for now")),
@@ -301,7 +301,7 @@ fn trouble_that_passes_does_not_give_it_up() {
 
 /// Invariants 9 and 17: the old members stop, the seed joins, and the lock is released, in this order.
 #[test]
-fn the_old_members_stop_after_the_turn_and_the_seed_joins_when_they_have() {
+fn seed_joins_after_old_members_have_stopped() {
     let restore = verified_seed();
     let running = [old("a", false, true), old("b", false, false)];
     check(
@@ -327,7 +327,7 @@ fn the_old_members_stop_after_the_turn_and_the_seed_joins_when_they_have() {
 
 /// Invariant 1.
 #[test]
-fn nothing_joins_while_it_is_unknown_whether_the_old_members_run() {
+fn seed_does_not_join_while_old_members_are_unknown() {
     let mut snapshot = turned(&[], restored_pod());
     for former in [Former::NotAsked, Former::Unknown("timeout".into())] {
         snapshot.former = former;
@@ -337,7 +337,7 @@ fn nothing_joins_while_it_is_unknown_whether_the_old_members_run() {
 
 /// Invariant 9: the old members keep their data and do not stop without the verified seed.
 #[test]
-fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
+fn recreates_seed_lost_at_cutover() {
     let restore = verified_seed();
     let running = [old("a", false, true)];
     check(&restore, &turned(&running, Pod::Absent), &Action::CreatePod);
@@ -359,7 +359,7 @@ fn durable(snapshot: &Snapshot, claim: Child) -> Snapshot {
 
 /// The cluster operator gets a cluster without data, and reports it. The restore fails and reports it too.
 #[test]
-fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_remedy() {
+fn lost_seed_after_cutover_fails_with_remedy() {
     let ended = |joined| {
         Pod::Present(PodFacts {
             joined,
@@ -402,7 +402,7 @@ fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_rem
 
 /// Invariant 9: the seed was created again, while a user stopped the last old members.
 #[test]
-fn a_seed_that_holds_something_else_than_was_verified_does_not_join() {
+fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
         let pod = Pod::Present(PodFacts {
             restored,
@@ -421,7 +421,7 @@ fn a_seed_that_holds_something_else_than_was_verified_does_not_join() {
 
 /// Invariant 9: the location may contain another backup, and changed addresses lead to another cluster ID.
 #[test]
-fn the_old_members_stop_only_for_the_seed_that_was_verified() {
+fn old_members_stop_only_for_verified_seed() {
     let newer = Pod::Present(PodFacts {
         restored: Some(101),
         verified: true,
@@ -446,7 +446,7 @@ fn the_old_members_stop_only_for_the_seed_that_was_verified() {
 
 /// The old members serve before the cutover and until they stop, so no client can have written to the seed.
 #[test]
-fn a_seed_whose_pod_ended_for_good_beside_members_that_run_gets_another_one() {
+fn replaces_ended_pod_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];
     for durable in [false, true] {
         for pod in ended_pods() {
@@ -471,7 +471,7 @@ fn a_seed_whose_pod_ended_for_good_beside_members_that_run_gets_another_one() {
 
 /// Invariant 9: with the labels, clients may have written to the seed. Their writes are on its volume, or lost.
 #[test]
-fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
+fn joined_seed_is_not_restored_again() {
     let late = [old("late", false, false)];
     let joined = PodFacts {
         joined: true,
@@ -504,7 +504,7 @@ fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
 }
 
 #[test]
-fn a_restore_deleted_midway_leaves_the_old_or_the_new_cluster_whole() {
+fn deleted_restore_in_place_ends_with_old_or_new_cluster() {
     let preparing = beside(restored_pod(), serves(100));
     check(&deleted(recorded()), &preparing, &Action::DiscardSeed);
     check(&deleted(verified_seed()), &preparing, &Action::DiscardSeed);
@@ -522,7 +522,7 @@ fn a_restore_deleted_midway_leaves_the_old_or_the_new_cluster_whole() {
 }
 
 #[test]
-fn a_cluster_that_is_another_than_at_the_beginning_is_given_back() {
+fn changed_cluster_id_abandons_restore() {
     let mut snapshot = beside(restored_pod(), serves(100));
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some("ff".into()),

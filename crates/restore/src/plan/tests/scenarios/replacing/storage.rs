@@ -19,7 +19,7 @@ fn waits() -> Pod {
 }
 
 #[test]
-fn a_new_cluster_without_storage_is_told_as_failed_and_goes_on_when_there_is_some() {
+fn new_cluster_reports_missing_storage_and_continues() {
     let plan = check(
         &intended(),
         &claimed_with(waits(), Serving::NotAsked),
@@ -34,7 +34,7 @@ fn a_new_cluster_without_storage_is_told_as_failed_and_goes_on_when_there_is_som
 
 /// Invariant 9.
 #[test]
-fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_after_it() {
+fn missing_storage_abandons_only_before_cutover() {
     let given_up = plan(&recorded(), &beside(waits(), Serving::NotAsked));
     let Action::Abandon(trouble) = &given_up.action else {
         panic!("{given_up:?}")
@@ -65,7 +65,7 @@ fn told(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRest
 }
 
 #[test]
-fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_given_up() {
+fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     let snapshot = beside(Pod::Absent, Serving::NotAsked);
     let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
@@ -100,7 +100,7 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
 
 /// The next attempt to create the volume may be in flight, or a controller of Kubernetes may be restarting.
 #[test]
-fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_given_up() {
+fn unbound_pvc_is_reported_before_restore_is_abandoned() {
     let snapshot = beside(waits(), Serving::NotAsked);
     let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);

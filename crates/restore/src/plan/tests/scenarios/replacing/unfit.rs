@@ -35,7 +35,7 @@ fn clears(restore: &EtcdRestore, snapshot: &Snapshot) {
 
 /// On an empty volume, which was created again while the old members ran, no member would ever start.
 #[test]
-fn a_volume_is_not_taken_for_what_should_be_on_it() {
+fn seed_pod_verifies_existing_volume_before_handover() {
     let restore = verified_seed();
     let mut snapshot = durable(&turned(&[], Pod::Absent), Child::Present);
     check(&restore, &snapshot, &Action::CreatePod);
@@ -54,7 +54,7 @@ fn a_volume_is_not_taken_for_what_should_be_on_it() {
 
 /// Invariant 9: a fetched snapshot shows neither that the data directory exists nor which cluster the seed belongs to.
 #[test]
-fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
+fn seed_joins_only_with_verified_backup() {
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
         revision,
@@ -109,7 +109,7 @@ fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
 /// The seed is created again on its volume, but its backup is missing. No member serves clients, so the message
 /// contains the remedy.
 #[test]
-fn trouble_of_a_seed_is_told_with_the_remedy_when_the_old_members_have_stopped() {
+fn reports_seed_problem_with_remedy_after_old_members_stopped() {
     let gone = alive(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "the backup is gone"));
@@ -131,7 +131,7 @@ fn trouble_of_a_seed_is_told_with_the_remedy_when_the_old_members_have_stopped()
 /// Invariant 9: a PersistentVolumeClaim that is being deleted is lost with the pod that uses it, together with its
 /// data.
 #[test]
-fn a_seed_on_a_volume_that_would_go_with_it_is_not_made_again() {
+fn keeps_seed_pod_on_terminating_volume() {
     let bare = turned(&[], silent());
     for claim in [Child::InTheWay, Child::Absent] {
         let snapshot = durable(&bare, claim);
@@ -159,7 +159,7 @@ fn a_seed_on_a_volume_that_would_go_with_it_is_not_made_again() {
 
 /// A kubelet may lose the report, and a container that has succeeded is not restarted.
 #[test]
-fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have_written_to_it() {
+fn replaces_seed_without_report_before_client_writes() {
     let running = [old("a", false, true)];
     for restore in [recorded(), verified_seed()] {
         let snapshot = beside(silent(), serves(100));
@@ -181,7 +181,7 @@ fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have
 /// On a volume the next pod reports the data. Without a volume the pod has the only copy, and joins only if it cannot
 /// have another backup.
 #[test]
-fn a_seed_of_which_nobody_says_what_it_holds_joins_or_is_told_when_the_old_members_have_stopped() {
+fn seed_without_report_joins_only_with_checked_sha256() {
     let bare = turned(&[], silent());
     clears(&verified_seed(), &durable(&bare, Child::Present));
     let told = check(&verified_seed(), &bare, &Action::Nothing);
@@ -203,7 +203,7 @@ fn a_seed_of_which_nobody_says_what_it_holds_joins_or_is_told_when_the_old_membe
 /// A joined seed has served the verified backup. A late member of the old cluster stops, regardless of the report of
 /// the seed.
 #[test]
-fn a_late_member_stops_also_for_a_seed_that_has_joined_and_of_which_nobody_says_what_it_holds() {
+fn late_member_stops_for_joined_seed_without_report() {
     let Pod::Present(mut joined) = silent() else {
         panic!("it is there")
     };
@@ -219,7 +219,7 @@ fn a_late_member_stops_also_for_a_seed_that_has_joined_and_of_which_nobody_says_
 
 /// Invariant 17: clients reach both. The data of the joined seed then contains their writes.
 #[test]
-fn a_late_member_stops_for_a_seed_that_has_joined_whatever_is_wrong_with_that() {
+fn late_member_stops_for_joined_seed_with_problems() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
@@ -264,7 +264,7 @@ fn a_late_member_stops_for_a_seed_that_has_joined_whatever_is_wrong_with_that() 
 
 /// Another operator process may create the pod late, from a backup that it has read before another one was recorded.
 #[test]
-fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
+fn deletes_seed_with_other_backup_before_cutover() {
     let fetches = alive(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.another = Some(Another::Fetches(
@@ -307,7 +307,7 @@ fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
 /// Invariant 9: after the handover the quorum was lost and recovered as another cluster, whose data is newer than the
 /// backup. Or a user has created the EtcdCluster again.
 #[test]
-fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_again() {
+fn cluster_changed_after_handover_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {
         let mut snapshot = present(facts);
         snapshot.source = Source::Ready(Box::default());
@@ -345,7 +345,7 @@ fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_agai
 
 /// At this point the spec no longer counts. After the cutover, no member would serve clients if the restore stopped.
 #[test]
-fn a_spec_that_is_changed_into_something_invalid_midway_stops_nothing() {
+fn invalid_spec_change_does_not_stop_started_restore() {
     let mut restore = verified_seed();
     restore.spec.backup_storage_type = Some("Tape".into());
     check(&restore, &turned(&[], restored_pod()), &Action::Join);
