@@ -110,7 +110,7 @@ impl World {
     }
 
     /// Sets the minor version of the cluster to restore into.
-    fn goes_into(&mut self, minor: &str) {
+    fn set_target_minor(&mut self, minor: &str) {
         self.programs = Programs::find(minor);
         self.tool = tool(&self.programs, minor);
     }
@@ -198,14 +198,14 @@ impl World {
     }
 }
 
-async fn brings_every_key_back(minor: &'static str) {
-    brings_every_key_into(minor, minor).await;
+async fn restores_all_keys(minor: &'static str) {
+    restores_all_keys_into(minor, minor).await;
 }
 
 /// Restores a backup of minor version `of` into a cluster of another minor version, with the tool of that version.
-async fn brings_every_key_into(of: &'static str, minor: &str) {
+async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let mut world = World::new(of).await;
-    world.goes_into(minor);
+    world.set_target_minor(minor);
     let asked = world.fetch_into(&format!("{minor}.0"));
     let fetched = Box::pin(fetch(&asked)).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
@@ -242,22 +242,22 @@ async fn brings_every_key_into(of: &'static str, minor: &str) {
 
 #[tokio::test]
 async fn etcd_3_4_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.4").await;
+    restores_all_keys("3.4").await;
 }
 
 #[tokio::test]
 async fn etcd_3_5_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.5").await;
+    restores_all_keys("3.5").await;
 }
 
 #[tokio::test]
 async fn etcd_3_6_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.6").await;
+    restores_all_keys("3.6").await;
 }
 
 #[tokio::test]
 async fn etcd_3_7_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.7").await;
+    restores_all_keys("3.7").await;
 }
 
 /// Invariant 6: a restarted member without its data does not start as an empty member.

@@ -102,7 +102,7 @@ async fn leaderless(url: &str) -> Status {
     panic!("the survivor goes on naming a leader");
 }
 
-async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
+async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     let loss = Loss::new(minor).await;
     let old = loss.survivor.clone();
     let fetched = fetch(&loss.fetch(old.cluster_id, old.revision))
@@ -145,13 +145,13 @@ async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
         (old.revision, old.cluster_id)
     );
     if bump.is_some() {
-        refuses_the_old_history(&member, old.revision).await;
+        check_old_watch_is_rejected(&member, old.revision).await;
     }
 }
 
 /// Checks that etcd rejects a watch from a revision that the lost members may have used for another write. The client
 /// must start a new watch.
-async fn refuses_the_old_history(member: &Member, revision: i64) {
+async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
     let mut client = etcd_client::Client::connect([&member.client_url], None)
         .await
         .unwrap();
@@ -169,22 +169,22 @@ async fn refuses_the_old_history(member: &Member, revision: i64) {
 
 #[tokio::test]
 async fn survivor_of_etcd_3_4_forms_new_cluster() {
-    begins_a_new_cluster("3.4", None).await;
+    check_new_cluster("3.4", None).await;
 }
 
 #[tokio::test]
 async fn survivor_of_etcd_3_5_forms_new_cluster() {
-    begins_a_new_cluster("3.5", None).await;
+    check_new_cluster("3.5", None).await;
 }
 
 #[tokio::test]
 async fn survivor_of_etcd_3_6_forms_cluster_above_lost_revisions() {
-    begins_a_new_cluster("3.6", Some(BUMP)).await;
+    check_new_cluster("3.6", Some(BUMP)).await;
 }
 
 #[tokio::test]
 async fn survivor_of_etcd_3_7_forms_cluster_above_lost_revisions() {
-    begins_a_new_cluster("3.7", Some(BUMP)).await;
+    check_new_cluster("3.7", Some(BUMP)).await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 //! The operator creates the EtcdCluster with a restore lock, or locks an existing EtcdCluster. Then it prepares one
 //! seed member, whose data directory is restored and verified before etcd starts. It records the new cluster in the
 //! status of the EtcdCluster, and releases the lock last. It never changes or deletes a cluster that it has not locked.
-//! The seed fetches the backup with the credentials of its namespace.
+//! The operator passes on no backup data, because the seed fetches the backup with its own credentials.
 
 pub mod app;
 pub mod command;

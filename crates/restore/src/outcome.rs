@@ -15,7 +15,7 @@ use crate::snapshot::Snapshot;
 /// How long after an observation requests without another precondition are sent. Shorter than the lease.
 pub(crate) const FRESH: Duration = Duration::from_secs(10);
 
-/// Texts of a quota and of a limit range (`resourcequota` and `limitranger` in kubernetes/plugin/pkg/admission).
+/// Texts of a quota and of a limit range (`resourcequota` and `limitranger`, admission plugins of Kubernetes).
 const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVolumeClaim"];
 
 /// The failure of a request.

@@ -1,8 +1,14 @@
 //! Plans one action and the state to report, from the EtcdRestore and the snapshot.
 //!
-//! Pure: no client, clock or randomness. A plan cannot fail. Every state between two steps is recognized from the API
-//! alone, in this order: the recorded intent, the EtcdCluster with the restore lock, the seed's Service, PVC and pod,
-//! the verified seed in the status of the restore, the cluster ID in the status of the cluster, the released lock.
+//! Pure, synchronous and total: no client, no clock, no randomness. Every state between two steps is recognized from
+//! the API alone, in this order:
+//!
+//! 1. the intent in the status of the restore,
+//! 2. the EtcdCluster with the restore lock,
+//! 3. the seed's Service, PersistentVolumeClaim and pod,
+//! 4. the verified seed in the status of the restore,
+//! 5. the cluster ID in the status of the cluster,
+//! 6. the released lock.
 
 use std::time::Duration;
 

@@ -120,7 +120,7 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
 }
 
 /// Checks that the restored etcd gives the same answers as the old etcd.
-async fn serves_what_was_said(member: &Member, said: Said, hashes: Hashes) {
+async fn check_recorded_answers(member: &Member, said: Said, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, said.all.kvs);
     // The hash covers every change since the compaction.
@@ -150,7 +150,7 @@ async fn serves_what_was_said(member: &Member, said: Said, hashes: Hashes) {
     assert!(!left.is_empty() && left.iter().all(|stored| stored.lease == 0));
 }
 
-async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
+async fn restores_backups_of_3_2_and_3_3(minor: &'static str) {
     for old in ["3.2.32", "3.3.27"] {
         let world = World::new(minor).await;
         let backup: Bytes = fixture(&format!("etcd-{old}.db")).into();
@@ -176,28 +176,28 @@ async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
         let status = member.serves().await;
         let status = status.unwrap_or_else(|| panic!("etcd {minor} does not start on {old}"));
         assert_eq!(status.revision, said.all.header.revision);
-        serves_what_was_said(&member, said, hashes).await;
+        check_recorded_answers(&member, said, hashes).await;
     }
 }
 
 #[tokio::test]
 async fn etcd_3_4_restores_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.4").await;
+    restores_backups_of_3_2_and_3_3("3.4").await;
 }
 
 #[tokio::test]
 async fn etcd_3_5_restores_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.5").await;
+    restores_backups_of_3_2_and_3_3("3.5").await;
 }
 
 #[tokio::test]
 async fn etcd_3_6_restores_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.6").await;
+    restores_backups_of_3_2_and_3_3("3.6").await;
 }
 
 #[tokio::test]
 async fn etcd_3_7_restores_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.7").await;
+    restores_backups_of_3_2_and_3_3("3.7").await;
 }
 
 /// One byte of a value is changed. The checksum that the old etcd appended to the snapshot detects the damage.

@@ -4,23 +4,23 @@ use super::*;
 
 #[tokio::test]
 async fn etcd_3_5_restores_backup_of_3_4() {
-    brings_every_key_into("3.4", "3.5").await;
+    restores_all_keys_into("3.4", "3.5").await;
 }
 
 #[tokio::test]
 async fn etcd_3_6_restores_backup_of_3_5() {
-    brings_every_key_into("3.5", "3.6").await;
+    restores_all_keys_into("3.5", "3.6").await;
 }
 
 #[tokio::test]
 async fn etcd_3_7_restores_backup_of_3_6() {
-    brings_every_key_into("3.6", "3.7").await;
+    restores_all_keys_into("3.6", "3.7").await;
 }
 
 /// An upgrade of a cluster moves by one minor version at a time. A restore of an old backup can skip minor versions.
 #[tokio::test]
 async fn etcd_3_7_restores_backup_of_3_4() {
-    brings_every_key_into("3.4", "3.7").await;
+    restores_all_keys_into("3.4", "3.7").await;
 }
 
 /// The seed rejects such a backup on a PersistentVolumeClaim too, which the operator cannot read.

@@ -7,7 +7,7 @@ use super::*;
 use restore::reason::Trouble;
 
 /// The problem that is reported for a tool that runs these commands.
-async fn told_of_a_tool(does: &str) -> Trouble {
+async fn trouble_after_tool(does: &str) -> Trouble {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let mut arguments = world.prepare("http://127.0.0.1:1");
@@ -20,7 +20,7 @@ async fn told_of_a_tool(does: &str) -> Trouble {
 
 #[tokio::test]
 async fn killed_tool_does_not_blame_backup() {
-    let trouble = told_of_a_tool("kill -9 $$").await;
+    let trouble = trouble_after_tool("kill -9 $$").await;
     assert_eq!(trouble.reason, Reason::PodNotStarting);
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
 }
@@ -29,7 +29,7 @@ async fn killed_tool_does_not_blame_backup() {
 #[tokio::test]
 async fn full_volume_does_not_blame_backup() {
     let full = "echo Error: write db: no space left on device >&2; exit 1";
-    let trouble = told_of_a_tool(full).await;
+    let trouble = trouble_after_tool(full).await;
     assert_eq!(trouble.reason, Reason::SeedFailed);
     assert!(
         trouble.message.contains("larger volumes"),

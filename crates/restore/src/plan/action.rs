@@ -57,7 +57,7 @@ pub enum Action {
     RecordRestored {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
-        /// The revision of the restored backup.
+        /// The revision that the seed serves.
         revision: i64,
         /// The SHA-256 of the snapshot.
         sha256: Option<String>,

@@ -109,8 +109,8 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         return Plan::act(Action::Guard(true), "guarding the claim with a finalizer");
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: after the cutover the old members stop only for a ready seed. A seed that answers but never becomes
-    // ready would leave both clusters incomplete.
+    // Invariant 9: after the cutover the old members stop only for a ready seed. If the seed answered but never became
+    // ready, both clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("the seed member to be ready");

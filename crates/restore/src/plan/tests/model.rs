@@ -190,7 +190,7 @@ struct World {
 
 impl ModelCluster {
     /// Whether all old members run.
-    fn is_old_whole(&self) -> bool {
+    fn is_old_complete(&self) -> bool {
         !self.old.is_empty() && self.old.iter().all(|member| *member == OldMember::Runs)
     }
 
@@ -345,9 +345,9 @@ impl World {
             }
             Fate::LoseVolume => self.lose_volume(),
             Fate::LoseOld => self.lose_old(),
-            Fate::ReadLate => self.read_late(),
-            Fate::ActLate => self.act_late(false),
-            Fate::WriteLate => self.act_late(true),
+            Fate::ReadLate => self.read_delayed(),
+            Fate::ActLate => self.act_delayed(false),
+            Fate::WriteLate => self.act_delayed(true),
             Fate::StrangerCreates => {
                 self.cluster.get_or_insert_with(|| ModelCluster {
                     stranger: true,
@@ -363,7 +363,7 @@ impl World {
                     cluster.available = if cluster.has_turned() {
                         serves && !cluster.claim
                     } else {
-                        cluster.is_old_whole()
+                        cluster.is_old_complete()
                     };
                     // The cluster operator deletes objects that belong to no member.
                     if !cluster.claim && !cluster.has_turned() && self.in_place {
@@ -547,7 +547,7 @@ impl World {
         );
         if self.durable && !cluster.old.is_empty() && !self.losses {
             assert!(
-                cluster.is_old_whole() || cluster.disk,
+                cluster.is_old_complete() || cluster.disk,
                 "neither the old cluster is whole nor the new one verified (invariant 9)"
             );
         }
@@ -560,7 +560,7 @@ impl World {
     }
 
     /// Ends all faults, and runs until the restore has ended.
-    fn calm_down(&mut self) {
+    fn end_faults(&mut self) {
         self.store_up = true;
         self.happen(Fate::Storage);
         self.go_on();

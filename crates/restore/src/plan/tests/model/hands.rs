@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     /// Invariant 9: a foreign cluster is never changed.
-    fn note_what_is_touched(&mut self, action: &Action) {
+    fn note_write_to_foreign_cluster(&mut self, action: &Action) {
         if !matches!(
             action,
             Action::Nothing
@@ -22,7 +22,7 @@ impl World {
     }
 
     pub(super) fn act(&mut self, action: &Action) {
-        self.note_what_is_touched(action);
+        self.note_write_to_foreign_cluster(action);
         if let Action::Guard(set) = action {
             self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
         }

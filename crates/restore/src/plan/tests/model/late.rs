@@ -4,14 +4,14 @@
 use super::*;
 
 impl World {
-    pub(super) fn read_late(&mut self) {
+    pub(super) fn read_delayed(&mut self) {
         self.late = None;
         self.late = Some(Box::new(self.clone()));
     }
 
     /// The action of a process that has read the EtcdRestore earlier, and the other objects now or also earlier
     /// (`all`). Its writes to the EtcdRestore are rejected, because the resourceVersion has changed.
-    pub(super) fn act_late(&mut self, all: bool) {
+    pub(super) fn act_delayed(&mut self, all: bool) {
         let Some(mut read) = self.late.clone() else {
             return;
         };

@@ -180,7 +180,7 @@ proptest! {
         for fate in if turn { around } else { fates } {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.as_ref().unwrap();
         prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
         prop_assert!(world.restore.metadata.finalizers.is_none());
@@ -205,7 +205,7 @@ proptest! {
                 world.happen(fate);
             }
         }
-        world.calm_down();
+        world.end_faults();
         if world.gone {
             prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
         }
@@ -228,7 +228,7 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         if world.gone {
             prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
         }
@@ -249,7 +249,7 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 }
@@ -287,7 +287,7 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
         if for_storage {
             world.go_on();
         } else {
-            world.calm_down();
+            world.end_faults();
         }
         let claimed = world.cluster.as_ref().is_some_and(|it| it.claim);
         let waits = claimed && (for_storage || mistake == Mistake::TrustsTheMessage);

@@ -46,7 +46,7 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
     }
 
     /// The restore completes without interfering users, if the data survives the pod.
@@ -56,7 +56,7 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 
@@ -70,7 +70,7 @@ proptest! {
             lost |= matches!(fate, Fate::LosePod | Fate::EndPod) && formed;
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded() || lost, "{:?} {:?}", world.restore.status, world.cluster);
     }
 
@@ -81,7 +81,7 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(!world.succeeded());
     }
 
@@ -99,7 +99,7 @@ proptest! {
                 world.happen(fate);
             }
         }
-        world.calm_down();
+        world.end_faults();
     }
 
     /// An operator that is killed between any two writes completes the restore.
@@ -109,7 +109,7 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
         let cluster = world.cluster.unwrap();
         prop_assert!(!cluster.claim && cluster.has_turned());
@@ -132,13 +132,13 @@ proptest! {
         for fate in after {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.clone().unwrap();
         prop_assert!(!cluster.claim);
         if world.succeeded() {
             prop_assert!(cluster.has_turned());
         } else {
-            prop_assert!(cluster.is_old_whole() && cluster.cluster_id.as_deref() == Some(OLD));
+            prop_assert!(cluster.is_old_complete() && cluster.cluster_id.as_deref() == Some(OLD));
             let conditions = world.restore.conditions();
             let failed = conditions::find(conditions, &ConditionType::Failed).unwrap();
             prop_assert_eq!((failed.status.as_str(), failed.reason.as_str()), ("True", "BackupMissing"));
@@ -152,9 +152,9 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(cluster.is_old_whole() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
+        prop_assert!(cluster.is_old_complete() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
         prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
         prop_assert!(world.restore.metadata.finalizers.is_none());
         let status = world.restore.status.unwrap();
@@ -177,12 +177,12 @@ proptest! {
         for fate in after {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.gone, "{:?}", world.restore.metadata);
         let cluster = world.cluster.unwrap();
         prop_assert!(!cluster.claim);
         let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving && pod.joined);
-        let whole = if cluster.has_turned() { serves } else { cluster.is_old_whole() };
+        let whole = if cluster.has_turned() { serves } else { cluster.is_old_complete() };
         prop_assert!(whole);
     }
 }

@@ -73,11 +73,11 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.clone().unwrap();
         prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
         prop_assert!(world.restore.metadata.finalizers.is_none());
-        prop_assert!(world.succeeded() || cluster.has_turned() || cluster.is_old_whole());
+        prop_assert!(world.succeeded() || cluster.has_turned() || cluster.is_old_complete());
     }
 
     /// A restore in place that never has storage is abandoned and reports the reason.
@@ -92,7 +92,7 @@ proptest! {
         world.store_up = true;
         world.go_on();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(cluster.is_old_whole() && !cluster.claim, "{cluster:?}");
+        prop_assert!(cluster.is_old_complete() && !cluster.claim, "{cluster:?}");
         prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
         prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
     }
@@ -109,7 +109,7 @@ proptest! {
         world.store_up = true;
         world.go_on();
         prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 }
