@@ -234,8 +234,8 @@ fn stop(
 }
 
 /// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again may
-/// contain another backup from the same location, or may be another cluster if the settings of its address were
-/// changed.
+/// contain another backup from the same location. If the settings of its address were changed, the seed may also be
+/// another cluster. Only the operator has checked the seed so far.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,

@@ -5,8 +5,8 @@
 //! as needed. It finds the data there, or restores the backup if the volume was created again while the old members
 //! ran.
 //!
-//! If nothing of the seed is left, the cluster operator gets a cluster without data, which it never bootstraps again
-//! (invariant 7), and the restore fails with the remedy.
+//! If nothing of the seed is left, the restore fails with the remedy. The cluster operator then gets a cluster without
+//! data, which it never bootstraps again (invariant 7).
 
 use api::EtcdRestore;
 

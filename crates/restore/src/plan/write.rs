@@ -19,8 +19,8 @@ use super::{choice, in_place, joining, pod};
 use crate::naming;
 use crate::snapshot::{Former, FormerPod, Objects, Observation};
 
-/// A precondition that is read again before a request is sent, because an operator process that was suspended may act
-/// on an old observation (invariant 11).
+/// A precondition that is read again before a request is sent. An operator process that was suspended may act on an old
+/// observation (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
     /// The EtcdRestore has not changed since it was read. The time limit for the next requests starts again.
