@@ -1,6 +1,6 @@
-//! What runs in the seed's pod, against real servers: backups in a real S3 server, data directories made by etcd's
-//! own tools, real etcd started on them as a member's pod starts it. Without the programs the tests fail and name
-//! the command that brings them.
+//! Tests of the programs in the seed's pod against real servers: backups in an S3 server, data directories created by
+//! etcd's own tools, and etcd started like a member's pod. Without the required programs, the tests fail and name the
+//! command that installs them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ struct World {
     secret: TempDir,
     programs: Programs,
     tool: PathBuf,
-    /// What the backup is of.
+    /// The minor version of the backup.
     minor: &'static str,
     revision: i64,
     snapshot: Bytes,
@@ -62,7 +62,7 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
             .await
             .unwrap();
     }
-    // Several generations of keys, some deleted, and a compaction in the middle of them.
+    // Several generations of keys, some of them deleted, with a compaction in between.
     for index in (0..KEYS).step_by(7) {
         let key = format!("/key/{index:05}");
         client.delete(key.as_str(), None).await.unwrap();
@@ -109,8 +109,8 @@ impl World {
         world
     }
 
-    /// The cluster to make is of this minor version.
-    fn goes_into(&mut self, minor: &str) {
+    /// Sets the minor version of the cluster to restore into.
+    fn set_target_minor(&mut self, minor: &str) {
         self.programs = Programs::find(minor);
         self.tool = tool(&self.programs, minor);
     }
@@ -165,7 +165,7 @@ impl World {
         self.fetch_from("bucket/a/backup")
     }
 
-    /// The same, for a cluster of this version.
+    /// The arguments of a fetch for a cluster of this version.
     fn fetch_into(&self, version: &str) -> Fetch {
         Fetch {
             etcd_version: Some(version.to_owned()),
@@ -198,14 +198,14 @@ impl World {
     }
 }
 
-async fn brings_every_key_back(minor: &'static str) {
-    brings_every_key_into(minor, minor).await;
+async fn restores_all_keys(minor: &'static str) {
+    restores_all_keys_into(minor, minor).await;
 }
 
-/// Into a cluster of another minor version, with the tool of that.
-async fn brings_every_key_into(of: &'static str, minor: &str) {
+/// Restores a backup of minor version `of` into a cluster of another minor version, with the tool of that version.
+async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let mut world = World::new(of).await;
-    world.goes_into(minor);
+    world.set_target_minor(minor);
     let asked = world.fetch_into(&format!("{minor}.0"));
     let fetched = Box::pin(fetch(&asked)).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
@@ -227,7 +227,7 @@ async fn brings_every_key_into(of: &'static str, minor: &str) {
         .await
         .expect("etcd starts on the restored directory");
     assert_eq!(status.revision, world.revision);
-    // etcd reads the same keys as the member the backup is of, and the report tells what that is.
+    // etcd has the same keys as the member of the backup, and the report contains their hash.
     let port = EtcdClient::new(Access::default());
     let found = port.hash(&member.client_url, restored.revision).await;
     assert_eq!(found.unwrap(), Some(world.hash));
@@ -242,27 +242,27 @@ async fn brings_every_key_into(of: &'static str, minor: &str) {
 
 #[tokio::test]
 async fn etcd_3_4_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.4").await;
+    restores_all_keys("3.4").await;
 }
 
 #[tokio::test]
 async fn etcd_3_5_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.5").await;
+    restores_all_keys("3.5").await;
 }
 
 #[tokio::test]
 async fn etcd_3_6_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.6").await;
+    restores_all_keys("3.6").await;
 }
 
 #[tokio::test]
 async fn etcd_3_7_is_restored_with_its_own_tool() {
-    brings_every_key_back("3.7").await;
+    restores_all_keys("3.7").await;
 }
 
-/// Invariant 6: a member back on its disk without its data does not come up empty.
+/// Invariant 6: a restarted member without its data does not start as an empty member.
 #[tokio::test]
-async fn invariant_6_a_seed_without_its_data_does_not_start() {
+async fn invariant_6_seed_without_data_does_not_start() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let (programs, empty) = (Programs::find(minor), tempfile::tempdir().unwrap());
         let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -272,16 +272,16 @@ async fn invariant_6_a_seed_without_its_data_does_not_start() {
 }
 
 #[tokio::test]
-async fn a_second_start_touches_nothing_of_the_live_data() {
+async fn second_start_keeps_live_data() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let first = prepare(&world.prepare(&peer_url)).unwrap();
     std::fs::write(world.data().join("mark"), "live").unwrap();
-    // The node has restarted; the Secret and the backup are long gone.
+    // The node has restarted, and the Secret and the backup were deleted.
     let mut again = world.fetch_from("gone/nothing");
     again.secret = None;
-    // The operator compares what it is told, and decides.
+    // The program reports the existing data even if another SHA-256 is required. The operator compares the two.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
@@ -292,16 +292,16 @@ async fn a_second_start_touches_nothing_of_the_live_data() {
 }
 
 #[tokio::test]
-async fn an_interrupted_restore_is_made_again_from_the_fetched_snapshot() {
+async fn interrupted_restore_reuses_fetched_snapshot() {
     let world = World::new("3.6").await;
     let fetched = fetch(&world.fetch()).await.unwrap();
     let half = world.volume.path().join("restore/data/member/snap");
     std::fs::create_dir_all(&half).unwrap();
     std::fs::write(half.join("db"), "half").unwrap();
-    // Fetched once is enough.
+    // The second start does not fetch the backup again.
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
-    // So it is for whoever is told another place of the same.
+    // The same holds if the arguments name another location of the same backup.
     let mut copy = world.fetch_from("gone/nothing");
     copy.sha256 = Some(fetched.sha256.clone());
     assert_eq!(fetch(&copy).await.unwrap(), fetched);
@@ -309,9 +309,9 @@ async fn an_interrupted_restore_is_made_again_from_the_fetched_snapshot() {
     assert!(world.data().join("member/snap/db").exists());
 }
 
-/// The node crashed before the snapshot was on its disk.
+/// The node has crashed before the snapshot was on disk.
 #[tokio::test]
-async fn a_fetched_snapshot_that_a_crash_cut_off_is_fetched_again() {
+async fn truncated_snapshot_is_fetched_again() {
     let world = World::new("3.6").await;
     let fetched = fetch(&world.fetch()).await.unwrap();
     let snapshot = world.volume.path().join("restore/snapshot.db");
@@ -324,7 +324,7 @@ async fn a_fetched_snapshot_that_a_crash_cut_off_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
+async fn foreign_data_directory_is_not_changed() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
     std::fs::write(world.data().join("mark"), "another's").unwrap();
@@ -334,10 +334,10 @@ async fn a_data_directory_that_is_not_this_restores_is_left_alone() {
     assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 1);
 }
 
-/// Invariant 9: without a manifest the place is all that tells one backup from another. What a pod of another one has left
-/// on the volume is not taken for it, and what was made of it says of which it is.
+/// Invariant 9: without a manifest, only the location identifies a backup. A snapshot from another location is not
+/// reused, and the report names the origin of the data.
 #[tokio::test]
-async fn what_a_pod_of_another_backup_has_left_is_not_taken_for_the_recorded_one() {
+async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
@@ -359,7 +359,7 @@ async fn what_a_pod_of_another_backup_has_left_is_not_taken_for_the_recorded_one
         ..at(&here)
     };
     assert_eq!(of(&prepare(&raised).unwrap()), made);
-    // Whoever finds it says so, whatever it was told.
+    // An existing data directory is reported with its own origin, regardless of the arguments.
     assert_eq!(of(&fetch(&other).await.unwrap()), made);
 }
 
@@ -368,7 +368,7 @@ fn place_of(fetch: &Fetch) -> String {
 }
 
 #[tokio::test]
-async fn an_old_backup_without_a_manifest_is_restored() {
+async fn seed_restores_backup_without_manifest() {
     let world = World::new("3.5").await;
     world
         .store()
@@ -383,9 +383,9 @@ async fn an_old_backup_without_a_manifest_is_restored() {
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
 }
 
-/// Invariant 9: a backup that is not what etcd sent never becomes a data directory.
+/// Invariant 9: a backup that differs from the data that etcd sent never becomes a data directory.
 #[tokio::test]
-async fn a_damaged_backup_is_refused() {
+async fn seed_rejects_damaged_backup() {
     let world = World::new("3.6").await;
     let mut damaged = world.snapshot.to_vec();
     damaged[20_000] ^= 1;
@@ -413,7 +413,7 @@ async fn a_damaged_backup_is_refused() {
 }
 
 #[tokio::test]
-async fn a_snapshot_damaged_on_the_volume_is_refused() {
+async fn rejects_snapshot_damaged_on_volume() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let snapshot = world.volume.path().join("restore/snapshot.db");
@@ -426,7 +426,7 @@ async fn a_snapshot_damaged_on_the_volume_is_refused() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_does_not_fit_is_refused() {
+async fn rejects_backup_with_wrong_manifest() {
     let world = World::new("3.6").await;
     for (field, value, says) in [
         ("sha256", json!("ab".repeat(32)), "SHA-256"),
@@ -455,9 +455,9 @@ async fn a_manifest_that_does_not_fit_is_refused() {
         .await;
 }
 
-/// Invariant 9: whole, with its manifest or without, and not the one the restore was begun with.
+/// Invariant 9: a complete backup, with or without a manifest, is rejected if it is not the chosen one.
 #[tokio::test]
-async fn a_backup_that_was_put_in_the_place_of_the_chosen_one_is_refused() {
+async fn rejects_backup_that_overwrote_chosen_one() {
     let world = World::new("3.6").await;
     world.put_manifest(&world.manifest()).await;
     let right = world.manifest()["sha256"].as_str().map(str::to_owned);
@@ -471,15 +471,15 @@ async fn a_backup_that_was_put_in_the_place_of_the_chosen_one_is_refused() {
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
     world.refuses(&another, unreadable, why).await;
-    // What a seed has fetched before is taken for what it is, too.
+    // A snapshot from an earlier start is checked too.
     let fetched = fetch(&right).await.unwrap();
     assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
 }
 
-/// Invariant 12, from the other side: also what comes out of a compressed backup is what etcd sent.
+/// Invariant 12 on the restore side: the decompressed data equals the data that etcd sent.
 #[tokio::test]
-async fn a_compressed_backup_is_fetched_and_one_that_is_cut_off_is_refused() {
+async fn fetches_compressed_backup_and_rejects_truncated_one() {
     let world = World::new("3.6").await;
     let mut compressor = Compressor::new().unwrap();
     let mut stored = Vec::new();
@@ -508,7 +508,7 @@ async fn a_compressed_backup_is_fetched_and_one_that_is_cut_off_is_refused() {
 }
 
 #[tokio::test]
-async fn wrong_places_and_secrets_are_named_with_their_remedy() {
+async fn reports_wrong_location_or_secret_with_remedy() {
     let world = World::new("3.6").await;
     world
         .refuses(
@@ -559,7 +559,7 @@ async fn wrong_places_and_secrets_are_named_with_their_remedy() {
 }
 
 #[tokio::test]
-async fn the_result_goes_out_through_the_termination_message() {
+async fn seed_result_is_written_to_termination_message() {
     let world = World::new("3.6").await;
     let copied = world.volume.path().join("copied");
     let mut good = world.fetch();
@@ -585,7 +585,7 @@ async fn the_result_goes_out_through_the_termination_message() {
 }
 
 #[tokio::test]
-async fn a_tool_that_is_missing_or_fails_is_named() {
+async fn reports_missing_or_failed_tool() {
     let world = World::new("3.6").await;
     let mut arguments = world.prepare("http://127.0.0.1:1");
     let trouble = prepare(&arguments).unwrap_err();
@@ -610,9 +610,9 @@ async fn a_tool_that_is_missing_or_fails_is_named() {
     assert!(!world.data().exists());
 }
 
-/// A cluster nobody has written to yet can be lost, too.
+/// A cluster without any writes can be restored too.
 #[tokio::test]
-async fn a_backup_of_an_empty_cluster_is_restored() {
+async fn seed_restores_backup_of_empty_cluster() {
     let mut world = World::new("3.6").await;
     let etcd = EtcdProcess::start(&world.programs, &Start::default()).await;
     let port = EtcdClient::new(Access::default());

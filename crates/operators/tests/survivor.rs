@@ -1,5 +1,5 @@
-//! A seed made from the survivor of a lost quorum, against real servers: etcd gives a snapshot without a leader, and
-//! its own tool makes the first member of a new cluster of it.
+//! Seeds from the survivor of a lost quorum, against real servers: etcd sends a snapshot without a leader, and its own
+//! tool creates the first member of a new cluster from that snapshot.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ mod on_disk;
 use on_disk::{Member, tool};
 
 const KEYS: usize = 200;
-/// By how much the revision is raised where etcd can.
+/// The increase of the revision, for versions of etcd that support it.
 const BUMP: u64 = 1_000_000;
 
-/// One of three members is left and knows no leader.
+/// A cluster of three members, of which one is left without a leader.
 struct Loss {
     programs: Programs,
     members: Vec<EtcdProcess>,
@@ -102,7 +102,7 @@ async fn leaderless(url: &str) -> Status {
     panic!("the survivor goes on naming a leader");
 }
 
-async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
+async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     let loss = Loss::new(minor).await;
     let old = loss.survivor.clone();
     let fetched = fetch(&loss.fetch(old.cluster_id, old.revision))
@@ -124,7 +124,7 @@ async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
     let restored = prepare(&arguments).unwrap();
     let raised = old.revision + i64::try_from(bump.unwrap_or(0)).unwrap();
     assert_eq!(restored.revision, raised);
-    // A second start touches nothing.
+    // A second start changes nothing.
     assert_eq!(prepare(&arguments).unwrap(), restored);
 
     let mut member = Member::start(&loss.programs, &loss.volume.path().join("data"), &peer_url);
@@ -138,19 +138,20 @@ async fn begins_a_new_cluster(minor: &str, bump: Option<u64>) {
         let key = format!("/key/{index:05}");
         assert_eq!(member.value(&key).await, Some(format!("value {index}")));
     }
-    // Nothing was asked of the survivor that changes it.
+    // The restore does not change the survivor.
     let after = leaderless(&loss.members[0].client_url).await;
     assert_eq!(
         (after.revision, after.cluster_id),
         (old.revision, old.cluster_id)
     );
     if bump.is_some() {
-        refuses_the_old_history(&member, old.revision).await;
+        check_old_watch_is_rejected(&member, old.revision).await;
     }
 }
 
-/// A watch that goes on from a revision the lost members may have given to another write is told to begin anew.
-async fn refuses_the_old_history(member: &Member, revision: i64) {
+/// Checks that etcd rejects a watch from a revision that the lost members may have used for another write. The client
+/// must start a new watch.
+async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
     let mut client = etcd_client::Client::connect([&member.client_url], None)
         .await
         .unwrap();
@@ -167,27 +168,27 @@ async fn refuses_the_old_history(member: &Member, revision: i64) {
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_4_begins_a_new_cluster() {
-    begins_a_new_cluster("3.4", None).await;
+async fn survivor_of_etcd_3_4_forms_new_cluster() {
+    check_new_cluster("3.4", None).await;
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_5_begins_a_new_cluster() {
-    begins_a_new_cluster("3.5", None).await;
+async fn survivor_of_etcd_3_5_forms_new_cluster() {
+    check_new_cluster("3.5", None).await;
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_6_begins_a_new_cluster_above_every_lost_revision() {
-    begins_a_new_cluster("3.6", Some(BUMP)).await;
+async fn survivor_of_etcd_3_6_forms_cluster_above_lost_revisions() {
+    check_new_cluster("3.6", Some(BUMP)).await;
 }
 
 #[tokio::test]
-async fn a_survivor_of_etcd_3_7_begins_a_new_cluster_above_every_lost_revision() {
-    begins_a_new_cluster("3.7", Some(BUMP)).await;
+async fn survivor_of_etcd_3_7_forms_cluster_above_lost_revisions() {
+    check_new_cluster("3.7", Some(BUMP)).await;
 }
 
 #[tokio::test]
-async fn a_snapshot_of_another_cluster_or_too_old_is_refused() {
+async fn rejects_snapshot_of_other_cluster_or_old_revision() {
     let loss = Loss::new("3.6").await;
     let (ours, revision) = (loss.survivor.cluster_id, loss.survivor.revision);
     let other = loss.fetch(ClusterId(1), 0);

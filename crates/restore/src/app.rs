@@ -1,4 +1,4 @@
-//! The wiring: the watches, and the reconciles that they trigger.
+//! Connects the watches with the reconciles that they trigger.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::metrics::Measures;
 use crate::naming;
 use crate::reconcile::ReconcileContext;
 
-/// Runs the restore operator until its shutdown. Without `image` that of the operator's own pod is used. `ambient` says
-/// which namespaces may read what with the operator's own identity.
+/// Runs the restore operator until its shutdown. Without `image`, seeds use the image of the operator's own pod.
+/// `ambient` lists the locations that namespaces may read with the operator's own identity.
 pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
     let controller = controller::<EtcdRestore>(&operator);
     operator.metrics.collect(Measures {
@@ -46,7 +46,7 @@ pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>)
     reconciler.execute.undo.ended().await;
 }
 
-/// What happens to a target, or to a seed's pod, is looked at once it is seen.
+/// Reconciles an EtcdRestore after a change of its target EtcdCluster or of its seed's pod.
 fn watch_targets(
     operator: &Operator,
     controller: Controller<Guarded<EtcdRestore>>,

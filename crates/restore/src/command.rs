@@ -1,4 +1,4 @@
-//! The command line of `etcd-restore-operator`. With `seed`, the program runs in the pod of a seed member before etcd.
+//! The command line of `etcd-restore-operator`. The command `seed` runs in the pod of a seed member before etcd.
 
 use std::process::ExitCode;
 
@@ -18,11 +18,11 @@ use crate::{app, seed};
 struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// The image seed members fetch their backup with; the operator's own where it is not given
+    /// Image with which seed members fetch their backup. The default is the operator's own image
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     operator_image: Option<String>,
-    /// A place that a namespace may read with the operator's own identity, as in team-a=s3://backups/team-a. May be
-    /// given more than once; * means every namespace. The operator's own namespace needs none
+    /// Allow a namespace to read a location with the operator's own identity, as in team-a=s3://backups/team-a. Repeat
+    /// the flag for more locations; * means every namespace. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=PLACE")]
     ambient_identity: Vec<Grant>,
     #[command(subcommand)]

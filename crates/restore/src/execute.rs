@@ -1,7 +1,7 @@
-//! Sends the planned requests, in order. It decides nothing.
+//! Sends the planned requests in order. Decides nothing.
 //!
-//! Each request is sent once and with its precondition (invariant 11): over the version that was read, for an object of
-//! this UID, or within ten seconds after the observation.
+//! Each request is sent once and with its precondition (invariant 11): a resourceVersion, a UID, or at most ten seconds
+//! since the observation.
 
 use std::time::Instant;
 
@@ -26,20 +26,25 @@ mod undo;
 
 pub use undo::Undo;
 
-/// How long members that are replaced may take to end, in seconds: no client is served meanwhile, and their data is
-/// no longer the cluster's.
+/// Grace period for old members in seconds. It is short because no member serves clients until they have stopped, and
+/// because the cluster no longer uses their data.
 const STOP_SECONDS: u32 = 1;
 
-/// The client that sends requests, and the tasks that take writes back.
+/// The client that sends requests, and the tasks that undo delayed writes.
 #[derive(Clone)]
 pub struct ExecuteContext {
-    /// The API server. The client sends each request once: a repeated one could be older than it was meant to be.
+    /// A client that sends each request once. A repeated request could exceed the ten seconds.
     pub client: Client,
-    /// Takes late writes back.
+    /// The tasks that undo delayed writes.
     pub undo: Undo,
 }
 
-/// Sends the requests that were planned from an observation that began at `since`.
+/// Sends the requests that were planned from an observation with the start time `since`.
+///
+/// # Errors
+///
+/// Fails at the first request that is rejected, fails its check or would be too late. The remaining requests are not
+/// sent.
 pub async fn execute(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -65,8 +70,12 @@ pub async fn execute(
     Ok(())
 }
 
-/// Writes the status of the EtcdRestore over the version that was read. If the CustomResourceDefinition does not know a
-/// field of it, the status says only that.
+/// Writes the status of the EtcdRestore over the version that was read. If the CustomResourceDefinition lacks a field,
+/// the status reports only this problem.
+///
+/// # Errors
+///
+/// Fails if the status is not written, or if the CustomResourceDefinition is outdated.
 pub async fn report(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -113,7 +122,7 @@ impl ExecuteContext {
                 after_cutover,
             } => {
                 in_time(since)?;
-                // A pod of this name that another operator has created is judged by the next reconcile.
+                // The next reconcile checks a pod of this name that another operator process has created.
                 if let Created::New(made) = self.create(&namespace, pod.as_ref()).await? {
                     undo::late_seed(self, restore, cluster, (made, *after_cutover));
                 }
@@ -121,7 +130,7 @@ impl ExecuteContext {
             Request::Claim(cluster) => {
                 let claim = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
                 let claimed = self.patch(&namespace, cluster.as_ref(), &claim).await;
-                // After any answer but a conflict the claim may be there.
+                // After every error except a conflict, the lock may have been set.
                 if !claimed.as_ref().is_err_and(apply::Error::is_conflict) {
                     undo::late_claim(self, restore, cluster);
                 }
@@ -176,7 +185,7 @@ impl ExecuteContext {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Reads the object as it is now.
+    /// Reads the current object.
     async fn read<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -227,7 +236,7 @@ impl ExecuteContext {
             .map(drop)
     }
 
-    /// Whether the pod goes, and no other pod has its name.
+    /// Whether the pod is deleted, and no other pod has its name.
     async fn delete_unchanged(
         &self,
         pod: &Pod,
@@ -239,7 +248,7 @@ impl ExecuteContext {
         match apply::delete_if_unchanged(&self.api::<Pod>(&namespace), pod).await? {
             Deleted::Accepted => Ok(true),
             Deleted::Changed => Ok(false),
-            // Invariant 11: another operator may have created the next one, on the same volume.
+            // Invariant 11: another operator process may have created the next pod on the same volume.
             Deleted::Gone => {
                 let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
                 Ok(next.is_none())
@@ -257,7 +266,7 @@ impl ExecuteContext {
     }
 }
 
-/// Invariant 11: an operator that was suspended for longer than its lease does not finish what it began.
+/// Invariant 11: an operator process that was suspended for longer than its lease sends no further write.
 fn in_time(since: Instant) -> Result<(), Error> {
     if since.elapsed() > FRESH {
         return Err(Error::TooOld);

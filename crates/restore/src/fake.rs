@@ -1,4 +1,4 @@
-//! An API server of a few lines, for tests: what it is asked is kept, and answered by a function.
+//! A minimal API server for tests. It records the requests and answers them by a function.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -13,18 +13,18 @@ use runtime::image::OwnImage;
 use serde_json::{Value, json};
 use tower::service_fn;
 
-/// What a server was asked, one after the other: the method and the kind, `PATCH etcdrestores/status`.
+/// The received requests in order, each with its method and kind, such as `PATCH etcdrestores/status`.
 pub(crate) type Asked = Arc<Mutex<Vec<String>>>;
 
-/// `answer` is told what is asked and how often that was asked before, and says the code and the object. What is refused
-/// needs none.
+/// A server with an `answer` for a request and the number of equal requests before. The answer is a status code and an
+/// object; an error needs no object.
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Asked) {
     serve(move |what, before, _| answer(what, before))
 }
 
-/// As [`server`]; `answer` is told what is asked and what comes with it.
+/// Like [`server`], with an `answer` for a request and its body.
 pub(crate) fn told(
     answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Asked) {
@@ -56,7 +56,7 @@ fn serve(
     (Client::new(service, "prod"), asked)
 }
 
-/// An image that is configured.
+/// A configured image.
 pub(crate) fn image(client: &Client) -> OwnImage {
     let operator = Operator::new(
         ("etcd-restore-operator", "restore"),
@@ -68,7 +68,7 @@ pub(crate) fn image(client: &Client) -> OwnImage {
     OwnImage::new(&operator, Some("operator".to_owned()))
 }
 
-/// What a deletion is answered with.
+/// The answer to a deletion.
 pub(crate) fn success() -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })
 }

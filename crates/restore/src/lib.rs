@@ -1,9 +1,9 @@
-//! The restore operator: brings a cluster back from a backup.
+//! The restore operator: creates or replaces a cluster from a backup.
 //!
-//! It creates the EtcdCluster with its claim on it, prepares one seed member whose data directory is restored
-//! and verified before etcd starts, records the new cluster in the status, and lets go of the claim last. It
-//! never changes or deletes a cluster that is not its own, and it serves nobody's backup to anybody: the seed
-//! fetches with its own credentials.
+//! The operator creates the EtcdCluster with a restore lock, or locks an existing EtcdCluster. Then it prepares one
+//! seed member, whose data directory is restored and verified before etcd starts. It records the new cluster in the
+//! status of the EtcdCluster, and releases the lock last. It never changes or deletes a cluster that it has not locked.
+//! The operator passes on no backup data, because the seed fetches the backup with its own credentials.
 
 pub mod app;
 pub mod command;

@@ -1,6 +1,8 @@
-//! What is measured of each EtcdRestore, read from the objects when the metrics are read: nothing is kept for objects
-//! that are gone, and nothing is lost by a restart. Labels are the object's namespace and name, and of a failure the
-//! condition's reason, of which there are few.
+//! The metrics of each EtcdRestore, with its namespace and name as labels. A failure also has the reason of the
+//! condition as a label, which has few values.
+//!
+//! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
+//! restart loses no values.
 
 use std::fmt;
 
@@ -18,9 +20,9 @@ use runtime::controller::Guarded;
 type Labels = Vec<(String, String)>;
 type Values = Family<Labels, Gauge>;
 
-/// Reads the measures of all EtcdRestores.
+/// Collects the metrics of all EtcdRestores.
 pub(crate) struct Measures {
-    /// As the watch has them.
+    /// All EtcdRestores, from the watch.
     pub(crate) objects: Store<Guarded<EtcdRestore>>,
 }
 
@@ -42,7 +44,7 @@ impl Collector for Measures {
     }
 }
 
-/// Name, help and the value of each object that has one.
+/// Name and help of each metric, with the values of all objects that have one.
 fn measures<'a>(
     restores: impl Iterator<Item = &'a EtcdRestore>,
 ) -> [(&'static str, &'static str, Values); 5] {
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_restore_tells_how_long_and_how_much() {
+    fn finished_restore_has_duration_and_size() {
         let text = told(json!({
             "succeeded": true, "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:05Z",
             "progress": { "bytes": 100 },
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_by_its_reason_alone() {
+    fn failure_metric_has_reason_without_message() {
         let text = told(
             json!({ "conditions": [{ "type": "Failed", "status": "True", "reason": "BackupMissing",
             "message": "there is no backup at b/k", "lastTransitionTime": "2026-01-01T00:00:00Z" }] }),

@@ -1,16 +1,16 @@
-//! The names of a restore: all follow from its UID, so that two processes, or one after a crash, choose the same.
+//! The names of a restore. They are derived from its UID, so every operator process chooses the same names.
 
 use api::EtcdRestore;
 use api::names;
 use api::restore::SeedStatus;
 use member::seed_name;
 
-/// The UID of the restore; what the claim annotation holds.
+/// The UID of the restore, which is the value of the restore lock.
 pub fn uid(restore: &EtcdRestore) -> &str {
     restore.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// The name of the EtcdCluster: as it was when the restore began, whatever the spec says by now.
+/// The name of the EtcdCluster at the start of the restore. Later changes of the spec do not count.
 pub fn target(restore: &EtcdRestore) -> &str {
     let seed = restore
         .status
@@ -20,7 +20,7 @@ pub fn target(restore: &EtcdRestore) -> &str {
     recorded.unwrap_or(&restore.spec.etcd_cluster.name)
 }
 
-/// The seed member's name and the new cluster's token. A UID is never used again, so neither are these.
+/// The name of the seed and the token of the new cluster. A UID is unique, so the name and the token are unique too.
 pub fn seed(restore: &EtcdRestore) -> SeedStatus {
     SeedStatus {
         member: seed_name(target(restore), uid(restore)),
@@ -42,15 +42,15 @@ mod tests {
 
     /// Invariant 11.
     #[test]
-    fn two_processes_choose_the_same_seed_and_two_restores_never_do() {
+    fn seed_is_unique_per_restore() {
         assert_eq!(seed(&restore("a")), seed(&restore("a")));
         assert_ne!(seed(&restore("a")).member, seed(&restore("b")).member);
         assert_ne!(seed(&restore("a")).token, seed(&restore("b")).token);
     }
 
-    /// Invariant 10: a claim is found again by what was recorded, not by what the spec says later.
+    /// Invariant 10: the lock is found by the record, not by the current spec.
     #[test]
-    fn another_name_in_the_spec_does_not_move_a_restore_that_has_begun() {
+    fn changed_cluster_name_does_not_move_started_restore() {
         let mut restore = restore("a");
         let begun = seed(&restore);
         restore.status.get_or_insert_default().seed = Some(begun.clone());
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_named_like_any_member() {
+    fn seed_is_named_like_member() {
         assert_eq!(
             names::cluster_of_member(&seed(&restore("a")).member),
             Some("main")

@@ -1,5 +1,5 @@
-//! Reads Kubernetes objects, the backup's metadata and etcd's answer into one observation. It reads only, each time with
-//! a deadline; what could not be read is `Unknown`.
+//! Reads Kubernetes objects, the metadata of the backup and the answers of etcd. Changes nothing. Every read has a time
+//! limit; data that cannot be read is `Unknown`.
 
 mod backup;
 pub(crate) mod members;
@@ -30,26 +30,26 @@ use crate::snapshot::{
 };
 use crate::{naming, plan};
 
-/// No single read of Kubernetes may take longer.
+/// Time limit for one read of Kubernetes.
 const READ: Duration = Duration::from_secs(10);
-/// Nor may all that is asked of the store.
+/// Time limit for all reads of the store together.
 const STORE: Duration = Duration::from_secs(30);
 
-/// The clients and settings that are read with.
+/// The clients and settings for reads.
 pub struct ObserveContext<'a> {
-    /// The API server.
+    /// The client of the API server.
     pub client: &'a Client,
-    /// etcd.
+    /// The client of etcd.
     pub etcd: &'a dyn Etcd,
-    /// Which namespaces may use the identity of the operator.
+    /// The namespaces that may use the identity of the operator.
     pub grants: &'a Grants,
     /// The image of seed members.
     pub image: &'a OwnImage,
-    /// Why the members of the cluster cannot be reached as its spec says.
+    /// The problem with the Secrets that the spec of the cluster names for access to its members.
     pub fault: Option<&'a str>,
 }
 
-/// Looks at what matters for this restore now.
+/// Reads the data that the plan needs in the current state of the restore.
 pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Observation {
     let mut seen = Observation {
         snapshot: Snapshot::not_asked(),
@@ -88,7 +88,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
             let claim = cluster.annotations().get(ANNOTATION_RESTORE);
             let claimed = claim.map(String::as_str) == Some(naming::uid(restore));
             let named = members::named(context, restore, &namespace, (&cluster, claimed)).await;
-            // Where the pod cannot be read, what is recorded is the best there is.
+            // If the pod cannot be read, the recorded TLS settings are used.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
             let effective = effective::as_started(&cluster, pod, claimed);
             let certificates = tls::read(context.client, &namespace, &effective).await;
@@ -111,7 +111,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
     seen
 }
 
-/// What is to be known around an EtcdCluster that is there.
+/// Reads the seed and the old members of an EtcdCluster that the restore has locked.
 async fn look_around(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -149,7 +149,8 @@ async fn look_around(
         members::look_at_storage(context.client, &mut seen.snapshot.seed, &seen.objects.seed).await;
         members::look_at_progress(&mut seen.snapshot.seed, seen.objects.seed.pod.as_ref()).await;
         let pod = seen.objects.seed.pod.as_ref();
-        // Who gives it up asks nothing: what is slow to answer would make its steps too old, over and over.
+        // An aborted restore sends no request to etcd. A slow answer would make the observation too old again and
+        // again.
         let asked = if turned {
             members::is_asked(restore, &seen.snapshot)
         } else {
@@ -176,7 +177,7 @@ async fn look_around(
     }
 }
 
-/// The seed goes, whatever it answers.
+/// Whether the seed contains another backup. Such a seed is deleted regardless of its answers.
 fn holds_another(snapshot: &Snapshot) -> bool {
     let Pod::Present(facts) = &snapshot.seed.pod else {
         return false;
@@ -184,7 +185,7 @@ fn holds_another(snapshot: &Snapshot) -> bool {
     matches!(facts.another, Some(Another::Holds(_)))
 }
 
-/// Before anything is made of it.
+/// Checks the backup before the restore creates or locks anything.
 async fn look_at_backup(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -205,7 +206,7 @@ async fn look_at_backup(
     }
 }
 
-/// An object, `None` when the API server says that there is none, or why nobody can say.
+/// Reads an object. `None` only if the API server reports that it does not exist.
 pub(crate) async fn read<K>(
     client: &Client,
     namespace: &str,

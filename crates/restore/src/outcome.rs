@@ -1,4 +1,4 @@
-//! What the outcome of the requests means for the status and the next reconcile. Pure.
+//! Translates the outcome of the requests for the status and the next reconcile. Pure.
 
 use std::time::Duration;
 
@@ -12,23 +12,22 @@ use crate::plan::refused::refused;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// How long after the observation requests are sent that the API server would accept at any time. Shorter than the
-/// lease.
+/// How long after an observation requests without another precondition are sent. Shorter than the lease.
 pub(crate) const FRESH: Duration = Duration::from_secs(10);
 
-/// The words of a quota and of a limit of the namespace (`resourcequota` and `limitranger` in kubernetes' plugin/admission).
+/// Texts of a quota and of a limit range (`resourcequota` and `limitranger`, admission plugins of Kubernetes).
 const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVolumeClaim"];
 
-/// Why a request was not sent or not accepted.
+/// The failure of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server refused or could not be reached.
+    /// The API server rejected the request or could not be reached.
     #[error("the step was not made")]
     Write(#[from] apply::Error),
-    /// Something the request needs is not there.
+    /// A precondition of the request does not hold.
     #[error("{0}")]
     Missing(String),
-    /// The process was suspended, or the API server was slow: the observation is too old to act upon.
+    /// The observation is too old, because the process was suspended or the API server was slow.
     #[error(
         "what the step was planned from took longer than {} seconds to read, and it is planned again: the API server or \
          etcd answers slowly, or the operator has too little CPU",
@@ -55,7 +54,7 @@ impl Failure for Error {
 }
 
 impl Error {
-    /// Whether the EtcdRestore has changed, or does not exist any more, since it was read.
+    /// Whether the EtcdRestore was changed or deleted after it was read, or the observation is too old.
     pub(crate) fn is_outrun(&self) -> bool {
         match self {
             Self::Write(error) | Self::Status(error) => error.is_conflict() || error.is_missing(),
@@ -81,7 +80,8 @@ impl Error {
     }
 }
 
-/// A rejection for want of storage is reported with the remedy, and is no failure of the operator.
+/// Replaces a rejection for missing storage by a plan that reports it with the remedy. The rejection is not a failure
+/// of the operator.
 pub(crate) fn judged(
     restore: &EtcdRestore,
     snapshot: &Snapshot,
@@ -95,7 +95,7 @@ pub(crate) fn judged(
     }
 }
 
-/// Why there may be no volume claim for the seed.
+/// The problem if a quota or limit range rejects the seed's PersistentVolumeClaim.
 fn no_storage(error: &apply::Error) -> Option<Trouble> {
     let apply::Error::Api {
         verb: "create",
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_claim_that_a_quota_or_a_limit_refuses_is_told_from_other_refusals() {
+    fn distinguishes_storage_quota_from_other_rejections() {
         let quota = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: exceeded quota: few, requested: \
                      persistentvolumeclaims=1, used: persistentvolumeclaims=3, limited: persistentvolumeclaims=3";
         let limit = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: maximum storage usage per \
@@ -158,7 +158,7 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // Rights that are missing, and a quota nobody has counted for yet, are waited for as before.
+        // Missing permissions and a quota without a status are not reported as missing storage.
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [

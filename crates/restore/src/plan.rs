@@ -1,9 +1,14 @@
-//! The decision: from the EtcdRestore and the snapshot to one action and what to tell the user.
+//! Plans one action and the state to report, from the EtcdRestore and the snapshot.
 //!
-//! Pure, synchronous and total: no client, no clock, no randomness. Every state between two steps is told
-//! apart from the API alone, in this order: the restore's own intent, the EtcdCluster with our claim, the
-//! seed's Service, claim and pod, the verified seed in the restore's status, the cluster ID in the cluster's
-//! status, the claim gone.
+//! Pure, synchronous and total: no client, no clock, no randomness. Every state between two steps is recognized from
+//! the API alone, in this order:
+//!
+//! 1. the intent in the status of the restore,
+//! 2. the EtcdCluster with the restore lock,
+//! 3. the seed's Service, PersistentVolumeClaim and pod,
+//! 4. the verified seed in the status of the restore,
+//! 5. the cluster ID in the status of the cluster,
+//! 6. the released lock.
 
 use std::time::Duration;
 
@@ -41,15 +46,15 @@ pub use action::{Action, Outlook, Plan};
 pub(crate) use write::released;
 pub use write::{Check, Object, Request};
 
-/// How soon to look again while nobody serves.
+/// Interval of reconciles while no member serves clients.
 const PROMPTLY: Duration = Duration::from_millis(200);
-/// How soon to look again at a seed whose etcd is starting: that it serves emits no event.
+/// Shortest interval of reconciles while the seed's etcd starts, which emits no event.
 const SHORTLY: Duration = Duration::from_millis(100);
-/// A pod that is being deleted, on a node that answers or on one that does not.
+/// Wait for the deletion of another pod with the seed's name. Its node may not answer.
 const IN_THE_WAY: &str = "the pod that has the seed's name to be gone; if its node will never come back, delete the \
                           Node";
 
-/// Decides what to do next.
+/// Plans the next action.
 pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     if let Some(settled) = settled(restore) {
         return settled;
@@ -71,18 +76,19 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
 }
 
-/// The same, with what depends on the time, which is passed in.
+/// Plans the next action at a time, which decides on expiry and on the duration of problems.
 pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let plan = expiry::expire(plan(restore, snapshot), restore, now);
     refused::lasting(plan, restore, snapshot, now)
 }
 
-/// Nothing of the restore is left to settle.
+/// Removes the finalizer of the EtcdRestore.
 fn let_go() -> Plan {
     Plan::act(Action::Guard(false), "letting the EtcdRestore go")
 }
 
-/// What is refused has nothing to carry through: it goes whenever it is deleted, also without an operator.
+/// Removes the finalizer of a halted restore first. A rejected restore has no cleanup, so it can be deleted even
+/// without an operator.
 fn let_go_of_refused(restore: &EtcdRestore, plan: Plan) -> Plan {
     match plan.outlook {
         Outlook::Halted(_) if in_place::is_held(restore) => let_go(),
@@ -90,7 +96,8 @@ fn let_go_of_refused(restore: &EtcdRestore, plan: Plan) -> Plan {
     }
 }
 
-/// What no look at the world changes any more, or what the spec alone decides.
+/// The plan that depends on the EtcdRestore alone: the restore has ended, or its spec is rejected. `None` if the plan
+/// needs an observation.
 pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     let status = restore.status.as_ref();
     let held = in_place::is_held(restore);
@@ -110,7 +117,7 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     if status.is_some_and(|status| status.succeeded) {
         return Some(Plan::complete());
     }
-    // A refusal stands for this spec: a cluster that is deleted later was not deleted to be replaced by this.
+    // A rejection is final for this spec. A later deletion of the existing cluster does not start the restore.
     let generation = restore.metadata.generation;
     let refused = conditions::find(restore.conditions(), &ConditionType::Failed).filter(|failed| {
         failed.status == "True"
@@ -121,7 +128,7 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
         let refused = Plan::halt(Reason::ClusterExists, refused.message.clone());
         return Some(let_go_of_refused(restore, refused));
     }
-    // From here on it goes to its end by what was recorded.
+    // A restore with a finalizer or a verified seed continues from its records, regardless of the spec.
     if held || is_verified(restore) {
         return None;
     }
@@ -139,24 +146,24 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     None
 }
 
-/// Whether the seed of this cluster is the one this restore verified.
+/// Whether the cluster was formed by the seed that this restore has verified.
 fn is_ours(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let restored = verified(restore).map(|(id, _)| id);
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Whether the seed was found to serve what was backed up, and that is recorded.
+/// Whether it is recorded that the seed serves the backup.
 pub fn is_verified(restore: &EtcdRestore) -> bool {
     verified(restore).is_some()
 }
 
-/// The cluster ID and revision this restore recorded of its seed.
+/// The recorded cluster ID and revision of the seed.
 fn verified(restore: &EtcdRestore) -> Option<(&str, i64)> {
     let status = restore.status.as_ref()?;
     Some((status.cluster_id.as_deref()?, status.restored_revision?))
 }
 
-/// Invariant 9: a cluster that is not this restore's is not touched.
+/// Invariant 9: an existing cluster is not changed without `spec.overwrite`.
 fn refuse(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     Plan::halt(
@@ -168,7 +175,7 @@ fn refuse(restore: &EtcdRestore) -> Plan {
     )
 }
 
-/// Invariant 9: nor one of which another restore makes something. That one goes to its end, whichever was made first.
+/// Invariant 9: a cluster that another restore has locked is not changed. The restore that holds the lock continues.
 fn too_late(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     let message = if is_verified(restore) {
@@ -194,7 +201,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
-    // Invariant 10: the names are recorded before anything is created under them.
+    // Invariant 10: the names are recorded before the objects are created.
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
@@ -222,8 +229,8 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
 
 fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
-    // The seed was recorded: only the handover is left, also when the restore is deleted by now. For a cluster that
-    // was made for it nothing is created any more, for from here on clients may have written.
+    // After the cutover only the handover remains, even for a deleted restore. In a new cluster nothing is created any
+    // more, because clients may have written to the seed.
     if in_place::has_turned(restore, cluster) {
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
@@ -232,7 +239,7 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot
         };
     }
     if in_place::gives_up(restore) {
-        // A cluster that was made for the restore belongs to it and goes with it.
+        // The restore owns a cluster that it has created, so garbage collection deletes the cluster.
         return if in_place {
             in_place::withdraw(snapshot)
         } else {
@@ -242,7 +249,7 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot
     if !seed_is_recorded(restore) {
         return record_intent(restore);
     }
-    // Somebody has taken the record out of the status.
+    // A user may have removed the record from the status.
     if let Some(plan) = choice::to_record(restore, snapshot, true) {
         return plan;
     }
@@ -261,7 +268,8 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot
     }
 }
 
-/// A deletion of the restore is held back only while it must not end halfway: until then its cluster goes with it.
+/// Sets the finalizer before the handover, which must not be interrupted by a deletion. Before that, a deletion of the
+/// restore deletes its cluster too.
 fn guarded(restore: &EtcdRestore, plan: Plan) -> Plan {
     if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::is_held(restore) {
         return Plan::act(
@@ -272,7 +280,7 @@ fn guarded(restore: &EtcdRestore, plan: Plan) -> Plan {
     plan
 }
 
-/// Nobody can have written to the seed yet: whatever of it is missing is made again.
+/// Creates the missing objects of the seed. No client can have written to the seed yet.
 fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, snapshot: &Snapshot) -> Plan {
     if !cluster.problems.is_empty() {
         let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
@@ -317,7 +325,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: only what was verified counts, whatever answers at the seed's address.
+    // Invariant 9: an answer at the seed's address counts only after the backup was verified.
     let Some(restored) = pod.restored else {
         return Plan::wait_for("the backup to be fetched and verified in the seed's pod");
     };
@@ -363,8 +371,8 @@ fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
     known.is_some_and(|(id, at)| id == cluster && at == revision)
 }
 
-/// The data directory is made before etcd starts, which takes a second or two for each GiB: a large one is not looked
-/// for more often than a small one.
+/// The interval of reconciles until the seed's etcd serves. The data directory is created before etcd starts, which
+/// takes one or two seconds for each GiB.
 fn between_looks(fetched: Option<Moved>) -> Duration {
     let gibibytes = fetched.map_or(0, |moved| moved.bytes >> 30);
     let factor = u32::try_from(gibibytes).unwrap_or(u32::MAX).max(1);
@@ -380,7 +388,7 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }
     match serving {
-        // The hash is asked of the seed alone, before the handover.
+        // The hash is compared only before the cutover.
         Serving::NotAsked | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(

@@ -18,27 +18,27 @@ api::reasons! {
         Cancelled,
         /// A certificate or a private key cannot be read.
         CertificateUnreadable,
-        /// The EtcdCluster is claimed for the restore.
+        /// The restore has locked the EtcdCluster.
         Claimed,
         /// The operator has created the EtcdCluster.
         ClusterCreated,
         /// The EtcdCluster exists and may not be replaced.
         ClusterExists,
-        /// The restored EtcdCluster does not exist any more.
+        /// The restored EtcdCluster was deleted.
         ClusterMissing,
         /// The CustomResourceDefinition is older than the operator.
         DefinitionOutdated,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
-        /// The restore is given up, and the cluster stays as it was.
+        /// The restore is abandoned. Before the cutover, the existing cluster is unchanged.
         GivenUp,
-        /// The cluster operator takes the EtcdCluster over.
+        /// The cluster operator manages the EtcdCluster again.
         HandedOver,
         /// The image of the seed's pod cannot be pulled.
         ImageNotFound,
-        /// The restore goes on.
+        /// The restore is in progress.
         InProgress,
-        /// The spec is refused.
+        /// The spec is rejected.
         InvalidSpec,
         /// A Secret lacks a key.
         KeyMissing,
@@ -54,9 +54,9 @@ api::reasons! {
         Replacing,
         /// The restored cluster serves.
         RestoreComplete,
-        /// The restore needs a person.
+        /// The restore has failed or requires manual action.
         RestoreFailed,
-        /// The restore waits for something that is missing.
+        /// The restore waits for the end of a problem.
         RestoreWaits,
         /// A Secret or one of its keys is missing.
         SecretMissing,
@@ -78,7 +78,7 @@ api::reasons! {
         StoreUnreachable,
         /// The restore is complete.
         Succeeded,
-        /// The operator cannot know yet.
+        /// The operator has not read the data yet.
         Unknown,
     }
 }

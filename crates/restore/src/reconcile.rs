@@ -20,20 +20,20 @@ use crate::plan::plan_at;
 use crate::plan::write::write;
 use crate::status;
 
-/// The pause after a conflict, and after an observation that took too long.
+/// The pause after a conflict or after an observation that took too long.
 const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
 /// The clients and tasks of all reconciles.
 pub(crate) struct ReconcileContext {
-    /// The API server, for what is read.
+    /// The client for reads.
     pub(crate) client: Client,
-    /// Its own client sends each write once: a repeated one could be older than it was meant to be (invariant 11).
+    /// Contains another client, which sends each write once (invariant 11).
     pub(crate) execute: ExecuteContext,
-    /// The members of clusters without TLS and authentication.
+    /// The client for clusters without TLS and authentication.
     pub(crate) etcd: EtcdClient,
     /// The image of seed members.
     pub(crate) image: OwnImage,
-    /// Which namespaces may use the identity of the operator.
+    /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
 }
 
@@ -47,11 +47,11 @@ impl Reconcile for ReconcileContext {
 }
 
 impl ReconcileContext {
-    /// The observation counts as having begun at `since`.
+    /// Reconciles an object. The age of the observation counts from `since`.
     async fn reconcile_since(&self, object: &EtcdRestore, since: Instant) -> Result<Done, Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
-        // The cache may lack the operator's own last record, which a plan has to see.
+        // The cache may lack the last record of the operator itself, which the plan needs.
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
         };
@@ -92,7 +92,7 @@ impl ReconcileContext {
         status::tell_progress(&mut desired, &snapshot.seed.pod);
         let written = report(&self.execute, &restore, &desired, &now).await;
         match executed.and(written) {
-            // The status reports it, and nothing has failed.
+            // The status reports the delay, which is not a failure.
             Err(Error::TooOld) => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_conflict() => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_missing() => Ok(Done::default()),
@@ -111,7 +111,7 @@ fn requeue(after: Option<Duration>) -> Done {
     }
 }
 
-/// The time, to the second, as objects have it.
+/// The current time in whole seconds, as Kubernetes stores it.
 fn now() -> Timestamp {
     Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()
 }
@@ -147,9 +147,9 @@ mod tests {
         }
     }
 
-    /// Invariant 11: what repeats a request that was refused for now does so for minutes.
+    /// Invariant 11: the client for reads repeats failed requests for minutes.
     #[tokio::test]
-    async fn what_is_written_is_sent_by_who_sends_it_once() {
+    async fn restore_writes_use_client_without_retries() {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
         let mut begins = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
         begins.metadata.namespace = Some("prod".into());
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    /// A restore over a living cluster that was deleted; of the seed its Service is left.
+    /// A deleted restore in place, its cluster, and the seed's Service, which still exists.
     fn given_up() -> (EtcdRestore, Value, Value) {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
@@ -204,9 +204,9 @@ mod tests {
         (restore, cluster, service)
     }
 
-    /// A failure would be counted, and waited out for longer each time.
+    /// After a failure the controller would back off.
     #[tokio::test]
-    async fn a_look_that_took_too_long_is_no_failure_and_is_followed_by_another_soon() {
+    async fn old_observation_of_restore_is_repeated_without_failure() {
         for (age, late) in [(0, false), (11, true)] {
             let (restore, cluster, service) = given_up();
             let there = json!(restore);

@@ -1,10 +1,9 @@
-//! What runs in a seed's pod before etcd: `fetch` brings the snapshot, from a backup in a store or straight from a
-//! member, `start` makes and verifies the data directory and becomes etcd. What was fetched, and what failed, goes out
-//! through the container's termination message, as JSON.
+//! The program in a seed's pod. `fetch` fetches the snapshot from a store or directly from a member. `start` creates
+//! and verifies the data directory, and then becomes etcd. Both report their result in the termination message of the
+//! container, as JSON.
 //!
-//! The data directory appears under its name by one rename, after everything was verified. If it is there, nothing is
-//! fetched and nothing is made: a pod that is started again never overwrites live data. Nothing here talks to
-//! Kubernetes.
+//! The data directory gets its name by one rename, after everything was verified. If it exists, nothing is fetched or
+//! created, so a restarted pod never overwrites live data. The program does not use the Kubernetes API.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -29,28 +28,28 @@ pub use fetch::{Fetch, Survivor, fetch};
 pub use prepare::{Prepare, prepare};
 pub use start::Start;
 
-/// What the kubelet keeps of a termination message, in bytes.
+/// Size limit of a termination message in bytes.
 const MESSAGE_LIMIT: usize = 4096;
 
-/// What shells say of a program that SIGTERM ended.
+/// Exit code after SIGTERM, as in shells.
 const TERMINATED: i32 = 128 + 15;
 
 /// The commands of the seed's containers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Bring the snapshot into the data volume and check it
+    /// Fetch the snapshot to the data volume and verify it
     Fetch(Box<Fetch>),
-    /// Make the data directory from it, verify that, and become etcd
+    /// Create the data directory from the snapshot, verify it, and become etcd
     Start(Start),
 }
 
-/// Where things are in the seed's pod.
+/// Paths in the seed's pod.
 #[derive(Args, Clone, Debug)]
 pub struct Paths {
-    /// Where the data volume is mounted
+    /// Directory where the data volume is mounted
     #[arg(long, default_value = api::names::DATA_MOUNT)]
     pub volume: PathBuf,
-    /// Where the result is reported
+    /// File for the report
     #[arg(long, default_value = "/dev/termination-log")]
     pub report: PathBuf,
 }
@@ -61,7 +60,7 @@ impl Paths {
         self.volume.join("data")
     }
 
-    /// What belongs to the restore alone; removed at its end.
+    /// The temporary files of the restore, which are deleted at its end.
     fn work(&self) -> PathBuf {
         self.volume.join("restore")
     }
@@ -74,13 +73,13 @@ impl Paths {
         self.work().join("expected.json")
     }
 
-    /// What the data directory was made from; stays beside it.
+    /// The description of the snapshot in the data directory. The file is kept.
     fn restored(&self) -> PathBuf {
         self.volume.join("restored.json")
     }
 }
 
-/// Runs a command and reports. Says whether it worked; one that became etcd says nothing any more.
+/// Runs a command and writes its report. Returns whether it succeeded. A process that has become etcd does not return.
 pub async fn run(command: &Command) -> bool {
     let work = async {
         match command {
@@ -89,7 +88,7 @@ pub async fn run(command: &Command) -> bool {
                 let told = progress::serve(move || meter.read());
                 let fetched = tokio::select! {
                     fetched = fetch(arguments) => fetched,
-                    // It ends only with the process.
+                    // The progress is served until the process ends.
                     fetched = async { told.await; std::future::pending().await } => fetched,
                 };
                 (&arguments.paths, fetched)
@@ -99,8 +98,8 @@ pub async fn run(command: &Command) -> bool {
     };
     let (paths, result) = tokio::select! {
         done = work => done,
-        // The kernel delivers to a container's first process only what it handles, and its other processes, the tool
-        // among them, end with it. What is half made is made again.
+        // The first process of a container receives SIGTERM only with a handler. All other processes, such as etcdutl,
+        // end together with it. The next start repeats unfinished work.
         () = asked_to_end() => std::process::exit(TERMINATED),
     };
     let worked = result.is_ok();
@@ -119,7 +118,7 @@ pub async fn run(command: &Command) -> bool {
     worked
 }
 
-/// Without a handler nobody is waited for.
+/// Waits for SIGTERM. Without a handler it waits forever.
 async fn asked_to_end() {
     if let Ok(mut signals) = signal(SignalKind::terminate()) {
         signals.recv().await;
@@ -129,12 +128,12 @@ async fn asked_to_end() {
 }
 
 fn shorten(mut message: String) -> String {
-    // Room for the JSON around it and for escapes.
+    // The JSON and its escapes need space too.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
 }
 
-/// An error of the data volume, with its remedy where there is one.
+/// An error of the data volume, with the remedy if there is one.
 fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
     let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -157,11 +156,11 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Tro
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(volume_trouble("read", path, &error)),
     };
-    // A file cut off by a crash is as good as none.
+    // A file that a crash has truncated counts as missing.
     Ok(serde_json::from_slice(&text).ok())
 }
 
-/// Written under another name and renamed, so that it is there whole or not at all.
+/// Writes a file under a temporary name and renames it, so the file is complete or missing.
 fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let unfinished = path.with_extension("unfinished");
@@ -175,7 +174,7 @@ fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
     write().map_err(|error| volume_trouble("write", path, &error))
 }
 
-/// Makes a rename in the directory of `path` last.
+/// Syncs the directory of `path`, so that a rename there survives a crash.
 fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
@@ -183,7 +182,7 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes what was created in a directory, and in those below it, last.
+/// Syncs a directory and its subdirectories, so that their entries survive a crash.
 fn sync_directories(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
@@ -194,15 +193,15 @@ fn sync_directories(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Whether the data directory was made. One without anything in it, as a user's own container may leave it, was not:
-/// etcd would begin in it with nothing.
+/// Whether the data directory was created. An empty one does not count and is removed. A container of the user may have
+/// created it, and etcd would start in it without data.
 fn is_made(paths: &Paths) -> bool {
-    // Removes nothing but an empty directory.
+    // Removes only an empty directory.
     let _ = fs::remove_dir(paths.data());
     paths.data().exists()
 }
 
-/// What a data directory that is there already was made from.
+/// The snapshot in an existing data directory.
 fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     if !is_made(paths) {
         return Ok(None);
@@ -220,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_with_the_volume_names_what_helps_where_something_does() {
+    fn volume_problems_name_remedy() {
         use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, StorageFull};
         let larger = Some("give the members larger volumes");
         for (kind, helps) in [

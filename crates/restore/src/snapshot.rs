@@ -1,4 +1,4 @@
-//! The types that observe returns: plain data, no client. What could not be read is `Unknown` with its reason,
+//! The types that observe returns. Plain data without clients. Data that cannot be read is `Unknown` with the reason,
 //! never empty (invariant 1).
 
 use api::EtcdCluster;
@@ -14,7 +14,7 @@ use store::progress::Moved;
 
 use crate::reason::Trouble;
 
-/// What was observed: the facts from which the action is planned, and the objects from which its requests are built.
+/// An observation: the facts for the plan, and the objects from which the requests are built.
 pub struct Observation {
     /// The facts.
     pub snapshot: Snapshot,
@@ -26,52 +26,52 @@ pub struct Observation {
 pub struct Objects {
     /// The EtcdCluster.
     pub cluster: Option<EtcdCluster>,
-    /// The spec that the members of the EtcdCluster are started with.
+    /// The spec in effect of the EtcdCluster.
     pub effective: Option<EtcdClusterSpec>,
-    /// The backup that was recorded, or the one that the spec names now.
+    /// The recorded backup, or the one that the spec names now.
     pub backup: Result<ChosenBackup, Trouble>,
-    /// The image that the seed fetches with, or why it is unknown.
+    /// The image of the container `fetch`.
     pub image: Result<OperatorImage, String>,
     /// The objects of the seed.
     pub seed: SeedObjects,
 }
 
-/// The objects of the seed, where they are the seed's.
+/// The objects of the seed that this EtcdCluster owns.
 #[derive(Default)]
 pub struct SeedObjects {
-    /// Its pod.
+    /// The pod.
     pub pod: Option<KubePod>,
-    /// Its PersistentVolumeClaim.
+    /// The PersistentVolumeClaim.
     pub claim: Option<PersistentVolumeClaim>,
-    /// Its Service.
+    /// The Service.
     pub service: Option<Service>,
 }
 
-/// Whether the object is being deleted, or does not belong to this EtcdCluster.
+/// Whether an object with the name of a seed's object is being deleted or has another owner.
 pub(crate) fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
     let metadata = object.meta();
     metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
 }
 
-/// Everything a plan is made from, besides the EtcdRestore itself.
+/// The input of a plan, besides the EtcdRestore itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    /// The EtcdCluster of the target's name.
+    /// The EtcdCluster with the name of the target.
     pub cluster: Cluster,
-    /// The backup. Looked at while the cluster is still to be created.
+    /// The check of the backup. Read until the cluster is created or locked.
     pub source: Source,
-    /// The backup to take, where none is recorded that stands.
+    /// The backup to record, if no valid one is recorded.
     pub found: Option<ChosenBackup>,
-    /// The seed member's objects. Looked at while the cluster carries our claim.
+    /// The objects of the seed. Read while the restore holds the lock of the cluster.
     pub seed: Seed,
-    /// etcd itself: the seed, or after the handover the cluster.
+    /// The answer of etcd: of the seed, or after the handover of the cluster.
     pub serving: Serving,
-    /// The pods of the members that are replaced. Looked at once the new cluster is recorded.
+    /// The pods of the old members. Read after the cutover.
     pub former: Former,
 }
 
 impl Snapshot {
-    /// Nothing was looked at.
+    /// A snapshot without any data.
     pub fn not_asked() -> Self {
         Self {
             cluster: Cluster::Absent,
@@ -84,76 +84,76 @@ impl Snapshot {
     }
 }
 
-/// The pods of the members that are replaced.
+/// The pods of the old members, which the restore replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Former {
-    /// Not needed now.
+    /// The pods were not read, because the plan does not need them.
     NotAsked,
-    /// The API server did not say.
+    /// The API server did not answer.
     Unknown(String),
-    /// These are left.
+    /// The remaining pods.
     Known(Vec<FormerPod>),
 }
 
 impl Former {
-    /// Whether no member that is replaced is an endpoint any more: each is gone, or ending and not ready.
+    /// Whether no old member is an endpoint. Every pod is deleted, or is terminating and not ready.
     pub fn have_stopped(&self) -> bool {
         matches!(self, Self::Known(pods) if pods.iter().all(|pod| pod.terminating && !pod.ready))
     }
 }
 
-/// A pod of a member that is replaced.
+/// The pod of an old member.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FormerPod {
-    /// Its name.
+    /// The name of the pod.
     pub name: String,
-    /// Its UID; it is deleted by that.
+    /// The UID, the precondition of the deletion.
     pub uid: String,
-    /// It is being deleted.
+    /// Whether the pod is being deleted.
     pub terminating: bool,
-    /// Its readiness probe passes.
+    /// Whether the readiness probe succeeds.
     pub ready: bool,
 }
 
-/// The EtcdCluster of the target's name.
+/// The EtcdCluster with the name of the target.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cluster {
-    /// The API server did not say.
+    /// The API server did not answer.
     Unknown(String),
-    /// There is none.
+    /// The EtcdCluster does not exist.
     Absent,
-    /// There is one that is being deleted.
+    /// The EtcdCluster is being deleted.
     Ending,
-    /// There is one.
+    /// The EtcdCluster exists.
     Present(Box<ClusterFacts>),
 }
 
-/// What matters about the EtcdCluster.
+/// The facts of the EtcdCluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterFacts {
-    /// Its UID.
+    /// The UID of the EtcdCluster.
     pub uid: String,
-    /// The UID of the EtcdRestore it belongs to, from the claim annotation.
+    /// The UID of the EtcdRestore that holds the restore lock.
     pub claim: Option<String>,
     /// The recorded cluster ID.
     pub cluster_id: Option<String>,
     /// Whether the cluster operator reports a healthy quorum.
     pub available: bool,
-    /// Whether its operator may not change it.
+    /// Whether `spec.paused` is true.
     pub paused: bool,
-    /// Whether its members have volumes.
+    /// Whether the members have volumes.
     pub durable: bool,
-    /// Why its spec cannot be started, if so.
+    /// The problems of the spec that prevent a start.
     pub problems: Vec<Problem>,
 }
 
 impl ClusterFacts {
-    /// Whether this is the cluster that is recorded.
+    /// Whether the recorded cluster ID is `id`.
     pub fn is_cluster(&self, id: &str) -> bool {
         self.cluster_id.as_deref() == Some(id)
     }
 
-    /// Whether nothing became of this EtcdCluster since that was recorded of it.
+    /// Whether this is the cluster of the record, with the same UID and cluster ID.
     pub fn is_still(&self, was: &ReplacesStatus) -> bool {
         let same = match &was.cluster_id {
             Some(id) => self.is_cluster(id),
@@ -163,30 +163,30 @@ impl ClusterFacts {
     }
 }
 
-/// The backup, as far as the operator looks at it.
+/// The check of the backup by the operator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// Not needed now.
+    /// The backup was not checked, because the plan does not need it.
     NotAsked,
-    /// It cannot be read.
+    /// The backup cannot be read or cannot be used.
     Unavailable(Trouble),
-    /// It is there, and this is the cluster to make of it.
+    /// The backup is complete, and this is the spec of the cluster to create.
     Ready(Box<EtcdClusterSpec>),
 }
 
-/// The seed member's objects.
+/// The objects of the seed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seed {
-    /// Its Service.
+    /// The Service.
     pub service: Child,
-    /// Its volume claim; not looked at when members have no volumes.
+    /// The PersistentVolumeClaim; not read if members have no volumes.
     pub claim: Child,
-    /// Its pod.
+    /// The pod.
     pub pod: Pod,
 }
 
 impl Seed {
-    /// Nothing was looked at.
+    /// A seed without any data.
     pub fn not_asked() -> Self {
         Self {
             service: Child::Absent,
@@ -196,110 +196,110 @@ impl Seed {
     }
 }
 
-/// An object of the seed member.
+/// An object of the seed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Child {
-    /// The API server did not say.
+    /// The API server did not answer.
     Unknown(String),
-    /// There is none.
+    /// The object does not exist.
     Absent,
-    /// One of that name is being deleted or belongs to somebody else.
+    /// An object with this name is being deleted or has another owner.
     InTheWay,
-    /// It is there.
+    /// The object exists.
     Present,
 }
 
-/// The seed member's pod.
+/// The pod of the seed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pod {
-    /// The API server did not say.
+    /// The API server did not answer.
     Unknown(String),
-    /// There is none.
+    /// The pod does not exist.
     Absent,
-    /// One of that name is being deleted or belongs to somebody else.
+    /// A pod with this name is being deleted or has another owner.
     InTheWay,
-    /// It is there.
+    /// The pod exists.
     Present(PodFacts),
 }
 
-/// Whether a kubelet still has to do with a pod.
+/// Whether a kubelet still runs the containers of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Life {
-    /// It runs, or will.
+    /// The pod is starting or running.
     #[default]
     Lives,
-    /// It has ended for good, a moment after it was made.
+    /// The pod has ended, but the pause since its creation has not passed. It is not replaced yet.
     EndedAtOnce,
-    /// It has ended for good: evicted, ended with its node, refused by a kubelet. No container of it is started again.
+    /// The pod has ended: it was evicted, shut down with its node, or rejected by a kubelet. No container is restarted.
     Ended,
 }
 
-/// How a seed's pod is of another backup than the recorded one, in words.
+/// A description of the backup of a seed's pod that is not the recorded one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Another {
-    /// It is told to fetch another one, and has not said yet what it holds.
+    /// The pod fetches the other backup, and has not reported its data.
     Fetches(String),
-    /// What it holds is of another one.
+    /// The pod has the data of the other backup.
     Holds(String),
 }
 
-/// What the pod reports.
+/// The facts of the seed's pod.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "what is so of a pod, one by one"
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
-    /// Whether a kubelet still has to do with it.
+    /// Whether a kubelet still runs the pod.
     pub life: Life,
-    /// It was made a moment ago: no other one is put in its place yet.
+    /// Whether the pause since the creation of the pod has not passed. The pod is not replaced yet.
     pub young: bool,
-    /// What was to be told of the backup was told, and nobody can read it: a kubelet may lose a container's message.
+    /// Whether the container `fetch` has succeeded without a readable report. A kubelet may lose a termination message.
     pub silent: bool,
-    /// It is not of the recorded backup.
+    /// The other backup, if the pod does not have the recorded one.
     pub another: Option<Another>,
-    /// It fetches nothing that has not the recorded SHA-256.
+    /// Whether the pod accepts only the recorded SHA-256 and the recorded increase of the revision.
     pub vouched: bool,
-    /// What keeps it from starting. The kubelet tries again by itself.
+    /// The problem that prevents the start. The kubelet retries.
     pub trouble: Option<Trouble>,
-    /// The revision an etcd serves that is started from what was fetched and verified. Whatever answers at the pod's
-    /// address was: its container becomes etcd only when the data directory is there.
+    /// The revision that an etcd with the fetched and verified backup serves. The container runs etcd only after the
+    /// data directory was created, so any answer at the pod's address comes from that data.
     pub restored: Option<i64>,
-    /// The data directory is there and verified: etcd is ready on it.
+    /// Whether etcd is ready on the verified data directory.
     pub verified: bool,
-    /// What etcd must say of its keys at that revision, where the backup tells.
+    /// The hash of etcd's keys at that revision, if the manifest contains one.
     pub hash: Option<KeyHash>,
-    /// SHA-256 of what was fetched, in hexadecimal.
+    /// The SHA-256 of the fetched snapshot in hexadecimal.
     pub sha256: Option<String>,
-    /// Of which backup it says that is.
+    /// The origin of the fetched snapshot, from the report.
     pub of: Option<Origin>,
-    /// Whether the container that fetches runs.
+    /// Whether the container `fetch` runs.
     pub fetching: bool,
-    /// How far it is, in bytes of what is stored.
+    /// The progress of the container `fetch`.
     pub moved: Option<Moved>,
-    /// Whether it carries the cluster's labels, so that Services find it.
+    /// Whether the pod has the labels of the cluster, by which Services select it.
     pub joined: bool,
 }
 
-/// etcd's own answer.
+/// The answer of etcd.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Serving {
-    /// Not needed now.
+    /// etcd was not queried, because the plan does not need an answer.
     NotAsked,
-    /// No answer.
+    /// etcd did not answer.
     Unknown(String),
-    /// It serves other keys than the backup holds: the hashes in the manifest and of etcd.
+    /// The keys of etcd differ from those in the backup.
     Differs {
-        /// The manifest's.
+        /// The hash in the manifest.
         expected: u32,
-        /// etcd's.
+        /// The hash from etcd.
         found: u32,
     },
-    /// It serves.
+    /// etcd serves.
     Serves {
-        /// In hexadecimal, without leading zeros.
+        /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
-        /// The store's revision.
+        /// The current revision.
         revision: i64,
     },
 }

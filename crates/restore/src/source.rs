@@ -1,5 +1,5 @@
-//! The backup's place, open: its manifest, and whether it is there. Used by the operator, which reads the Secret,
-//! and by the seed's pod, which has it mounted.
+//! Opens the location of the backup, and reads its manifest and size. Used by the operator, which reads the Secrets,
+//! and by the seed's pod, which mounts them.
 
 use std::path::Path;
 
@@ -13,14 +13,18 @@ use store::{Directories, Secrets, Target};
 
 use crate::reason::{Reason, Trouble};
 
-/// More than any manifest has: what is larger is something else.
+/// Upper bound on manifest size.
 const MANIFEST_LIMIT: u64 = 4 << 20;
 
-/// The place of a backup, open.
+/// An opened location of a backup.
 pub struct Place(pub Target);
 
-/// Opens the bucket, or the directory that `claim` is mounted at. `secret` and `ca` are the content of the Secrets the
-/// source names.
+/// Opens the bucket, or the directory `claim` where the PersistentVolumeClaim is mounted. `secret` and `ca` are the
+/// content of the Secrets that the source names.
+///
+/// # Errors
+///
+/// Fails if the block or a Secret is invalid, or if the store cannot be opened.
 pub async fn open(
     source: &StorageBlock,
     secret: Option<&SecretData>,
@@ -41,7 +45,7 @@ pub async fn open(
         .map_err(|error| trouble(&error))
 }
 
-/// What a failure of the store means for the restore.
+/// Converts an error of the store.
 pub fn trouble(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
@@ -55,7 +59,11 @@ pub fn trouble(error: &store::Error) -> Trouble {
 }
 
 impl Place {
-    /// The manifest beside the backup; `None` when there is none, as beside backups of the old operator.
+    /// The manifest of the backup; `None` if it does not exist, as for backups of the original operator.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store fails, or if the manifest cannot be parsed or names an unknown compression.
     pub async fn manifest(&self) -> Result<Option<BackupManifest>, Trouble> {
         let key = manifest_key(&self.0.key);
         let mut object = match self.0.store.get(&key).await {
@@ -82,7 +90,11 @@ impl Place {
         }
     }
 
-    /// The bytes of the stored backup, if it is there.
+    /// The size of the stored backup in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the backup does not exist or the store fails.
     pub async fn check(&self) -> Result<u64, Trouble> {
         match self.0.store.head(&self.0.key).await {
             Ok(Some(object)) => Ok(object.size),
@@ -99,7 +111,12 @@ impl Place {
     }
 }
 
-/// A backup that was cut off, or lies beside another one's manifest, is known by its size before anything is touched.
+/// Compares the size of the stored backup with its manifest. A truncated backup, or one with another manifest, is
+/// detected before anything is changed.
+///
+/// # Errors
+///
+/// Fails if the sizes differ.
 pub fn fits(manifest: Option<&BackupManifest>, stored: u64) -> Result<(), Trouble> {
     let Some(manifest) = manifest else {
         return Ok(());
@@ -132,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backup_of_another_size_than_recorded_is_refused_before_it_is_fetched() {
+    fn rejects_backup_with_unexpected_size_before_fetch() {
         let manifest = |compression: &str, stored: &str| -> BackupManifest {
             let text = format!(
                 r#"{{"formatVersion":1,"etcdVersion":"3.7.3","clusterID":"1","revision":7,"size":100,"sha256":"",
@@ -145,7 +162,7 @@ mod tests {
         assert!(accepted(&plain, 100) && !accepted(&plain, 99));
         let compressed = manifest("zstd", r#","storedSize":40"#);
         assert!(accepted(&compressed, 40) && !accepted(&compressed, 39));
-        // The size of what is stored was not always recorded.
+        // A manifest without the stored size accepts any size.
         assert!(accepted(&manifest("zstd", ""), 7));
         assert!(fits(None, 1).is_ok());
         let trouble = fits(Some(&plain), 1).unwrap_err();

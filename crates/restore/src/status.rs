@@ -1,4 +1,4 @@
-//! What the EtcdRestore's status says after a reconcile. Pure; the clock is passed in.
+//! Computes the status and the Events of an EtcdRestore. Pure; the time is an argument.
 
 use api::EtcdRestore;
 use api::backup::Progress;
@@ -11,7 +11,8 @@ use crate::plan::{Action, Outlook, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
-/// The status after a plan and, if its step failed, that failure.
+/// The status after a plan. If the step has failed, the failure replaces the state of the plan, and nothing is
+/// recorded.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -43,8 +44,8 @@ pub fn compute(
     status
 }
 
-/// The status where it cannot be recorded what has to be, because the definition of EtcdRestores does not know it: what it
-/// was, and that, for people. Nothing goes on before it is recorded (invariant 10).
+/// The status if the CustomResourceDefinition lacks a field for a record: the current status with the problem. The
+/// restore does not continue without the record (invariant 10).
 pub fn of_an_outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,
@@ -65,7 +66,7 @@ pub fn of_an_outdated_definition(
     status
 }
 
-/// How far the seed has fetched the backup; what was said last stays when it says nothing.
+/// Sets the progress of the seed. Without an answer the last progress is kept.
 pub fn tell_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     if let Pod::Present(PodFacts {
@@ -176,7 +177,7 @@ fn phase(outlook: &Outlook, status: &EtcdRestoreStatus) -> RestorePhase {
     }
 }
 
-/// What the user is told in Events.
+/// The Events of this reconcile.
 pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
     let target = crate::naming::target(restore);
     let action = match &plan.action {
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_failed_records_nothing() {
+    fn failed_restore_step_records_nothing() {
         let action = Action::RecordRestored {
             cluster_id: "ab".into(),
             revision: 7,
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_seen_in_conditions_reason_and_phase() {
+    fn restore_rejection_sets_conditions_reason_and_phase() {
         let status = compute(
             &restore(),
             &planned(Action::Nothing, halted()),
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_outcome_again_changes_nothing() {
+    fn repeated_outcome_keeps_restore_status() {
         let mut restore = restore();
         let plan = planned(Action::Nothing, halted());
         restore.status = Some(compute(&restore, &plan, None, &at(1)));
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn success_is_said_only_for_a_complete_outlook() {
+    fn restore_succeeds_only_when_complete() {
         let status = compute(
             &restore(),
             &planned(Action::Nothing, Outlook::Complete),
@@ -364,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_that_does_not_know_a_record_is_told_in_what_it_knows() {
+    fn reports_outdated_restore_definition_in_known_fields() {
         let mut restore = restore();
         let seed = api::restore::SeedStatus::default();
         restore.status.get_or_insert_default().seed = Some(seed);
@@ -376,7 +377,7 @@ mod tests {
             ("True", "DefinitionOutdated")
         );
         assert!(told.reason.as_ref().is_some_and(|it| it.contains("older")));
-        // What stands in it stays, and nothing is added to it.
+        // All other fields are unchanged.
         let before = EtcdRestoreStatus {
             conditions: Vec::new(),
             reason: None,
@@ -388,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told_while_the_seed_fetches_and_stays() {
+    fn progress_remains_after_fetch() {
         let mut status = EtcdRestoreStatus::default();
         let seed = |moved| {
             Pod::Present(PodFacts {
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_each_step_that_people_ask_about() {
+    fn reports_main_restore_steps_as_events() {
         let fresh = restore();
         let mut over = restore();
         over.status.get_or_insert_default().replaces = Some(ReplacesStatus::default());
@@ -442,7 +443,7 @@ mod tests {
             assert_eq!((told.reason, told.warning), (reason, is_bad));
             assert!(told.note.contains(says), "{told:?}");
         }
-        // Where no members are replaced nobody is told that they are.
+        // A restore into a new cluster reports no replacement of members.
         for action in [formed(), Action::Nothing, Action::Guard(true), Action::Join] {
             let plan = planned(action, working());
             assert!(notices(&fresh, &plan).is_empty(), "{plan:?}");
@@ -450,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_what_it_waits_for_what_failed_and_once_that_it_is_complete() {
+    fn reports_waits_failures_and_completion_as_events() {
         let told = |restore: &EtcdRestore, action: Action, outlook: Outlook| -> Vec<_> {
             let told = notices(restore, &planned(action, outlook)).into_iter();
             told.map(|one| (one.warning, one.reason, one.note))
@@ -467,7 +468,7 @@ mod tests {
             let said = told(&restore, Action::Nothing, outlook);
             assert_eq!(said, [(true, reason, note())]);
         }
-        // Both, and the step first.
+        // The Event of the action comes before that of the state.
         let given_up = Action::Abandon(missing());
         let said = told(&restore, given_up, Outlook::Halted(missing()));
         let reasons: Vec<_> = said.iter().map(|(_, reason, _)| *reason).collect();
@@ -482,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_without_effect_are_named() {
+    fn restore_names_fields_without_effect() {
         let mut restore = restore();
         restore.spec.backup_storage_type = Some("Local".into());
         let status = compute(&restore, &planned(Action::Nothing, halted()), None, &at(1));

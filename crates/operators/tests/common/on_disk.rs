@@ -1,4 +1,4 @@
-//! A real etcd started on a data directory as a member's pod starts it, and the tools of its version.
+//! A real etcd on a data directory, started with the arguments of a member's pod, and the restore tools of its version.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use etcd::testing::{Programs, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, Status};
 
-/// The tool that restores for this minor version.
+/// The restore tool of this minor version.
 pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     if minor != "3.4" {
         return programs.etcdutl();
@@ -20,7 +20,7 @@ pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     }
 }
 
-/// An etcd started as the pod of a member that is back on its disk.
+/// An etcd that is started like the pod of a member with existing data.
 pub(crate) struct Member {
     child: Child,
     pub(crate) client_url: String,
@@ -34,12 +34,12 @@ impl Drop for Member {
 }
 
 impl Member {
-    /// With the state and the list `member::Start::OnDisk` gives.
+    /// Starts etcd with the state and the member list of `member::Start::OnDisk`.
     pub(crate) fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
         Self::start_as(Command::new(&programs.etcd), data, peer_url)
     }
 
-    /// The same, where `command` is to become etcd.
+    /// Starts `command`, which becomes etcd, with the same arguments.
     pub(crate) fn start_as(mut command: Command, data: &Path, peer_url: &str) -> Self {
         let client_url = format!("http://127.0.0.1:{}", free_port());
         let name = "main-aaaaaaaaaa";
@@ -62,7 +62,7 @@ impl Member {
         Self { child, client_url }
     }
 
-    /// What it serves, or `None` if it ended instead.
+    /// The status once etcd serves; `None` if the process ends first.
     pub(crate) async fn serves(&mut self) -> Option<Status> {
         let client = EtcdClient::new(Access::default());
         let end = Instant::now() + Duration::from_secs(30);

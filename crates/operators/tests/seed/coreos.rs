@@ -1,5 +1,5 @@
-//! Backups as coreos/etcd-operator made them, of the etcd it ran: 3.2 and 3.3 themselves have written these
-//! (`e2e/fixtures/coreos`), and beside each is what they said was in it.
+//! Backups in the format of coreos/etcd-operator. The snapshots in `e2e/fixtures/coreos` were written by etcd 3.2 and
+//! 3.3. The JSON files next to each snapshot contain the answers of that etcd.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,12 +10,12 @@ use serde::Deserialize;
 
 use super::*;
 
-/// Every generation of a key is in it from here on; what was before is compacted.
+/// A revision after the compaction. The snapshot contains the generation of every key at this revision.
 const BETWEEN: i64 = 40;
-/// What was compacted.
+/// The revision of the compaction.
 const COMPACTED: i64 = 20;
 
-/// A key as etcd tells of it.
+/// A key with its metadata, as etcd reports it.
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 struct Stored {
@@ -27,14 +27,14 @@ struct Stored {
     lease: i64,
 }
 
-/// Etcd's own hash of its keys, which 3.2 had not yet: 3.3.27 said it of both snapshots.
+/// The hash of the keys from etcd. etcd 3.2 had no such hash, so etcd 3.3.27 reported it for both snapshots.
 #[derive(Debug, Deserialize, PartialEq)]
 struct Hash {
     hash: u32,
     compact_revision: i64,
 }
 
-/// Of the only endpoint that was asked.
+/// The answer of the only endpoint in the request.
 #[derive(Deserialize)]
 struct Hashed {
     #[serde(rename = "HashKV")]
@@ -66,7 +66,7 @@ struct Lease {
     keys: Option<Vec<ByteString>>,
 }
 
-/// What the old etcd said, as its `etcdctl -w json` printed it.
+/// The recorded answers of the old etcd, as its `etcdctl -w json` printed them.
 #[derive(Deserialize)]
 struct Said {
     all: Answer,
@@ -93,7 +93,7 @@ async fn keys_at(client: &Client, revision: i64) -> Vec<Stored> {
     told.collect()
 }
 
-/// Each lease with the time it was granted for and its keys.
+/// Each lease with its granted time to live and its keys.
 async fn leases(client: &Client) -> BTreeMap<i64, (i64, Vec<ByteString>)> {
     let list = client.lease_client().leases().await.unwrap();
     let mut leases = BTreeMap::new();
@@ -119,16 +119,16 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
     }
 }
 
-/// Everything the old etcd said is what this one says.
-async fn serves_what_was_said(member: &Member, said: Said, hashes: Hashes) {
+/// Checks that the restored etcd gives the same answers as the old etcd.
+async fn check_recorded_answers(member: &Member, said: Said, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, said.all.kvs);
-    // Of every change since the compaction.
+    // The hash covers every change since the compaction.
     let ([all], [between]) = (hashes.all, hashes.revision40);
     let now = said.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);
     assert_eq!(hash_at(&client, BETWEEN).await, between.hash);
-    // History, too: what was deleted or had another value then.
+    // The history is restored too: keys that were later deleted, and former values.
     let between = keys_at(&client, BETWEEN).await;
     assert_eq!(between, said.revision40.kvs);
     let options = GetOptions::new().with_revision(COMPACTED - 1);
@@ -141,7 +141,7 @@ async fn serves_what_was_said(member: &Member, said: Said, hashes: Hashes) {
         (lease.id, (lease.granted, keys))
     });
     assert_eq!(leases(&client).await, granted.collect());
-    // It goes on from there, and a lease of old takes its keys with it.
+    // Writes continue at the next revision, and the revocation of an old lease deletes its keys.
     let held = said.all.kvs.iter().find(|stored| stored.lease != 0);
     let held = held.expect("a key with a lease");
     let revoked = client.lease_client().revoke(held.lease).await.unwrap();
@@ -150,14 +150,14 @@ async fn serves_what_was_said(member: &Member, said: Said, hashes: Hashes) {
     assert!(!left.is_empty() && left.iter().all(|stored| stored.lease == 0));
 }
 
-async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
+async fn restores_backups_of_3_2_and_3_3(minor: &'static str) {
     for old in ["3.2.32", "3.3.27"] {
         let world = World::new(minor).await;
         let backup: Bytes = fixture(&format!("etcd-{old}.db")).into();
         let said: Said = serde_json::from_slice(&fixture(&format!("etcd-{old}.json"))).unwrap();
         let hashes = fixture(&format!("etcd-{old}.hash.json"));
         let hashes: Hashes = serde_json::from_slice(&hashes).unwrap();
-        // As the old operator named it, with nothing beside it.
+        // The name has the format of coreos/etcd-operator, and the backup has no manifest.
         let key = format!(
             "a/etcd.backup_v{}_2019-03-01-12:00:00",
             said.all.header.revision
@@ -176,33 +176,33 @@ async fn takes_backups_of_3_2_and_3_3(minor: &'static str) {
         let status = member.serves().await;
         let status = status.unwrap_or_else(|| panic!("etcd {minor} does not start on {old}"));
         assert_eq!(status.revision, said.all.header.revision);
-        serves_what_was_said(&member, said, hashes).await;
+        check_recorded_answers(&member, said, hashes).await;
     }
 }
 
 #[tokio::test]
-async fn etcd_3_4_takes_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.4").await;
+async fn etcd_3_4_restores_backups_of_3_2_and_3_3() {
+    restores_backups_of_3_2_and_3_3("3.4").await;
 }
 
 #[tokio::test]
-async fn etcd_3_5_takes_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.5").await;
+async fn etcd_3_5_restores_backups_of_3_2_and_3_3() {
+    restores_backups_of_3_2_and_3_3("3.5").await;
 }
 
 #[tokio::test]
-async fn etcd_3_6_takes_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.6").await;
+async fn etcd_3_6_restores_backups_of_3_2_and_3_3() {
+    restores_backups_of_3_2_and_3_3("3.6").await;
 }
 
 #[tokio::test]
-async fn etcd_3_7_takes_backups_of_3_2_and_3_3() {
-    takes_backups_of_3_2_and_3_3("3.7").await;
+async fn etcd_3_7_restores_backups_of_3_2_and_3_3() {
+    restores_backups_of_3_2_and_3_3("3.7").await;
 }
 
-/// One byte of it, in a value: it is what its own etcd put at the end that finds it out.
+/// One byte of a value is changed. The checksum that the old etcd appended to the snapshot detects the damage.
 #[tokio::test]
-async fn a_damaged_backup_of_3_2_or_3_3_is_refused() {
+async fn rejects_damaged_backup_of_3_2_or_3_3() {
     let world = World::new("3.7").await;
     for old in ["3.2.32", "3.3.27"] {
         let mut damaged = fixture(&format!("etcd-{old}.db"));

@@ -1,33 +1,33 @@
-//! Backups of one minor version in a cluster of another.
+//! Backups of one minor version, restored into a cluster of another.
 
 use super::*;
 
 #[tokio::test]
-async fn etcd_3_5_takes_a_backup_of_3_4() {
-    brings_every_key_into("3.4", "3.5").await;
+async fn etcd_3_5_restores_backup_of_3_4() {
+    restores_all_keys_into("3.4", "3.5").await;
 }
 
 #[tokio::test]
-async fn etcd_3_6_takes_a_backup_of_3_5() {
-    brings_every_key_into("3.5", "3.6").await;
+async fn etcd_3_6_restores_backup_of_3_5() {
+    restores_all_keys_into("3.5", "3.6").await;
 }
 
 #[tokio::test]
-async fn etcd_3_7_takes_a_backup_of_3_6() {
-    brings_every_key_into("3.6", "3.7").await;
+async fn etcd_3_7_restores_backup_of_3_6() {
+    restores_all_keys_into("3.6", "3.7").await;
 }
 
-/// A backup may be old: clusters go up by one minor version at a time, and what is restored need not.
+/// An upgrade of a cluster moves by one minor version at a time. A restore of an old backup can skip minor versions.
 #[tokio::test]
-async fn etcd_3_7_takes_a_backup_of_3_4() {
-    brings_every_key_into("3.4", "3.7").await;
+async fn etcd_3_7_restores_backup_of_3_4() {
+    restores_all_keys_into("3.4", "3.7").await;
 }
 
-/// Also where the operator has not looked before, on a claim.
+/// The seed rejects such a backup on a PersistentVolumeClaim too, which the operator cannot read.
 #[tokio::test]
-async fn a_backup_of_a_newer_minor_is_refused_before_it_is_fetched() {
+async fn rejects_backup_of_newer_minor_before_fetch() {
     let world = World::new("3.6").await;
-    // It would be missed.
+    // A fetch would fail, because the backup is deleted.
     world.store().await.delete("a/backup").await.unwrap();
     for older in ["3.4.23", "3.5.35"] {
         for named in [older, "3.6.16"] {
@@ -36,7 +36,7 @@ async fn a_backup_of_a_newer_minor_is_refused_before_it_is_fetched() {
         }
     }
     world.put("a/backup", &world.snapshot).await;
-    // Patch releases read each other's.
+    // Patch releases of one minor version can read the databases of each other.
     let fetched = fetch(&world.fetch_into("3.6.0")).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
 }

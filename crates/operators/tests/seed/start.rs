@@ -1,10 +1,10 @@
-//! What etcd's own container of a seed begins with: the program makes the data directory and becomes etcd.
+//! The start of etcd's container in a seed's pod: the program creates the data directory and becomes etcd.
 
 use std::os::unix::process::CommandExt as _;
 
 use super::*;
 
-/// The program in a seed's own container, as the pod starts it.
+/// The program in the container of etcd, started as in the seed's pod.
 fn program(world: &World, making: &Making) -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-operator"));
     command
@@ -17,9 +17,10 @@ fn program(world: &World, making: &Making) -> std::process::Command {
     command
 }
 
-/// Also long after the restore: the Secret, the backup and what is known of it are gone, and etcd starts on its disk.
+/// The program also starts etcd on its disk long after the restore, when the Secret, the backup and `restored.json` are
+/// missing.
 #[tokio::test]
-async fn the_program_makes_the_data_directory_and_becomes_etcd() {
+async fn program_creates_data_directory_and_becomes_etcd() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -41,7 +42,7 @@ async fn the_program_makes_the_data_directory_and_becomes_etcd() {
     let status = member.serves().await.expect("etcd starts on its disk");
     assert_eq!(status.revision, world.revision);
     drop(member);
-    // A crash between the rename and the removal of what was fetched.
+    // The process has crashed between the rename and the removal of the fetched files.
     std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
     let work = world.volume.path().join("restore");
     std::fs::create_dir_all(&work).unwrap();
@@ -52,7 +53,7 @@ async fn the_program_makes_the_data_directory_and_becomes_etcd() {
 }
 
 #[tokio::test]
-async fn a_data_directory_that_cannot_be_made_is_reported_and_no_etcd_is_started() {
+async fn reports_failed_restore_without_starting_etcd() {
     let world = World::new("3.6").await;
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let making = world.prepare(&peer_url).making;
@@ -67,9 +68,9 @@ async fn a_data_directory_that_cannot_be_made_is_reported_and_no_etcd_is_started
     assert!(!world.data().exists());
 }
 
-/// A user's own container may make it before etcd's begins.
+/// A container of the user may create the directory before the container of etcd starts.
 #[tokio::test]
-async fn a_data_directory_with_nothing_in_it_is_none() {
+async fn empty_data_directory_counts_as_missing() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
     fetch(&world.fetch()).await.unwrap();

@@ -1,4 +1,4 @@
-//! etcd's own tool ends for a reason that is not the backup's.
+//! Failures of etcd's restore tool that the backup did not cause.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,8 +6,8 @@ use super::*;
 
 use restore::reason::Trouble;
 
-/// What is told of a tool that does this.
-async fn told_of_a_tool(does: &str) -> Trouble {
+/// The problem that is reported for a tool that runs these commands.
+async fn trouble_after_tool(does: &str) -> Trouble {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let mut arguments = world.prepare("http://127.0.0.1:1");
@@ -19,17 +19,17 @@ async fn told_of_a_tool(does: &str) -> Trouble {
 }
 
 #[tokio::test]
-async fn a_tool_that_was_killed_says_nothing_of_the_backup() {
-    let trouble = told_of_a_tool("kill -9 $$").await;
+async fn killed_tool_does_not_blame_backup() {
+    let trouble = trouble_after_tool("kill -9 $$").await;
     assert_eq!(trouble.reason, Reason::PodNotStarting);
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
 }
 
-/// As every minor version's tool says it, of its copy and of the log it begins.
+/// The tools of all minor versions print this message, both for their copy of the database and for the new log.
 #[tokio::test]
-async fn a_tool_that_finds_no_room_says_nothing_of_the_backup() {
+async fn full_volume_does_not_blame_backup() {
     let full = "echo Error: write db: no space left on device >&2; exit 1";
-    let trouble = told_of_a_tool(full).await;
+    let trouble = trouble_after_tool(full).await;
     assert_eq!(trouble.reason, Reason::SeedFailed);
     assert!(
         trouble.message.contains("larger volumes"),

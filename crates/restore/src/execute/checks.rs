@@ -1,5 +1,5 @@
-//! What has to hold when a request is sent, read once more. Another operator may have led since the observation
-//! (invariant 11).
+//! Reads the preconditions of a request again just before it is sent. Another operator process may have been the leader
+//! since the observation (invariant 11).
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the check does. Returns since when the observation counts as fresh.
+/// Fails if the precondition does not hold. Returns the time from which the age of the observation counts.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -24,7 +24,7 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // A store may have taken long to show the backup, and nothing but the EtcdRestore matters here.
+                // The observation may include a slow read of the store, but only the EtcdRestore matters here.
                 return Ok(began);
             }
             missing("the EtcdRestore has changed, or is gone, since it was read")
@@ -45,15 +45,16 @@ pub(super) async fn confirm(
     }
 }
 
-/// Otherwise another operator may have created the EtcdCluster, and a person deleted it since. A second one would be
-/// claimed by a restore that has ended, and get no members.
+/// Whether the EtcdRestore is unchanged. Otherwise another operator process may have created the EtcdCluster, and a
+/// user may have deleted it. A second EtcdCluster would be locked by a finished restore and would get no members.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let is = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
     Ok(now.as_ref().map(is) == Some(is(restore)))
 }
 
-/// Invariant 9: a seed is deleted because of what is recorded. With another record it may be a member by now.
+/// Fails if another backup is recorded. Invariant 9: a seed is deleted because of the recorded backup, and with another
+/// record the same seed may be a member.
 async fn has_the_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
@@ -64,8 +65,8 @@ async fn has_the_same_backup(context: &ExecuteContext, restore: &EtcdRestore) ->
     Err(Error::Missing(why.to_owned()))
 }
 
-/// The EtcdCluster, if it is still claimed by the restore and records the same etcd cluster. Invariant 9: all of a seed
-/// is deleted only before the cutover, which another operator may have made.
+/// The EtcdCluster, if this restore still holds its lock and the recorded cluster ID is the same. Invariant 9: all
+/// objects of a seed are deleted only before the cutover, which another operator process may have made.
 pub(super) async fn in_place(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -82,8 +83,8 @@ pub(super) async fn in_place(
     }))
 }
 
-/// Invariant 9: the cluster turns only to a seed that still exists. Another operator may have given it up, and the data
-/// of a pod without a volume is lost with the pod.
+/// Whether the seed's pod is unchanged. Invariant 9: the cutover needs an existing seed. Another operator process may
+/// have deleted the pod, and without a volume the data is lost with the pod.
 async fn is_the_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

@@ -1,4 +1,5 @@
-//! Actions against an API server of a few lines: the requests after another operator was quicker, and the errors.
+//! Actions with a minimal API server: the requests after concurrent changes of another operator process, and the
+//! errors.
 
 use std::time::Duration;
 
@@ -63,14 +64,14 @@ fn seen() -> Observation {
     }
 }
 
-/// The same, claimed.
+/// An observation of a locked cluster.
 fn claimed() -> Observation {
     let mut seen = seen();
     seen.objects.cluster = Some(cluster(Some("restore-uid")));
     seen
 }
 
-/// Carries the action out; returns the requests, without those that only read, and the outcome.
+/// Carries out the action. Returns the writes and the outcome.
 async fn made(
     seen: &Observation,
     action: &Action,
@@ -79,7 +80,7 @@ async fn made(
     made_for(&restore(), Duration::ZERO, (seen, action), answer).await
 }
 
-/// Some time after the observation. Late writes that cannot be taken back are failures, too.
+/// Carries out the action some time after the observation. A delayed write that cannot be undone is a failure, too.
 async fn made_for(
     restore: &EtcdRestore,
     age: Duration,
@@ -108,9 +109,9 @@ async fn made_for(
     (asked, became)
 }
 
-/// Invariant 11: another operator has removed it, and may have made the next one on the same volume.
+/// Invariant 11: another operator process may have deleted the pod and created the next one on the same volume.
 #[tokio::test]
-async fn what_a_pod_stood_on_goes_only_with_the_pod_that_was_seen() {
+async fn deletes_volume_only_with_observed_pod() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
         let (asked, became) = made(
             &claimed(),
@@ -135,7 +136,7 @@ async fn what_a_pod_stood_on_goes_only_with_the_pod_that_was_seen() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_seed_goes_because_of_an_etcd_restore_that_is_another_one_by_now() {
+async fn keeps_seed_if_restore_has_changed() {
     let another = |edit: fn(&mut EtcdRestore)| {
         let mut restore = restore();
         edit(&mut restore);
@@ -160,11 +161,11 @@ async fn nothing_of_a_seed_goes_because_of_an_etcd_restore_that_is_another_one_b
     }
 }
 
-/// Invariant 11: the EtcdRestore was let go before the claim was written, and nobody else would take it away.
+/// Invariant 11: the finalizer was removed before the lock was set, so no later reconcile would remove the lock.
 #[tokio::test]
-async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
+async fn removes_lock_without_finalizer_despite_errors() {
     const PATCH: &str = "PATCH etcdclusters";
-    // The claim itself is carried out, or nobody knows.
+    // The lock is set, or its answer is lost.
     for first in [200, 504] {
         let (asked, became) = made(&seen(), &Action::Claim, move |what, before| {
             match (what, before) {
@@ -180,7 +181,7 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
         assert_eq!(asked, [PATCH; 4]);
         assert_eq!(became.is_ok(), first == 200, "{became:?}");
     }
-    // It stays refused.
+    // Every attempt to remove the lock is rejected.
     let (asked, became) = made(&seen(), &Action::Claim, |what, before| {
         match (what, before) {
             ("GET etcdrestores", _) => (404, Value::Null),
@@ -191,7 +192,7 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
     .await;
     assert_eq!(asked, [PATCH; 6]);
     became.unwrap_err();
-    // It is held, or was never made.
+    // The EtcdRestore has its finalizer, or the lock was never set.
     let held = |what: &str, code| match what {
         "GET etcdrestores" => {
             let mut restore = restore();
@@ -208,10 +209,10 @@ async fn a_claim_that_nobody_holds_is_taken_back_over_errors_and_conflicts() {
     }
 }
 
-/// Whoever gives it up is not stopped by what is recorded, or by a pod that has changed or is gone: all of it goes, by its
-/// UID. Only not when another operator has made the turn meanwhile (invariant 9).
+/// An aborted restore deletes all objects of the seed by UID, regardless of the record and of changes of the pod. Only
+/// a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
-async fn a_seed_that_is_given_up_goes_whatever_became_of_its_pod_and_of_the_record() {
+async fn aborted_restore_deletes_changed_seed() {
     let mut given_up = restore();
     given_up.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
@@ -250,16 +251,16 @@ async fn a_seed_that_is_given_up_goes_whatever_became_of_its_pod_and_of_the_reco
     }
 }
 
-/// The seed's cluster is recorded.
+/// The cluster after the cutover.
 fn turned() -> EtcdCluster {
     let mut turned = cluster(Some("restore-uid"));
     turned.status.get_or_insert_default().cluster_id = Some("ab".into());
     turned
 }
 
-/// Invariant 11: an operator that slept, and a request that was under way for long.
+/// Invariant 11: the operator process was suspended after the observation.
 #[tokio::test]
-async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
+async fn sends_nothing_after_old_observation() {
     let former = FormerPod {
         name: "main-old".into(),
         uid: "old".into(),
@@ -303,9 +304,10 @@ async fn what_the_api_server_would_do_at_any_time_is_not_begun_late() {
     }
 }
 
-/// Invariant 11: another operator has made it, the restore went to its end, and people have deleted it since.
+/// Invariant 11: another operator process has created the EtcdCluster and finished the restore, and a user has deleted
+/// the EtcdCluster.
 #[tokio::test]
-async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read() {
+async fn creates_cluster_only_for_unchanged_restore() {
     let version = |uid: &str, version: &str| {
         let mut restore = restore();
         restore.metadata.uid = Some(uid.into());
@@ -314,7 +316,7 @@ async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // A store may take longer to show the backup than a look may be old.
+    // A read of the store may take longer than the ten seconds.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
@@ -340,7 +342,7 @@ async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read
             assert!(told.unwrap_or_default().contains(said.unwrap_or_default()));
         }
     }
-    // It was suspended after that check.
+    // The operator process was suspended after the check.
     for (age, posted) in [(0, 1), (11, 0)] {
         let (client, asked) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
         let context = ExecuteContext {
@@ -359,9 +361,9 @@ async fn an_etcd_cluster_is_made_only_for_an_etcd_restore_that_is_as_it_was_read
     }
 }
 
-/// Invariants 9 and 11: what it turns to was lost, or given up by another operator.
+/// Invariants 9 and 11: the seed was lost, or deleted by another operator process.
 #[tokio::test]
-async fn nothing_turns_to_a_seed_that_has_gone_since_it_was_seen() {
+async fn no_cutover_to_changed_seed() {
     let mut another = seen_pod();
     another.metadata.uid = Some("another".into());
     let mut going = seen_pod();
@@ -392,9 +394,9 @@ fn backup() -> ChosenBackup {
     choice::at(&restore(), serde_json::from_value(source).unwrap())
 }
 
-/// Invariant 11: it would make the seed of the backup again, in the place of a member that clients have written to.
+/// Invariant 11: a delayed pod would replace a member, to which clients have written, by the state of the backup.
 #[tokio::test]
-async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back() {
+async fn deletes_seed_pod_created_after_handover() {
     const CREATED: &str = "POST pods";
     let mut made_anew = cluster(Some("restore-uid"));
     made_anew.metadata.uid = Some("another-uid".into());
@@ -409,7 +411,7 @@ async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back(
         (None, false),
     ];
     for (now, stays) in all {
-        // The API server does not say at once.
+        // The first reads of the EtcdCluster may fail.
         for fails in [0, 2] {
             let now = now.clone();
             let (asked, became) = made(&seen, &Action::CreatePod, move |what, before| match what {
@@ -431,7 +433,7 @@ async fn a_seeds_pod_that_comes_after_the_cluster_was_handed_over_is_taken_back(
             became.unwrap();
         }
     }
-    // What another operator has made is not taken back.
+    // The pod of another operator process is not deleted.
     let (asked, became) = made(&seen, &Action::CreatePod, |what, _| match what {
         CREATED => (409, Value::Null),
         _ => (200, json!(cluster(None))),
@@ -450,10 +452,9 @@ fn seen_pod() -> Pod {
     seen().objects.seed.pod.unwrap()
 }
 
-/// In a pod the data of a seed is there once: members that stop do it for a seed that serves.
+/// Without a volume a seed's pod has the only copy of its data. Old members stop only for a seed that serves.
 #[tokio::test]
-async fn a_seeds_pod_without_a_volume_that_comes_after_the_old_members_have_stopped_is_taken_back()
-{
+async fn deletes_seed_pod_created_after_old_members_stopped() {
     let old = |left: bool| {
         let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
         let pods = if left {
@@ -488,8 +489,7 @@ async fn a_seeds_pod_without_a_volume_that_comes_after_the_old_members_have_stop
 }
 
 #[tokio::test]
-async fn a_pod_that_cannot_be_made_again_when_the_old_members_have_stopped_is_told_with_the_remedy()
-{
+async fn reports_remedy_if_seed_pod_cannot_be_recreated() {
     for (former, remedy) in [(Former::NotAsked, false), (Former::Known(Vec::new()), true)] {
         let mut seen = seen();
         seen.snapshot.former = former;

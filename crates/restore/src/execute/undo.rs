@@ -1,5 +1,6 @@
-//! Takes writes back that came too late and that no later reconcile would find (invariant 11). A request may be under
-//! way for longer than its operator leads. The tasks run beside the reconciles, and the process waits for them.
+//! Undoes delayed writes that no later reconcile would find (invariant 11). A request may be in flight for longer than
+//! its operator process holds the lease. The tasks run concurrently with the reconciles, and the process waits for
+//! them.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::observe::members;
 use crate::plan::{in_place, released};
 use crate::{naming, snapshot::Former};
 
-/// How often a task tries, and how long it waits in between.
+/// Number of attempts of a task.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -35,7 +36,7 @@ impl Undo {
         self.tasks.wait().await;
     }
 
-    /// Tries until the task succeeds, or fails with an answer that lasts.
+    /// Retries until the task succeeds or the attempts are used up.
     fn spawn<T>(&self, what: &'static str, attempt: impl Fn() -> T + Send + 'static)
     where
         T: Future<Output = Result<(), Error>> + Send + 'static,
@@ -58,8 +59,8 @@ impl Undo {
     }
 }
 
-/// Deletes the seed's pod that was `made`, if the cluster has gone on without it. In the place of a member of a cluster
-/// that was handed over, a late seed would bring back the cluster as it was when it began, under the same IDs.
+/// Deletes the pod of the seed that was created (`made`) if the cluster no longer needs a seed. After the handover, a
+/// delayed seed would replace a member by the state of the backup, under the same IDs.
 pub(super) fn late_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -84,7 +85,7 @@ pub(super) fn late_seed(
     });
 }
 
-/// Whether no client can have written to a seed, or its data is on its volume.
+/// Whether no client can have written to the seed, or the seed's data is on its volume.
 async fn is_wanted(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -97,7 +98,7 @@ async fn is_wanted(
     if cluster.spec.is_durable() || !after_cutover {
         return Ok(true);
     }
-    // After the cutover it is created beside members that run. If they have stopped since, that was for one that serves.
+    // After the cutover, a seed is created only while old members run. If they have stopped, another seed serves.
     let namespace = restore.namespace().unwrap_or_default();
     match members::former(&context.client, restore, &namespace, &cluster).await {
         Former::Unknown(why) => Err(Error::Missing(why)),
@@ -105,8 +106,7 @@ async fn is_wanted(
     }
 }
 
-/// Removes the claim if nothing holds the EtcdRestore any more: no operator would ever remove it. As long as the
-/// finalizer is there, one does.
+/// Removes the restore lock if the EtcdRestore has no finalizer, because then no later reconcile would remove the lock.
 pub(super) fn late_claim(context: &ExecuteContext, restore: &EtcdRestore, cluster: &EtcdCluster) {
     let work = (context.clone(), restore.clone(), cluster.name_any());
     context.undo.spawn("the claim", move || {

@@ -1,4 +1,4 @@
-//! The backup: where it lies, and whether it can be what the restore needs, before anything is created for it.
+//! Finds the backup and checks it before the restore creates anything.
 
 use api::backup::name;
 use api::cluster::EtcdClusterSpec;
@@ -17,8 +17,8 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// The backup that was recorded, or the one the spec names now. Where the cluster is `claimed` something may be made of
-/// it.
+/// The recorded backup, or the one that the spec names now. `claimed` says whether the restore holds the lock of the
+/// cluster, and so may have used the backup.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -32,7 +32,7 @@ pub(super) async fn choose(
     Ok(choice::at(restore, place))
 }
 
-/// The place of the backup: the restore's own, or that of the EtcdBackup it names.
+/// The storage block of the EtcdRestore, or that of the EtcdBackup in `spec.backup`.
 async fn place(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -41,7 +41,7 @@ async fn place(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Old manifests name the type; a block alone says it too.
+        // Old manifests set the type; without it the block is sufficient.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
@@ -61,7 +61,7 @@ async fn place(
     place_of(&backup, reference.before.as_ref())
 }
 
-/// Where the newest complete backup of an EtcdBackup lies, or the newest that was complete by a time.
+/// The storage block of the newest complete backup of an EtcdBackup, or of the newest one that was complete at a time.
 pub(super) fn place_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
@@ -94,7 +94,7 @@ pub(super) fn place_of(
     let (_, path) = location
         .and_then(|location| location.split_once("://"))
         .ok_or_else(none)?;
-    // A path on a claim does not name it.
+    // The path of a block does not contain the name of the PersistentVolumeClaim, but the location does.
     let path = match block.source() {
         StorageSource::Pvc(pvc) => path
             .strip_prefix(&pvc.claim_name)
@@ -102,7 +102,7 @@ pub(super) fn place_of(
             .unwrap_or_default(),
         _ => path,
     };
-    // What the spec says by now may be another place than the one the status tells of.
+    // The path of the spec may have changed since the backup was stored.
     let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
     if !own {
         let message = format!(
@@ -114,7 +114,7 @@ pub(super) fn place_of(
     Ok(block.at(path.to_owned()))
 }
 
-/// Of the backups that the EtcdBackup's status lists, the newest that was complete by then.
+/// The location of the newest backup in `status.backups` that was complete at a time.
 fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Trouble> {
     let listed = backup.status.iter().flat_map(|status| &status.backups);
     let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
@@ -132,7 +132,8 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
     })
 }
 
-/// Looks at the backup before anything is created for it, and tells what it saw of it.
+/// Checks the backup before the restore creates anything, and adds its metadata to `backup`. The spec in `there`, of
+/// the existing cluster, is checked if there is one, otherwise the spec of the cluster to create.
 pub(super) async fn look(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -154,7 +155,7 @@ pub(super) async fn look(
         let keys = secret(context, namespace, named.credentials).await?;
         let ca = secret(context, namespace, named.ca).await?;
         let place = source::open(source, keys.as_ref(), ca.as_ref(), None).await?;
-        // Reading tells more than looking up: an answer to HEAD has no text.
+        // The manifest is read first, because an error of GET has a message and an error of HEAD has none.
         let manifest = place.manifest().await?;
         let stored = place.check().await?;
         source::fits(manifest.as_ref(), stored)?;
@@ -181,7 +182,8 @@ pub(super) async fn look(
     }
 }
 
-/// What lies on a claim the seed's pod alone can see: it looks at the backup before anything is touched.
+/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read it, and checks the backup before it
+/// changes anything.
 async fn on_claim(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

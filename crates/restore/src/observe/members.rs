@@ -1,4 +1,4 @@
-//! Members: the seed and its objects, those that are replaced, and what etcd itself answers.
+//! Reads the seed and its objects, the old members, and the answers of etcd.
 
 use api::EtcdCluster;
 use api::EtcdRestore;
@@ -21,15 +21,16 @@ use crate::snapshot::{
     Child, Former, FormerPod, Life, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
 };
 
-/// What has the names of the seed's objects, whosever it is; or why nobody can say.
+/// The objects with the names of the seed's objects, regardless of their owner, or the errors of the reads.
 pub(super) struct Named {
     pub(super) service: Result<Option<Service>, String>,
     pub(super) claim: Result<Option<PersistentVolumeClaim>, String>,
-    /// Of the name of the seed's pod.
+    /// The pod with the name of the seed's pod.
     pub(super) pod: Result<Option<KubePod>, String>,
 }
 
-/// Reads the seed's pod and, where the cluster is `claimed` by the restore, the other objects of it.
+/// Reads the pod with the seed's name. If the restore has locked (`claimed`) the cluster, the other objects are read
+/// too.
 pub(super) async fn named(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -61,7 +62,7 @@ pub(super) async fn named(
     }
 }
 
-/// The seed, of what was read by its names.
+/// The seed, from the objects with its names.
 pub(super) fn seed(
     named: Named,
     cluster: &EtcdCluster,
@@ -74,7 +75,7 @@ pub(super) fn seed(
         child(named.pod, owner, &mut children.pod),
         child(named.claim, owner, &mut children.claim),
     );
-    // Its Service is the first that is made for a seed, once the backup was found.
+    // The Service is the first object of a seed, so its creation time is the start of the seed.
     let began = children.service.as_ref();
     let began = began.and_then(ResourceExt::creation_timestamp);
     let began = began.map(|time| time.0);
@@ -84,7 +85,7 @@ pub(super) fn seed(
         (Child::InTheWay, _) => Pod::InTheWay,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            // Where nobody is served, the shortest rest is long enough.
+            // While no member serves clients, the shortest pause between two pods applies.
             young: pod::is_young(pod, began.filter(|_| !former.have_stopped()), now),
             ..pod::facts(pod)
         }),
@@ -97,8 +98,9 @@ pub(super) fn seed(
     }
 }
 
-/// Whether its volume claim finds no storage. Since when stands on objects, by the control plane's clocks: a clock of ours
-/// that is ahead gives nothing up, and without an answer nothing is said (invariant 1).
+/// Reports missing storage for the seed's PersistentVolumeClaim. The waiting time starts at a time that the API server
+/// has set, so a clock of the operator that is ahead is corrected. Without an answer about the clock, nothing is
+/// reported (invariant 1).
 pub(super) async fn look_at_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
     let (Pod::Present(facts), Some(pod), Some(claim)) =
         (&mut seed.pod, &children.pod, &children.claim)
@@ -121,7 +123,7 @@ pub(super) async fn look_at_storage(client: &Client, seed: &mut Seed, children: 
     }
 }
 
-/// How far the container that fetches is, while it runs.
+/// Reads the progress of the container `fetch` while it runs.
 pub(super) async fn look_at_progress(seed: &mut Seed, pod: Option<&KubePod>) {
     let Pod::Present(facts) = &mut seed.pod else {
         return;
@@ -153,7 +155,7 @@ fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
     Members::of(cluster, namespace, "", None).addresses()
 }
 
-/// At the pod's own address: beside members that serve no Service leads to it.
+/// Queries the seed at the address of its pod, because no Service selects the seed next to old members that serve.
 pub(super) async fn seed_serving(
     context: &ObserveContext<'_>,
     (namespace, cluster): (&str, &EtcdCluster),
@@ -171,8 +173,8 @@ pub(super) async fn seed_serving(
     }
 }
 
-/// Whether the seed is asked after the turn: before the old members are told to stop, and once more before it joins. In
-/// between nobody serves, and nothing else is waited for than their end.
+/// Whether the plan after the cutover needs an answer of the seed: before the old members are stopped, and before the
+/// seed joins. Between the two steps the plan waits only for the end of the old members.
 pub(super) fn is_asked(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
     let Former::Known(former) = &snapshot.former else {
         return true;
@@ -195,7 +197,7 @@ pub(super) fn seed_url(
     Some(addresses.client_url_at(address?, &pod?.name_any()))
 }
 
-/// Before anybody else may use it: whether etcd reads the same keys as the member did that the backup came from.
+/// Compares the seed's hash of its keys with the one in the manifest, before clients can use the seed.
 pub(super) async fn compared(
     context: &ObserveContext<'_>,
     seed: &Seed,
@@ -221,7 +223,7 @@ pub(super) async fn compared(
                 found: found.hash,
             }
         }
-        // Of a store that was compacted since nothing can be compared.
+        // After a compaction the hashes cannot be compared.
         Ok(_) => serving,
     }
 }
@@ -234,7 +236,7 @@ pub(super) async fn cluster_serving(
     let addresses = addresses(cluster, namespace);
     let status = cluster.status.as_ref();
     let members = status.iter().flat_map(|status| &status.member_details);
-    // Certificates need not cover the client Service, and do cover the members.
+    // Certificates always cover the members, but not always the client Service.
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotAsked;
     for url in std::iter::once(addresses.service_url()).chain(members) {
@@ -246,8 +248,7 @@ pub(super) async fn cluster_serving(
     answer
 }
 
-/// The pods of the members that are replaced: whatever is this EtcdCluster's and carries another token than the new
-/// cluster's.
+/// The pods of the old members: all pods of this EtcdCluster with another token than that of the new cluster.
 pub(crate) async fn former(
     client: &Client,
     restore: &EtcdRestore,

@@ -1,4 +1,4 @@
-//! What the status of the seed's pod says. Pure.
+//! Reads the status of the seed's pod. Pure.
 
 use api::names::{CONTAINER_ETCD, LABEL_CLUSTER};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -15,7 +15,7 @@ mod storage;
 pub(super) use life::{is_young, life};
 pub(super) use storage::no_storage;
 
-/// What the pod reports, but for its [`life`], which a clock is needed for, and its [provenance](super::provenance).
+/// The facts of a pod, without its [`life`], which needs a clock, and its [provenance](super::provenance).
 pub(super) fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let ended = life::ended(pod);
@@ -66,7 +66,7 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
     }
 }
 
-/// All of it, once it was fetched.
+/// The progress after the whole backup was fetched.
 fn fetched(prepare: &[ContainerStatus]) -> Option<Moved> {
     let fetch = prepare.iter().find(|status| status.name == FETCH)?;
     let bytes = reported(fetch)?.size;
@@ -76,7 +76,7 @@ fn fetched(prepare: &[ContainerStatus]) -> Option<Moved> {
     })
 }
 
-/// What a container said when it ended well.
+/// The report of a container that has succeeded.
 fn reported(status: &ContainerStatus) -> Option<Contents> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
     match Report::read(ended.message.as_deref()?)? {
@@ -85,14 +85,14 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
     }
 }
 
-/// It is not started again, and so says nothing more.
+/// Whether the container has succeeded. It is not started again, so it writes no further report.
 fn ended_well(status: &ContainerStatus) -> bool {
     let ended = status.state.as_ref();
     let ended = ended.and_then(|state| state.terminated.as_ref());
     ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
-/// Whether etcd's own container runs: before that nobody answers.
+/// Whether the container of etcd runs. Before that, nothing answers at the pod's address.
 pub(super) fn etcd_runs(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());
@@ -102,7 +102,7 @@ pub(super) fn etcd_runs(pod: &Pod) -> bool {
     })
 }
 
-/// What keeps a container from starting or made it end; `None` while it runs or is through.
+/// The problem of a container that cannot start or has failed; `None` while it runs or after it has succeeded.
 fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
     let state = status.state.clone().unwrap_or_default();
     if let Some(waiting) = &state.waiting {
@@ -134,7 +134,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         status.last_state.clone().and_then(|last| last.terminated),
     ) {
         (Some(ended), _) => ended,
-        // Between two attempts.
+        // The kubelet waits before the next attempt.
         (None, Some(last)) if state.running.is_none() => last,
         _ => return None,
     };
@@ -146,7 +146,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
             Reason::parse(&reason).unwrap_or(Reason::StepFailed),
             message,
         ),
-        // It was ended from outside, or could not start: the kubelet tries again.
+        // Without a report the container was killed or could not start. The kubelet restarts it.
         _ => Trouble::new(
             Reason::PodNotStarting,
             format!(

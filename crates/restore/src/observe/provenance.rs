@@ -1,6 +1,8 @@
-//! Whether a seed's pod is of the backup that is recorded. It need not be: an operator that stood still while another one
-//! led may make it late, of what it had read before that was chosen anew. What a pod fetches stands in its arguments, what
-//! it holds in its report: that is of the backup which the pod fetched that made it, on whose volume this one may be. Pure.
+//! Compares a seed's pod with the recorded backup. Pure.
+//!
+//! The two may differ: an operator process that was suspended may create the pod late, from a backup that it had read
+//! before another one was chosen. The arguments of a pod name the backup that it fetches. Its report describes the data
+//! on its volume, which an earlier pod may have fetched.
 
 use api::EtcdRestore;
 use api::restore::ChosenBackup;
@@ -11,23 +13,23 @@ use member::{FETCH, Origin};
 use crate::plan::choice::{self, SHA256, SOURCE};
 use crate::snapshot::{Another, PodFacts};
 
-/// What the argument begins with that says by how much the revision is raised.
+/// The argument with the value that is added to the revision.
 const BUMP: &str = "--bump-revision=";
 
-/// What a seed's pod is told to fetch.
+/// The arguments of the container `fetch`.
 pub(crate) struct Asked<'a> {
-    /// The place.
+    /// The storage block of the backup.
     pub(crate) source: StorageBlock,
-    /// The same, as it is written there.
+    /// The text of the storage block in the arguments.
     pub(crate) text: &'a str,
-    /// The SHA-256 the snapshot must have.
+    /// The required SHA-256 of the snapshot.
     pub(crate) sha256: Option<&'a str>,
-    /// By how much the revision is raised; 0 where it is not.
+    /// The value that is added to the revision; 0 without the argument.
     pub(crate) bump_revision: i64,
 }
 
 impl<'a> Asked<'a> {
-    /// Reads the arguments of the container that fetches; `None` if they cannot be read.
+    /// Reads the arguments of a pod; `None` if they cannot be parsed.
     pub(crate) fn of(pod: &'a Pod) -> Option<Self> {
         let text = argument(pod, FETCH, SOURCE)?;
         let raised = argument(pod, FETCH, BUMP);
@@ -52,7 +54,7 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// What follows `what` in the arguments of one of the first containers.
+/// The value of the argument with this prefix in an init container.
 fn argument<'a>(pod: &'a Pod, container: &str, what: &str) -> Option<&'a str> {
     let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
     let arguments = containers
@@ -62,14 +64,14 @@ fn argument<'a>(pod: &'a Pod, container: &str, what: &str) -> Option<&'a str> {
     arguments.iter().find_map(|one| one.strip_prefix(what))
 }
 
-/// Compares a seed's pod with the record, where both say something.
+/// Compares a seed's pod with the record, if both are readable.
 pub(super) fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
     if let (Some(chosen), Some(asked)) = (choice::recorded(restore), Asked::of(pod)) {
         judge(chosen, &asked, facts);
     }
 }
 
-/// The same, for a pod with these arguments.
+/// Compares a pod with these arguments.
 pub(crate) fn judge(chosen: &ChosenBackup, asked: &Asked<'_>, facts: &mut PodFacts) {
     let differs = |told: Option<&str>| match (told, &chosen.sha256) {
         (Some(told), Some(recorded)) => !told.eq_ignore_ascii_case(recorded),
@@ -87,9 +89,9 @@ pub(crate) fn judge(chosen: &ChosenBackup, asked: &Asked<'_>, facts: &mut PodFac
         return;
     };
     let of = facts.of.as_ref();
-    // Another pod may have made the data on its volume: the data says from which backup.
+    // An earlier pod may have fetched the data on the volume. The report names its source.
     let elsewhere = match (&chosen.sha256, of) {
-        // Another place may hold the same.
+        // The same backup may be stored in several locations.
         (Some(_), _) => differs(Some(&held)),
         (None, Some(of)) => of.place != choice::place(&chosen.source),
         (None, None) => asks_another,
@@ -102,7 +104,7 @@ pub(crate) fn judge(chosen: &ChosenBackup, asked: &Asked<'_>, facts: &mut PodFac
     facts.another = other.then(|| Another::Holds(words(chosen, asked, Some(&held), of)));
 }
 
-/// How they differ. What a pod has found on its volume need not be of the place it was told.
+/// Describes the difference. The data on a volume may come from another location than that in the arguments.
 fn words(
     chosen: &ChosenBackup,
     asked: &Asked<'_>,
@@ -145,7 +147,7 @@ mod tests {
         serde_json::from_value(json!({ "s3": { "path": path, "awsSecret": "aws" } })).unwrap()
     }
 
-    /// What is recorded.
+    /// A restore with a recorded backup.
     fn restore(sha256: Option<&str>, bump_revision: i64) -> EtcdRestore {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
@@ -184,19 +186,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_fetches_another_backup_than_recorded_is_found_out() {
+    fn detects_pod_that_fetches_other_backup() {
         let known = restore(Some(SHA), 0);
         let fetches = |pod: &Pod| {
             let facts = compared(&known, pod, None);
             matches!(facts.another, Some(Another::Fetches(_)))
         };
         assert!(!fetches(&pod("b/k", &["--sha256=ABCD"])));
-        // Made before it was known.
+        // The pod was created before the SHA-256 was known.
         assert!(!fetches(&pod("b/k", &[])));
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
         assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
-        // What nobody can read, and of which nothing is recorded, tells nothing.
+        // Without readable arguments or without a record, nothing is compared.
         assert!(!fetches(&Pod::default()));
         assert!(!fetches(&pod("b/k", &["--bump-revision=x"])));
         let mut unrecorded = known.clone();
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_holds_says_more_than_what_it_was_told() {
+    fn report_overrides_arguments_of_pod() {
         let holds = |restore: &EtcdRestore, pod: &Pod, held| {
             let facts = compared(restore, pod, Some(held));
             matches!(facts.another, Some(Another::Holds(_)))
@@ -218,7 +220,7 @@ mod tests {
         assert!(!holds(&known, &pod("b/copy", &[]), SHA));
         assert!(holds(&known, &pod("b/k", &[]), "ffff"));
         assert!(holds(&known, &pod("b/k", &["--bump-revision=7"]), SHA));
-        // Without a manifest the place is all there is.
+        // Without a manifest only the location can be compared.
         let unknown = restore(None, 0);
         assert!(!holds(&unknown, &pod("b/k", &[]), "ffff"));
         assert!(holds(&unknown, &pod("b/newer", &[]), "ffff"));
@@ -231,9 +233,9 @@ mod tests {
         }
     }
 
-    /// Of a backup without a manifest, on a volume that another pod has filled.
+    /// The backup has no manifest, and an earlier pod has fetched the data on the volume.
     #[test]
-    fn a_pod_that_has_found_something_on_its_volume_tells_of_which_backup_that_is() {
+    fn detects_other_backup_on_volume() {
         let (here, elsewhere) = (
             choice::place(&block("b/k")),
             choice::place(&block("b/newer")),
@@ -272,21 +274,21 @@ mod tests {
         ] {
             assert!(said.contains(part), "{said}");
         }
-        // What is known by its SHA-256 may have come from a copy, and not be raised otherwise.
+        // With a known SHA-256 a copy in another location is accepted, but not another increase of the revision.
         let known = restore(Some("ffff"), 7);
         assert_eq!(held(&known, &late, &elsewhere, 7), None);
         assert!(held(&known, &right, &here, 0).is_some());
     }
 
     #[test]
-    fn a_pod_that_refuses_everything_but_the_recorded_sha256_vouches_for_what_it_serves() {
+    fn recognizes_pod_that_requires_recorded_sha256() {
         let known = restore(Some(SHA), 0);
         assert!(compared(&known, &pod("b/k", &["--sha256=ABCD"]), None).vouched);
         assert!(!compared(&known, &pod("b/k", &["--sha256=ffff"]), None).vouched);
         assert!(!compared(&known, &pod("b/k", &[]), None).vouched);
         let unknown = restore(None, 0);
         assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).vouched);
-        // It is the same backup, and not the same history.
+        // The backup is the same, but the increase of the revision differs.
         let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);
         assert!(!compared(&known, &raised, None).vouched);
     }

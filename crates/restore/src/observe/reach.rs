@@ -1,5 +1,5 @@
-//! How the members of a restored cluster are asked: with what its spec names. A snapshot holds users and switch, so a
-//! restored cluster asks for the passwords of the one that was backed up.
+//! The etcd client for the members of a restored cluster, with the Secrets that its spec names. A snapshot contains
+//! users and the state of authentication, so a restored cluster requires the passwords of the time of the backup.
 
 use api::EtcdCluster;
 use etcd::{Access, Error, EtcdClient};
@@ -14,7 +14,7 @@ pub(super) struct Reached {
     fault: Option<String>,
 }
 
-/// Makes the client a cluster's spec asks for; none of its own where it names no Secrets.
+/// The client for a cluster. Without Secrets in its spec, the shared client is used.
 pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) -> Reached {
     match runtime::reach::of_cluster(context.client, cluster).await {
         Ok(access) if access == Access::default() => Reached::default(),
@@ -29,7 +29,7 @@ pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) 
     }
 }
 
-/// A linearizable answer first, which needs a quorum; then the revision of the member that answers.
+/// Requests the member list, which is linearizable and needs a quorum, and then the revision of the member.
 pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving {
     if let Err(error) = context.etcd.members(&[url.to_owned()]).await {
         return Serving::Unknown(context.in_words(&error));
@@ -44,7 +44,7 @@ pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving 
 }
 
 impl Reached {
-    /// The same context, with that client.
+    /// The context with this client.
     pub(super) fn context<'a>(&'a self, context: &ObserveContext<'a>) -> ObserveContext<'a> {
         ObserveContext {
             client: context.client,
@@ -57,7 +57,7 @@ impl Reached {
 }
 
 impl ObserveContext<'_> {
-    /// Why there is no answer, with the remedy where there is one.
+    /// The cause of a missing answer, with the remedy if there is one.
     pub(super) fn in_words(&self, error: &Error) -> String {
         match (self.fault, error) {
             (Some(fault), _) => fault.to_owned(),
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_that_does_not_fit_is_said_with_the_remedy() {
+    fn restore_reports_rejected_password_with_remedy() {
         let denied =
             Error::AccessDenied("http://a: etcd does not take the password of user root".into());
         let etcd = EtcdClient::new(Access::default());

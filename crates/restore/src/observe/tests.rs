@@ -1,4 +1,4 @@
-//! What is read out of objects, without a server.
+//! Facts from objects, without a server.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -41,7 +41,7 @@ fn refused(restore: &EtcdRestore, manifest: Option<&BackupManifest>) -> Trouble 
 }
 
 #[test]
-fn the_template_goes_before_the_recorded_spec() {
+fn template_overrides_spec_of_manifest() {
     let recorded = manifest("3.6.16", json!({ "size": 5, "version": "3.6.16" }));
     let templated = restore(json!({ "spec": { "size": 1, "version": "3.6.16" } }));
     assert_eq!(
@@ -57,7 +57,7 @@ fn the_template_goes_before_the_recorded_spec() {
 }
 
 #[test]
-fn an_old_backup_without_a_manifest_needs_a_template() {
+fn backup_without_manifest_requires_template() {
     let trouble = refused(&restore(Value::Null), None);
     assert_eq!(trouble.reason, Reason::InvalidSpec);
     assert!(trouble.message.contains("spec.etcdCluster.template"));
@@ -65,7 +65,7 @@ fn an_old_backup_without_a_manifest_needs_a_template() {
 }
 
 #[test]
-fn an_older_version_than_the_backups_is_refused() {
+fn rejects_version_older_than_backup() {
     let recorded = manifest("3.6.16", json!({}));
     let trouble = refused(
         &restore(json!({ "spec": { "version": "3.5.35" } })),
@@ -85,16 +85,16 @@ fn an_older_version_than_the_backups_is_refused() {
     );
 }
 
-/// Keys of an encrypted cluster are not put into one that talks without encryption.
+/// The data of an encrypted cluster is not restored into an unencrypted one.
 #[test]
-fn a_recorded_spec_keeps_its_tls() {
+fn spec_of_manifest_keeps_tls() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
     let made = cluster_to_make(&restore(Value::Null), Some(&manifest("3.6.16", tls))).unwrap();
     assert!(made.tls.unwrap().encrypts_peers());
 }
 
 #[test]
-fn a_recorded_spec_that_cannot_be_is_refused() {
+fn rejects_invalid_spec_of_manifest() {
     let trouble = refused(
         &restore(Value::Null),
         Some(&manifest("3.6.16", json!({ "size": 9 }))),
@@ -103,9 +103,9 @@ fn a_recorded_spec_that_cannot_be_is_refused() {
     assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
 }
 
-/// It was recorded by an operator without this rule.
+/// An operator without this rule has recorded the spec.
 #[test]
-fn a_recorded_spec_that_sets_an_owned_flag_is_refused() {
+fn rejects_spec_of_manifest_with_owned_flag() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
     let recorded = manifest("3.6.16", json!({ "pod": { "etcdEnv": env } }));
     let trouble = refused(&restore(Value::Null), Some(&recorded));
@@ -130,7 +130,7 @@ fn backup(status: Value) -> EtcdBackup {
 }
 
 #[test]
-fn an_etcd_backup_tells_where_its_newest_backup_lies() {
+fn finds_newest_backup_of_etcd_backup() {
     let place = place_of(
         &backup(json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" })),
         None,
@@ -141,7 +141,7 @@ fn an_etcd_backup_tells_where_its_newest_backup_lies() {
     };
     assert_eq!(place.path, "b/k_v7_2026-01-01-00:00:00");
     assert_eq!(place.aws_secret.as_deref(), Some("aws"));
-    // One that lies where the spec pointed before.
+    // The backup is at the path of an earlier spec.
     for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
         let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
         assert_eq!(
@@ -157,7 +157,7 @@ fn an_etcd_backup_tells_where_its_newest_backup_lies() {
 }
 
 #[test]
-fn an_etcd_backup_on_a_claim_tells_the_path_below_its_root() {
+fn finds_newest_backup_on_pvc() {
     let found = |kind: &str, block: Value, location: &str| {
         let mut spec = json!({ "storageType": kind });
         spec[kind.to_lowercase()] = block;
@@ -189,7 +189,7 @@ fn an_etcd_backup_on_a_claim_tells_the_path_below_its_root() {
 }
 
 #[test]
-fn the_newest_backup_by_a_time_is_found_among_those_the_status_lists() {
+fn finds_newest_backup_before_time() {
     let kept = |day: u8| {
         json!({ "location": format!("s3://b/k_v{day}_2026-01-0{day}-00:00:00"),
                 "completionTime": format!("2026-01-0{day}T00:00:00Z") })
@@ -218,7 +218,7 @@ fn the_newest_backup_by_a_time_is_found_among_those_the_status_lists() {
 }
 
 #[test]
-fn a_child_of_an_earlier_cluster_of_the_name_is_in_the_way() {
+fn child_of_earlier_cluster_takes_name() {
     let pod = |owner: &str, deleted: Value| -> KubePod {
         serde_json::from_value(
             json!({ "metadata": { "name": "x", "deletionTimestamp": deleted, "ownerReferences": [
@@ -239,7 +239,7 @@ fn a_child_of_an_earlier_cluster_of_the_name_is_in_the_way() {
 }
 
 #[test]
-fn the_claim_and_the_recorded_id_are_read_from_the_cluster() {
+fn reads_lock_and_cluster_id() {
     let cluster: EtcdCluster = serde_json::from_value(json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
         "metadata": { "name": "main", "uid": "cluster-uid", "annotations": { "etcd.database.coreos.com/restore": "u" } },
@@ -268,7 +268,7 @@ fn bumping(version: &str) -> EtcdRestore {
 }
 
 #[test]
-fn raising_the_revision_is_refused_where_etcdutl_does_not_know_it() {
+fn rejects_bump_revision_before_etcd_3_6() {
     for version in ["3.4.37", "3.5.35"] {
         let trouble = refused(&bumping(version), None);
         assert_eq!(trouble.reason, Reason::NotSupported);
@@ -278,7 +278,7 @@ fn raising_the_revision_is_refused_where_etcdutl_does_not_know_it() {
 }
 
 #[test]
-fn an_older_cluster_is_not_replaced_with_a_newer_ones_backup() {
+fn rejects_backup_newer_than_existing_cluster() {
     let spec = |version: &str| EtcdClusterSpec {
         version: version.to_owned(),
         ..EtcdClusterSpec::default()
@@ -289,9 +289,9 @@ fn an_older_cluster_is_not_replaced_with_a_newer_ones_backup() {
     assert!(check_version(&restore, &spec("3.7.0"), Some(&recorded)).is_ok());
 }
 
-/// Invariant 9: what is stopped is of this EtcdCluster, and of another cluster than the seed's.
+/// Invariant 9: only pods of this EtcdCluster with another token than the seed's are stopped.
 #[test]
-fn the_members_that_are_replaced_are_told_by_owner_and_token() {
+fn finds_old_members_by_owner_and_token() {
     let pod = |name: &str, owner: &str, token: Value, ready: &str| -> KubePod {
         serde_json::from_value(json!({
             "metadata": { "name": name, "uid": format!("uid-{name}"),
@@ -315,9 +315,10 @@ fn the_members_that_are_replaced_are_told_by_owner_and_token() {
     assert_eq!(found, [("old", true), ("older", false)]);
 }
 
-/// It would be asked again and again for room that others have. When nobody is served only that a moment has passed counts.
+/// The pause grows with the duration of the restore, because free resources may be missing. While no member serves
+/// clients, the shortest pause applies.
 #[test]
-fn a_seed_of_a_long_restore_rests_no_longer_than_a_moment_when_nobody_is_served() {
+fn pause_is_short_while_no_member_serves() {
     let ago = |seconds: i64| {
         let then = k8s_openapi::jiff::Timestamp::now().as_second() - seconds;
         k8s_openapi::jiff::Timestamp::from_second(then)

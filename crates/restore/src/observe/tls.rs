@@ -14,7 +14,7 @@ pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster
     runtime::reach::cluster_tls(client, (namespace, &name), policy).await
 }
 
-/// Invariant 20: no seed is started with material that does not hold.
+/// Invariant 20: no seed is started with invalid certificates.
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -23,7 +23,7 @@ pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> 
         .tls
         .as_ref()
         .is_some_and(|tls| tls.generated.is_some());
-    // A generated certificate is made by the cluster operator when the cluster is there.
+    // The cluster operator generates certificates after the cluster was created.
     let mut faults = tls.faults(&addresses, Timestamp::now());
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     let problem = |fault: member::tls::Fault| {

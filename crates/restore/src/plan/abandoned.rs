@@ -1,13 +1,13 @@
-//! Whether a restore does not go on.
+//! Whether a restore was aborted.
 
 use api::EtcdRestore;
 
-/// Whether somebody deleted the EtcdRestore.
+/// Whether the EtcdRestore was deleted.
 pub fn is_deleted(restore: &EtcdRestore) -> bool {
     restore.metadata.deletion_timestamp.is_some()
 }
 
-/// The restore does not go on: what was there before stays.
+/// Whether the EtcdRestore was deleted or abandoned. The old cluster is then kept, unless the cutover was made.
 pub fn gives_up(restore: &EtcdRestore) -> bool {
     let status = restore.status.as_ref();
     is_deleted(restore) || status.is_some_and(|status| status.abandoned.is_some())

@@ -1,4 +1,4 @@
-//! The next action of a restore, and its state.
+//! The actions and the states of a restore.
 
 use std::time::Duration;
 
@@ -8,81 +8,82 @@ use api::restore::{ChosenBackup, ReplacesStatus, SeedStatus};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::FormerPod;
 
-/// How soon to look again at what emits no event.
+/// Interval of reconciles for changes that emit no event.
 pub(crate) const SOON: Duration = Duration::from_secs(2);
 
-/// How soon to look again at what a person has to put right.
+/// Interval of reconciles while a user has to correct a problem.
 pub(crate) const LATER: Duration = Duration::from_secs(15);
 
-/// What to do now, and how it stands.
+/// The action and the state of one reconcile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The one action, if any.
+    /// The only action.
     pub action: Action,
-    /// How it stands.
+    /// The state to report.
     pub outlook: Outlook,
-    /// When to look again at the latest.
+    /// Time until the next reconcile.
     pub requeue: Option<Duration>,
 }
 
-/// One action. Each can be lost or repeated, and is planned again from what is observed alone.
+/// One action. Every action is idempotent, and is planned again from the observation alone if it was lost.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Nothing to write.
+    /// Write the status alone.
     Nothing,
-    /// Into the restore's status: the seed's name and the new token, and what it replaces (invariant 10).
+    /// Record the seed's name, the new token and the replaced cluster in the status of the restore (invariant 10).
     RecordIntent {
         /// The seed.
         seed: SeedStatus,
-        /// The cluster that is there.
+        /// The existing cluster that is replaced.
         replaces: Option<ReplacesStatus>,
     },
-    /// Into the restore's status: the backup it is made of (invariant 10).
+    /// Record the chosen backup in the status of the restore (invariant 10).
     RecordBackup(Box<ChosenBackup>),
-    /// The finalizer of the restore: set before the claim, taken away after it.
+    /// Set the finalizer of the restore before the lock, or remove it after the lock was released.
     Guard(bool),
-    /// The EtcdCluster, with our claim on it.
+    /// Create the EtcdCluster with the restore lock.
     CreateCluster(Box<EtcdClusterSpec>),
-    /// Our claim on the EtcdCluster that is there.
+    /// Set the restore lock of the existing EtcdCluster.
     Claim,
-    /// The seed's Service.
+    /// Create the seed's Service.
     CreateService,
-    /// The seed's volume claim.
+    /// Create the seed's PersistentVolumeClaim.
     CreateClaim,
-    /// The seed's pod.
+    /// Create the seed's pod.
     CreatePod,
-    /// The seed's pod goes: it has ended for good, for this reason, and another one is to take its place.
+    /// Delete the seed's pod for this reason, so that the next plan creates another one.
     ClearPod(String),
-    /// Into the restore's status: the seed serves, verified.
+    /// Record in the status of the restore that the seed serves the verified backup.
     RecordRestored {
-        /// In hexadecimal, without leading zeros.
+        /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
-        /// The revision the seed holds.
+        /// The revision that the seed serves.
         revision: i64,
-        /// SHA-256 of the snapshot it was made from.
+        /// The SHA-256 of the snapshot.
         sha256: Option<String>,
     },
-    /// Into the restore's status: it is given up, and this is why.
+    /// Record in the status of the restore that it is abandoned for this reason.
     Abandon(Trouble),
-    /// The seed's objects go: it was given up.
+    /// Delete all objects of the seed.
     DiscardSeed,
-    /// Into the cluster's status: its ID, and the seed as its first member.
+    /// Record the new cluster ID and the seed as first member in the status of the cluster: the cutover.
     RecordFormed {
-        /// In hexadecimal, without leading zeros.
+        /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
     },
-    /// The pods of the members that are replaced go; their volumes stay.
+    /// Delete the pods of the old members. Their volumes are kept.
     StopFormer(Vec<FormerPod>),
-    /// The labels by which Services find the seed's pod.
+    /// Set the labels by which Services select the seed's pod.
     Join,
-    /// The EtcdRestore itself goes: it ended long enough ago.
+    /// Delete the EtcdRestore, whose `ttlSecondsAfterFinished` has passed.
     Expire,
-    /// The claim annotation, last: from then on it is an ordinary cluster.
+    /// Remove the restore lock. The cluster operator then manages the cluster.
     ReleaseClaim,
 }
 
 impl Action {
-    /// Whether it changes the EtcdRestore itself: the next reconcile, of the new version, writes the status.
+    /// Whether the action changes the EtcdRestore itself. The next reconcile then writes the status over the new
+    /// version.
     pub fn changes_object(&self) -> bool {
         matches!(self, Self::Guard(_) | Self::Expire)
     }
@@ -113,16 +114,16 @@ impl Action {
     }
 }
 
-/// How it stands.
+/// The state of a restore.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outlook {
-    /// It goes on by itself.
+    /// The restore continues without help.
     Working(Trouble),
-    /// It goes on once somebody has put this right.
+    /// The restore continues after a user has corrected this problem.
     Stuck(Trouble),
-    /// It does not go on with this spec.
+    /// The restore has ended without success.
     Halted(Trouble),
-    /// The cluster serves, at the backup's revision at least.
+    /// The cluster serves at the revision of the backup or later.
     Complete,
 }
 
@@ -156,7 +157,7 @@ impl Plan {
         }
     }
 
-    /// Trouble that passes by itself is waited for; the rest is reported as a failure until it is put right.
+    /// Waits for the end of a temporary problem, and reports any other problem as a failure until it is corrected.
     pub(crate) fn trouble(trouble: &Trouble) -> Self {
         match trouble.reason {
             Reason::PodNotStarting

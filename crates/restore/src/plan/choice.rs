@@ -1,8 +1,7 @@
-//! Which backup a restore is made of. It is chosen once, from what `spec` names, and recorded in the EtcdRestore's
-//! status before anything is made of it; from then on the record says it, whatever is newest by then. Pure.
+//! The backup that a restore uses. It is chosen once from the spec, and recorded in the status of the EtcdRestore
+//! before it is used. From then on the record counts, even if a newer backup exists. Pure.
 //!
-//! As long as nothing was made of it, a changed spec chooses again. Once the EtcdCluster carries the claim, nothing
-//! does.
+//! A change of the spec chooses again until the restore holds the lock of the EtcdCluster.
 
 use api::EtcdRestore;
 use api::manifest::BackupManifest;
@@ -14,24 +13,24 @@ use crate::plan::action::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{PodFacts, Snapshot};
 
-/// What the argument of a seed's pod begins with that says where it fetches from.
+/// The argument of a seed's pod with the storage block of the backup.
 pub const SOURCE: &str = "--source=";
-/// What the argument begins with that says which SHA-256 the snapshot must have.
+/// The argument of a seed's pod with the required SHA-256 of the snapshot.
 pub const SHA256: &str = "--sha256=";
 
-/// The backup that was recorded.
+/// The recorded backup.
 pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
     restore.status.as_ref()?.backup.as_ref()
 }
 
-/// The backup that was recorded, as far as it stands: where something may be made of it already, whatever the spec says
-/// by now.
+/// The recorded backup, if the record is valid: it was chosen from the current spec, or the restore holds the lock of
+/// the cluster.
 pub fn stands(restore: &EtcdRestore, claimed: bool) -> Option<&ChosenBackup> {
     let generation = restore.metadata.generation;
     recorded(restore).filter(|chosen| claimed || chosen.generation == generation)
 }
 
-/// Invariant 10: the choice is recorded before anything is made from it. `None` if it is recorded.
+/// The plan to record the choice, which comes before its use (invariant 10). `None` if it is recorded.
 pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, claimed: bool) -> Option<Plan> {
     if stands(restore, claimed).is_some() {
         return None;
@@ -43,7 +42,7 @@ pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, claimed: bool) -> O
     Some(Plan::act(Action::RecordBackup(Box::new(found)), &what))
 }
 
-/// The backup at a place, of which nothing more is known yet.
+/// The choice of the backup in a storage block, without metadata.
 pub fn at(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
     let of = restore.spec.backup.as_ref();
     ChosenBackup {
@@ -58,13 +57,13 @@ pub fn at(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
     }
 }
 
-/// By how much the revision is raised, as recorded; revisions below are marked as compacted. `None` if it is not raised.
+/// The recorded increase of the revision, if any. Lower revisions are marked as compacted.
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
 }
 
-/// The same, and what is known of it by now.
+/// Adds the metadata of the stored backup and its manifest.
 pub fn seen(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored: u64) {
     chosen.stored_size = i64::try_from(stored).ok();
     if let Some(manifest) = manifest {
@@ -74,8 +73,12 @@ pub fn seen(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored
     }
 }
 
-/// Whether what lies there is still what was recorded. Without a manifest beside it the size says it, until the seed has
-/// read all of it.
+/// Compares the stored backup with the record. Without a manifest only the size is compared, until the seed has read
+/// the backup.
+///
+/// # Errors
+///
+/// Fails if the backup was overwritten.
 pub fn is_unchanged(
     chosen: &ChosenBackup,
     manifest: Option<&BackupManifest>,
@@ -100,8 +103,8 @@ pub fn is_unchanged(
     Ok(())
 }
 
-/// What is said of a recorded backup that is not there any more: it is named, and the remedy is another restore, for the
-/// spec chooses nothing any more.
+/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec would
+/// not choose another one.
 pub fn name_what_is_gone(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
     if let Some(chosen) = recorded(restore)
         && matches!(
@@ -111,7 +114,7 @@ pub fn name_what_is_gone(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble
     {
         let of = chosen.etcd_backup.as_ref();
         let of = of.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
-        // A volume claim is looked into by the seed alone: nobody has seen the backup yet.
+        // The operator cannot read a PersistentVolumeClaim, so the backup may never have existed there.
         let gone = match chosen.stored_size {
             Some(_) => "is gone",
             None => "is not there",
@@ -124,25 +127,25 @@ pub fn name_what_is_gone(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble
     trouble
 }
 
-/// The same, of what a seed's pod says.
+/// Does the same for the problem of a seed's pod.
 pub fn name_in(restore: &EtcdRestore, pod: &mut PodFacts) {
     let trouble = pod.trouble.take();
     pod.trouble = trouble.map(|trouble| name_what_is_gone(restore, trouble));
 }
 
-/// A place, with all that is said of it, in 64 characters. What is recorded and what a seed's pod is told is the same
+/// The fingerprint of a storage block in 64 characters. The record and the arguments of a seed's pod contain the same
 /// block.
 pub fn place(block: &StorageBlock) -> String {
     let said = serde_json::to_vec(block).unwrap_or_default();
     format!("{:x}", Sha256::digest(said))
 }
 
-/// A place, as an EtcdBackup writes it.
+/// The location of a backup in the format of `EtcdBackup.status.location`.
 pub fn location(block: &StorageBlock) -> String {
     let source = block.source();
     let path = source.path();
     match source {
-        // OSS is reached over its S3 endpoint.
+        // OSS is accessed by its S3 endpoint.
         StorageSource::S3(_) | StorageSource::Oss(_) => format!("s3://{path}"),
         StorageSource::Abs(_) => format!("abs://{path}"),
         StorageSource::Gcs(_) => format!("gs://{path}"),
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_that_was_overwritten_since_it_was_recorded_is_found_out() {
+    fn detects_overwritten_backup() {
         let mut chosen = at(&restore(), block("b/k"));
         assert!(is_unchanged(&chosen, None, 5).is_ok(), "nothing is known");
         seen(&mut chosen, Some(&manifest("AB")), 100);
@@ -186,7 +189,7 @@ mod tests {
             (Some(100), Some(7))
         );
         assert!(is_unchanged(&chosen, Some(&manifest("ab")), 100).is_ok());
-        // Its manifest may be lost, and the seed reads all of it.
+        // The manifest may be lost, because the seed reads the whole backup.
         assert!(is_unchanged(&chosen, None, 100).is_ok());
         for (manifest, stored) in [
             (Some(manifest("cd")), 100),
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_backup_that_is_gone_is_named_with_what_to_do() {
+    fn names_missing_backup_with_remedy() {
         let mut restore = restore();
         let gone = || Trouble::new(Reason::BackupMissing, "object \"k\" does not exist");
         assert_eq!(name_what_is_gone(&restore, gone()), gone());
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_spec_chooses_again_until_something_may_be_made_of_it() {
+    fn changed_spec_chooses_again_until_locked() {
         let mut restore = restore();
         assert_eq!(stands(&restore, true), None);
         let chosen = at(&restore, block("b/k"));
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn by_how_much_it_is_raised_is_chosen_with_the_backup() {
+    fn revision_increase_is_chosen_with_backup() {
         let mut restore = restore();
         restore.spec.bump_revision = Some(1000);
         let chosen = at(&restore, block("b/k"));
@@ -239,16 +242,16 @@ mod tests {
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
-        // One that is not raised stays so.
+        // A record without an increase stays unchanged too.
         let chosen = at(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);
         assert_eq!(bump_revision(&restore), None);
     }
 
-    /// It stands on volumes, and is compared with by later releases.
+    /// The fingerprint is stored on volumes, and later releases compare it.
     #[test]
-    fn a_place_is_told_from_others_by_all_that_is_said_of_it() {
+    fn fingerprint_covers_all_fields_of_source() {
         let at = |more: Value| -> String {
             let mut s3 = json!({ "path": "b/k" });
             s3.as_object_mut()
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_location_is_written_as_an_etcd_backup_writes_it() {
+    fn location_has_format_of_etcd_backup() {
         for (block, expected) in [
             (json!({ "s3": { "path": "b/k" } }), "s3://b/k"),
             (json!({ "gcs": { "path": "b/k" } }), "gs://b/k"),

@@ -1,6 +1,6 @@
-//! The spec that members are started with: TLS and the form of address. `spec.TLS` may change at any moment, and the
-//! cluster operator brings the members to it step by step. Until then the operators reach the members as they were
-//! started, and so the seed, whose pod carries its settings. Pure.
+//! The spec in effect: the TLS settings and address format with which members are started. `spec.TLS` may change at any
+//! time, and the cluster operator rolls the change out in steps. Until then the operators connect to the members with
+//! the settings in effect. The seed's pod records its own settings. Pure.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -11,7 +11,7 @@ use member::tls::ClusterTls;
 
 use crate::snapshot::is_in_the_way;
 
-/// What the seed was started with.
+/// The TLS settings in the annotation of the seed's pod, if the pod belongs to the cluster.
 #[expect(
     clippy::option_option,
     reason = "without TLS is something else than unknown"
@@ -23,8 +23,8 @@ fn noted(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
 }
 
-/// What members of the cluster are started with: the seed, while it is this restore's, and those that serve, as the
-/// cluster operator has recorded for the cluster they are; else what is wanted.
+/// The TLS settings in effect. With the restore lock, those of the seed's pod come first, otherwise the recorded ones
+/// of the current cluster token. Without either, `spec.TLS` counts.
 pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let of_seed = seed.and_then(|seed| noted(seed, owner));
@@ -42,14 +42,14 @@ pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> Optio
     known.unwrap_or_else(|| cluster.spec.tls.clone())
 }
 
-/// The EtcdCluster with the TLS settings that its members are started with.
+/// The EtcdCluster with the TLS settings in effect.
 pub(crate) fn as_started(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> EtcdCluster {
     let mut effective = cluster.clone();
     effective.spec.tls = policy(cluster, seed, claimed);
     effective
 }
 
-/// The same, with the form of address that the certificates cover.
+/// Adds the address format that the certificates cover.
 pub(crate) fn as_addressed(
     mut effective: EtcdCluster,
     namespace: &str,
@@ -69,7 +69,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// A cluster whose spec asks for the second, and whose members were started with the first.
+    /// A cluster with recorded TLS settings and other settings in its spec.
     fn cluster(recorded: Option<&str>, wanted: &str) -> EtcdCluster {
         let record = recorded.map(|said| api::cluster::TlsStatus::new("t", tls(said).as_ref()));
         let wanted: serde_json::Value = serde_json::from_str(wanted).unwrap();
@@ -98,12 +98,12 @@ mod tests {
     const ACCEPTS: &str = r#"{"generated":{},"acceptPlaintext":true}"#;
 
     #[test]
-    fn a_seed_is_made_and_asked_as_members_were_started_whatever_the_spec_says_by_now() {
-        // A switch that is asked for while nothing of it is done.
+    fn tls_settings_in_effect_override_spec() {
+        // The spec requests a TLS switch that has not started.
         let switched = cluster(Some(INSISTS), ACCEPTS);
         assert_eq!(policy(&switched, None, true), tls(INSISTS));
         assert_eq!(policy(&switched, None, false), tls(INSISTS));
-        // Once it is there, the seed tells; what is recorded is of the cluster before.
+        // With the lock, the settings of the seed count. The record belongs to the old cluster.
         let plain = seed("u", "null");
         assert_eq!(policy(&switched, Some(&plain), true), None);
         assert_eq!(policy(&switched, Some(&plain), false), tls(INSISTS));
@@ -111,7 +111,7 @@ mod tests {
         let bootstrap = turned.status.as_mut().and_then(|it| it.bootstrap.as_mut());
         bootstrap.unwrap().token = "restore-1".into();
         assert_eq!(policy(&turned, Some(&plain), false), None);
-        // Somebody else's pod tells nothing.
+        // The pod of another owner does not count.
         let theirs = seed("another", "null");
         assert_eq!(policy(&switched, Some(&theirs), true), tls(INSISTS));
         assert_eq!(policy(&turned, Some(&theirs), false), tls(ACCEPTS));

@@ -1,15 +1,16 @@
-//! A seed's pod that has ended for good: evicted for want of memory or disk on its node, ended with a node that was shut
-//! down in order, refused by a kubelet. Kubernetes starts no container of it again and leaves the object where it is.
+//! A seed's pod that has ended: it was evicted, shut down with its node, or rejected by a kubelet. Kubernetes restarts
+//! none of its containers and keeps the object.
 //!
-//! Another pod takes its place as long as no client can have written to the seed: before the cluster ID is recorded, and
-//! over a living cluster until its members stop. On a volume it finds what the one before made, the same claim; without
-//! a volume it makes it from the backup again. From then on the seed is a member, and the cluster operator decides.
+//! The pod is replaced as long as no client can have written to the seed: before the cluster ID is recorded, and in
+//! place until the old members stop. On a volume the next pod finds the data of the first one; without a volume it
+//! restores the backup again. Later the seed is a member, and the cluster operator replaces its pod.
 
 use super::{Action, Plan};
 use crate::snapshot::{Life, PodFacts};
 
-/// Makes room for another pod. Only for a seed that nobody can have written to, or whose data is on its volume
-/// (invariant 9). Whatever the pod said before: where that was the backup's fault, the next one says it too.
+/// Deletes the ended pod, so that another one can be created. Allowed only if no client can have written to the seed,
+/// or if its data is on its volume (invariant 9). A problem of the backup does not count, because the next pod reports
+/// it too.
 pub(super) fn clear(pod: &PodFacts) -> Plan {
     let why = pod.trouble.as_ref();
     let why = why.map_or("the seed's pod has ended for good", |why| &why.message);

@@ -1,4 +1,5 @@
-//! A finished EtcdRestore goes after its time. What it made stays: it owns nothing any more.
+//! Deletes a finished EtcdRestore after `ttlSecondsAfterFinished`. The restored cluster is kept, because the
+//! EtcdRestore no longer owns it.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{Action, Outlook, Plan};
 
-/// The same plan, and what `ttlSecondsAfterFinished` adds to it once the restore has ended.
+/// Adds the expiry to the plan of an ended restore.
 #[must_use]
 pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let ended = matches!(plan.outlook, Outlook::Complete | Outlook::Halted(_));
@@ -17,7 +18,7 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let status = restore.status.as_ref();
     let (Some(seconds), Some(ended)) = (
         restore.spec.ttl_seconds_after_finished,
-        // Written with the end: without it the end was not recorded yet.
+        // Without a completion time, the end is not recorded yet.
         status.and_then(|status| status.completion_time.as_ref()),
     ) else {
         return plan;
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_restore_goes_after_its_time() {
+    fn finished_restore_is_deleted_after_ttl() {
         let restore = ended(Some(60), true);
         let in_time = (Action::Nothing, Some(Duration::from_secs(20)));
         assert_eq!(planned(&restore, 1040), in_time);
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_on_or_is_being_deleted_does_not() {
+    fn unfinished_or_deleted_restore_does_not_expire() {
         let mut restore = ended(Some(0), false);
         let waiting = Plan::wait_for("something");
         assert_eq!(expire(waiting.clone(), &restore, at(9999)), waiting);

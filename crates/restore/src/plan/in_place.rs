@@ -1,10 +1,12 @@
-//! In place: a cluster that is there is replaced by the backup's, and its EtcdCluster stays.
+//! Restore in place: the backup replaces the data of an existing cluster, whose EtcdCluster is kept.
 //!
-//! The seed is made beside the members that serve. Its pod carries no label of the cluster, so no Service finds it,
-//! and it answers to the operator alone, at the pod's own address. One write, of the new cluster's ID and token into
-//! the EtcdCluster's status, is the turn: before it the old cluster is whole and goes on whatever happens; after it
-//! the new one does, which by then has served the verified backup. Only then the old members stop (invariant 9), and
-//! only when they have does the seed get its labels (invariant 17).
+//! The seed is created next to the old members, which continue to serve. Its pod has no label of the cluster, so no
+//! Service selects it. Only the operator connects to it, at the address of the pod.
+//!
+//! The cutover is one write of the new cluster ID and token to the status of the EtcdCluster. Before the cutover the
+//! old cluster is complete and continues after every failure. After the cutover the new cluster continues, whose seed
+//! has served the verified backup. Then the old members stop (invariant 9), and after that the seed gets its labels
+//! (invariant 17).
 
 use api::EtcdRestore;
 use api::names::FINALIZER_CLAIM;
@@ -23,30 +25,30 @@ use crate::snapshot::{
     Another, Child, ClusterFacts, Former, FormerPod, Life, Pod, PodFacts, Serving, Snapshot, Source,
 };
 
-/// Whether the operator holds the object back from deletion until the claim is settled.
+/// Whether the EtcdRestore has the finalizer, which delays its deletion until the lock is released.
 pub fn is_held(restore: &EtcdRestore) -> bool {
     let finalizers = restore.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers.iter().any(|one| one == FINALIZER_CLAIM)
 }
 
-/// The cluster that is replaced, if one is.
+/// The recorded cluster that is replaced; `None` for a new cluster.
 pub fn replaces(restore: &EtcdRestore) -> Option<&ReplacesStatus> {
     restore.status.as_ref()?.replaces.as_ref()
 }
 
-/// Whether the turn was made: the EtcdCluster's status names the seed's cluster.
+/// Whether the cutover was made: the status of the EtcdCluster has the cluster ID of the seed.
 pub fn has_turned(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let ours = verified(restore).map(|(id, _)| id);
     ours.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Before the claim: everything that can be known to fail fails here, where nothing has been touched.
+/// Plans the steps before the lock. All problems that can be detected early are reported here, before any change.
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore);
     }
-    // A seed was verified for the cluster that was there. This is another one: it was made anew since, or it is what this
-    // restore has made already and became another one, as a lost quorum is recovered. It is not replaced again.
+    // The seed was verified for another cluster. The EtcdCluster was created again, or the restored cluster lost its
+    // quorum and was recovered as another one. It is not replaced a second time.
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
@@ -91,7 +93,8 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
     Plan::act(Action::Claim, "claiming the EtcdCluster")
 }
 
-/// Claimed, and the old cluster serves: the seed is prepared beside it. What does not pass by itself ends it here.
+/// Prepares the seed next to the old members, which serve. The restore holds the lock. A problem that does not pass
+/// ends the restore.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
@@ -100,13 +103,14 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
             "the EtcdCluster's status names another cluster ID than when the restore began";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: an operator that stood still may have let it go, when another restore had the cluster.
+    // Invariant 11: an operator process that was suspended may have removed the finalizer late, while another restore
+    // held the lock.
     if !is_held(restore) {
         return Plan::act(Action::Guard(true), "guarding the claim with a finalizer");
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: after the turn the old members stop only for a seed that is ready, and one that answers and never is
-    // ready would keep both.
+    // Invariant 9: after the cutover the old members stop only for a ready seed. If the seed answered but never became
+    // ready, both clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("the seed member to be ready");
@@ -117,7 +121,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     }
 }
 
-/// Invariant 10: that it is given up is recorded before anything of the seed is removed.
+/// Records that the restore is abandoned, before any object of the seed is deleted (invariant 10).
 pub(super) fn abandon(trouble: &Trouble) -> Plan {
     let message = &trouble.message;
     let trouble = Trouble::new(
@@ -132,7 +136,8 @@ pub(super) fn abandon(trouble: &Trouble) -> Plan {
     plan
 }
 
-/// Given up before the turn: the seed goes, then the claim; the cluster operator goes on with what was there.
+/// Deletes the seed of a restore that was aborted before the cutover, and then releases the lock. The cluster operator
+/// continues with the old members.
 pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     let seed = &snapshot.seed;
     let unknown = match (&seed.pod, &seed.claim, &seed.service) {
@@ -153,7 +158,7 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     Plan::act(Action::ReleaseClaim, "handing the cluster back as it was")
 }
 
-/// The turn was made: the old members stop, the seed joins the cluster, the claim goes.
+/// Plans the steps after the cutover: the old members stop, the seed joins the cluster, the lock is released.
 pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let pods = match &snapshot.former {
         Former::NotAsked => return Plan::wait_for("the old members to be looked at"),
@@ -170,7 +175,7 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: what is ending and not ready is no endpoint any more, however long its node holds it.
+    // Invariant 17: a terminating pod that is not ready is no endpoint, even if its node keeps it for long.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -184,8 +189,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     joining::join(restore, snapshot, durable)
 }
 
-/// Invariant 9: the old members stop only while the verified seed is there. Nobody can have written to it yet, so one
-/// that was lost since is made again; it is the same cluster, for its ID follows from its name and token.
+/// Stops the old members while the verified seed exists (invariant 9). No client can have written to the seed yet, so a
+/// lost seed is created again. Its cluster ID is derived from its name and token, so it forms the same cluster.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -204,18 +209,20 @@ fn stop(
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // With the cluster's labels clients may have found it: what they wrote is on its volume, or gone.
+        // With the labels of the cluster, clients may have written to the seed. Their writes are on its volume, or
+        // lost.
         Pod::Present(pod) if pod.life != Life::Lives && (durable || !pod.joined) => {
             ended::clear(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients find one that has joined beside a member that comes late, whatever is wrong with it.
+            // Invariant 17: clients reach a joined seed, so an old member that appears late stops regardless of the
+            // problems of the seed.
             let serves = pod.joined && pod.life == Life::Lives;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
             let unfit = unfit::another_pod(pod).filter(|_| !pod.joined);
             match (unfit, trouble, pod.verified || pod.joined) {
                 (Some(plan), _, _) => plan,
-                // What does not pass by itself is told as a failure, and goes on once it is put right.
+                // A problem that does not pass is reported as a failure. The restore continues after its correction.
                 (None, Some(trouble), _) => Plan::trouble(trouble),
                 (None, None, false) => {
                     Plan::wait_for("the seed's data directory to be verified again")
@@ -226,8 +233,9 @@ fn stop(
     }
 }
 
-/// Invariant 9: one that was made again may hold what is at the backup's place by now, or be another cluster, where what
-/// its address follows from was changed. Nobody has looked at that but the operator.
+/// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again may
+/// contain another backup from the same location. If the settings of its address were changed, the seed may also be
+/// another cluster. Only the operator has checked the seed so far.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,
@@ -255,7 +263,7 @@ fn stop_for(
     let same = id == cluster;
     let other = matches!(pod.another, Some(Another::Holds(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
-    // One that has joined served what was verified, and clients may have found it since.
+    // A joined seed has served the verified backup, and clients may have written to it since.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
         let of = match &pod.another {

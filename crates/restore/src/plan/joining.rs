@@ -1,10 +1,12 @@
-//! The end of a restore in place: the old members have stopped, the seed joins the cluster, the claim goes.
+//! The end of a restore in place: the old members have stopped, the seed joins the cluster, and the lock is released.
 //!
-//! The seed joins when it serves what was verified. From here on its volume is not made again: clients may have found it,
-//! and what they wrote would be missing from another one in silence. On a volume that is there its pod is made again, as
-//! often as it must be: it finds what was made there, or it makes it, where the volume is one that was made anew while the
-//! old members still ran. Where nothing is left of the seed, the cluster operator gets a cluster without data, which it
-//! never begins anew (invariant 7), and the restore fails with the remedy.
+//! The seed joins when it serves the verified backup. From then on its volume is not created again, because clients may
+//! have written to it, and their writes would be lost silently. Its pod is created again on an existing volume as often
+//! as needed. It finds the data there, or restores the backup if the volume was created again while the old members
+//! ran.
+//!
+//! If nothing of the seed is left, the restore fails with the remedy. The cluster operator then gets a cluster without
+//! data, which it never bootstraps again (invariant 7).
 
 use api::EtcdRestore;
 
@@ -14,11 +16,11 @@ use crate::naming;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Another, Child, Life, Pod, PodFacts, Seed, Serving, Snapshot};
 
-/// What a person can do when the seed does not come to serve what was verified, and the old members have stopped.
+/// The remedy if the seed does not serve the verified backup and the old members have stopped.
 const REMEDY: &str = "the old members have stopped, and nobody is served: delete this EtcdRestore to go on with what the \
                       seed holds, or to restore another backup after it, with a new EtcdRestore and spec.overwrite: true";
 
-/// What is done when no old member is an endpoint any more.
+/// Plans the steps after the last old member has left the endpoints.
 pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let seed = &snapshot.seed;
     match &seed.pod {
@@ -28,10 +30,10 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
             waits.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
         }
         Pod::Present(pod) if pod.life == Life::Lives => hand_over(),
-        // A person who deletes the restore takes what there is.
+        // A user who deletes the restore accepts the current data of the seed.
         Pod::Present(_) | Pod::Absent | Pod::InTheWay if gives_up(restore) => {
             match &seed.pod {
-                // So that Services and the cluster operator find it.
+                // The labels let Services and the cluster operator select the pod.
                 Pod::Present(pod) if !pod.joined => {
                     Plan::act(Action::Join, "the seed joins the cluster")
                 }
@@ -49,11 +51,11 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
     }
 }
 
-/// Nobody says that there is anything on the volume but a pod of the seed: the cluster operator's would find that etcd
-/// does not start, for ever.
+/// Creates the pod again on the volume of the seed. Only the seed's own pod verifies the data there. A member's pod of
+/// the cluster operator would fail indefinitely on an empty volume.
 fn on_its_volume(seed: &Seed) -> Plan {
     match &seed.pod {
-        // It joined with what was verified, and that is on its volume: the cluster operator clears the pod away.
+        // A joined seed has served the verified backup, which is on its volume. The cluster operator replaces the pod.
         Pod::Present(pod) if pod.joined => hand_over(),
         Pod::Present(pod) => ended::clear(pod),
         Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
@@ -70,8 +72,8 @@ fn hand_over() -> Plan {
     Plan::act(Action::ReleaseClaim, "handing the cluster over")
 }
 
-/// Invariant 9: one that was made again, before the old members stopped or on its volume since, joins when it serves what
-/// was verified. A person who deletes the restore takes what there is.
+/// The reason to wait with the join, if any. Invariant 9: a seed that was created again joins only when it serves the
+/// verified backup. A user who deletes the restore accepts the current data of the seed.
 fn hold_back(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
@@ -112,18 +114,19 @@ fn hold_back(
     }
 }
 
-/// Of one that does not say what it holds.
+/// The reason to wait for a seed without a report.
 fn untold(pod: &PodFacts, durable: bool, claim: &Child) -> Option<Plan> {
     let another = unfit::another_pod(pod).filter(|_| durable);
     match (another, claim) {
-        // On a volume the next pod says what is there.
+        // The next pod on the volume reports its data.
         (Some(another), Child::Present) => return Some(another),
         // Invariant 1.
         (Some(_), Child::Unknown(why)) => {
             let what = format!("an answer about the seed's volume claim: {why}");
             return Some(Plan::wait_for(what));
         }
-        // In a pod it is the only one there is, and on a volume whose claim is being deleted: that goes with the pod.
+        // Without a volume the pod has the only copy. A PersistentVolumeClaim that is being deleted is lost with the
+        // pod.
         (Some(_), Child::Absent | Child::InTheWay) | (None, _) => {}
     }
     match (pod.silent, pod.vouched) {
@@ -139,8 +142,8 @@ fn untold(pod: &PodFacts, durable: bool, claim: &Child) -> Option<Plan> {
     }
 }
 
-/// Nobody is served meanwhile. What does not pass by itself is told as a failure, and goes on once it is put right; also
-/// what should pass may last, and then a person decides.
+/// Waits for a seed while no member serves clients. A problem that does not pass is reported as a failure. A problem
+/// that should pass is reported with the remedy if it lasts, so a user can decide.
 fn starting(pod: &PodFacts, what: &str) -> Plan {
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(&Trouble {
@@ -156,7 +159,7 @@ fn starting(pod: &PodFacts, what: &str) -> Plan {
     Plan::wait_for(with_remedy(what))
 }
 
-/// What keeps a step from being made, as far as somebody has to know more of it by now.
+/// Adds the remedy to a problem if the old members have stopped.
 pub fn told(snapshot: &Snapshot, why: &str) -> String {
     if snapshot.former.have_stopped() {
         with_remedy(why)
@@ -177,7 +180,7 @@ fn stuck(what: &str) -> Plan {
     Plan::stuck(Trouble::new(Reason::SeedFailed, with_remedy(what)))
 }
 
-/// Invariant 10: that it failed is recorded before the claim goes.
+/// Records the failure before the lock is released (invariant 10).
 fn lost(restore: &EtcdRestore) -> Plan {
     let member = naming::seed(restore).member;
     let message = format!(

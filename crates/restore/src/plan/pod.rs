@@ -1,4 +1,4 @@
-//! The seed's pod: a seed member whose data comes from a backup in a store. Pure.
+//! Builds the seed's pod, whose data comes from a backup in a store. Pure.
 
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
@@ -16,24 +16,24 @@ const SECRET: &str = "/run/restore/secret";
 const CA: &str = "/run/restore/ca";
 const CLAIM: &str = "/run/restore/claim";
 const CLAIM_VOLUME: &str = "restore-claim";
-/// Read-only for the pod's group.
+/// File mode of mounted Secrets: readable for the user and the group of the pod.
 const SECRET_MODE: i32 = 0o440;
 
-/// What the pod of a seed is made from, beside its cluster.
+/// The input for the pod of a seed, besides its cluster.
 pub struct From<'a> {
-    /// The member and the new cluster's token.
+    /// The name of the member and the token of the new cluster.
     pub seed: &'a SeedStatus,
     /// The version of etcd.
     pub version: &'a EtcdVersion,
-    /// UID of the EtcdRestore.
+    /// The UID of the EtcdRestore.
     pub restore: &'a str,
-    /// Where the backup lies.
+    /// The storage block of the backup.
     pub source: &'a StorageBlock,
-    /// SHA-256 of the snapshot, where it is known.
+    /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,
-    /// By how much the revision is raised.
+    /// The increase of the revision.
     pub bump_revision: Option<u64>,
-    /// It is made beside a cluster that serves.
+    /// Whether the seed runs next to old members that serve.
     pub apart: bool,
 }
 
@@ -49,7 +49,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(ANNOTATION_RESTORE.to_owned(), from.restore.to_owned());
     if from.apart {
-        // Invariant 17: no Service of the cluster, ours or a user's, finds it beside the members that serve.
+        // Invariant 17: no Service of the cluster or of a user selects the seed next to the old members.
         labels.remove(LABEL_APP);
         labels.remove(LABEL_CLUSTER);
         find_place(&mut pod);
@@ -57,8 +57,8 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     pod
 }
 
-/// The members that are replaced leave their nodes only when the seed serves: it does not insist on a node without
-/// them. Those that come later keep away from it.
+/// Removes the required anti-affinity to members. The old members occupy their nodes until the seed serves. Later
+/// members have an anti-affinity to the seed.
 fn find_place(pod: &mut Pod) {
     let terms = pod
         .spec
@@ -80,12 +80,12 @@ fn find_place(pod: &mut Pod) {
     }
 }
 
-/// The container that fetches sees the Secrets, and no other container does (invariant 14).
+/// Only the container `fetch` mounts the Secrets (invariant 14).
 fn from_store(from: &From<'_>) -> Source {
     let (block, version) = (from.source, from.version);
     let sha256 = from.sha256.map(|sha256| format!("{SHA256}{sha256}"));
     let mut from = Source {
-        // Names of Secrets and places only (invariant 14).
+        // The arguments contain names of Secrets, not their content (invariant 14).
         arguments: vec![
             format!(
                 "{SOURCE}{}",
@@ -135,7 +135,7 @@ fn from_store(from: &From<'_>) -> Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(SECRET_MODE),
-                // The member must be able to start again long after the Secret was deleted.
+                // The member must start even after the Secret was deleted.
                 optional: Some(true),
                 ..SecretVolumeSource::default()
             }),

@@ -1,13 +1,13 @@
-//! No storage for the seed: for how long that is told before a restore over a living cluster is given up, before the turn.
-//! Since when it is told stands in the EtcdRestore's status (invariant 10).
+//! Missing storage for the seed. A restore in place reports it for a while before it is abandoned, and only before the
+//! cutover. The start of the problem is recorded in the status of the EtcdRestore (invariant 10).
 //!
-//! The API server refuses the seed's volume claim, by a quota or a limit of the namespace: the claim is not there then, and
-//! nothing but the answer to the step says why. It is asked for again. What was used up may be free in a moment, as when
-//! somebody deletes the claim to have it made anew; and of two operators at once the second may be refused what the first
-//! has.
+//! There are two cases:
 //!
-//! Or the claim is there, and it and the pod tell that nobody makes a volume. That may be of one attempt, and the next one
-//! under way, as on a node that has just come and whose driver does not run yet; or Kubernetes' controller is being replaced.
+//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or limit range. Only that answer
+//!   names the cause, so the request is repeated. The quota may be free again soon, for example after the deletion of
+//!   another PVC. Of two concurrent operator processes, the second may be rejected because of the first.
+//! - The PVC exists, but no volume is created for it. The cause may be temporary, such as a new node whose driver does
+//!   not run yet, or a restart of the controller of Kubernetes.
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionType};
@@ -17,19 +17,19 @@ use super::{Action, Plan, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Pod, Snapshot};
 
-/// For how long a refusal is told before the restore is given up.
+/// How long a rejected PVC is reported before the restore is abandoned.
 const REFUSED: SignedDuration = SignedDuration::from_secs(30);
-/// For how long what the claim and the pod tell is.
+/// How long a PVC without a volume is reported before the restore is abandoned.
 const SEEN: SignedDuration = SignedDuration::from_mins(3);
 
-/// What becomes of the plan when the API server refuses the claim.
+/// The plan after the API server has rejected the PVC.
 pub fn refused(
     restore: &EtcdRestore,
     snapshot: &Snapshot,
     trouble: Trouble,
     now: Timestamp,
 ) -> Plan {
-    // Invariant 9: after the turn nothing is given up, for the old members may stop at any moment.
+    // Invariant 9: after the cutover the restore is not abandoned, because the old members may stop at any time.
     let serves = in_place::replaces(restore).is_some()
         && matches!(&snapshot.cluster, Cluster::Present(it) if !in_place::has_turned(restore, it));
     if !serves {
@@ -41,7 +41,7 @@ pub fn refused(
     told(&trouble)
 }
 
-/// What becomes of a plan that gives the restore up for what was seen.
+/// Delays the end of a restore that would be abandoned because of an unbound PVC.
 #[must_use]
 pub fn lasting(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let seen = match &snapshot.seed.pod {

@@ -1,4 +1,4 @@
-//! The cluster to make of a backup, and whether its etcd can read that. Pure.
+//! The spec of the cluster to create from a backup, and the check of its etcd version. Pure.
 
 use api::cluster::{self, EtcdClusterSpec};
 use api::manifest::BackupManifest;
@@ -8,10 +8,10 @@ use api::{EtcdCluster, EtcdRestore};
 
 use crate::reason::{Reason, Trouble};
 
-/// The first minor version whose etcdutl raises revisions.
+/// The first minor version whose etcdutl can raise revisions.
 const BUMPS_FROM: (u64, u64) = (3, 6);
 
-/// The spec of the cluster to make: the template's, or the one recorded beside the backup.
+/// The spec of the cluster to create: the template, or the spec in the manifest of the backup.
 pub(crate) fn cluster_to_make(
     restore: &EtcdRestore,
     manifest: Option<&BackupManifest>,
@@ -30,7 +30,7 @@ pub(crate) fn cluster_to_make(
     let cluster = EtcdCluster::new(&target.name, spec);
     let problems = cluster::validate(&cluster);
     if !problems.is_empty() {
-        // What is recorded beside a backup cannot be corrected there.
+        // A user cannot correct the spec in a manifest.
         let or = match target.template {
             Some(_) => "",
             None => "; or give spec.etcdCluster.template",
@@ -50,7 +50,8 @@ pub(crate) fn cluster_to_make(
     Ok(cluster.spec)
 }
 
-/// An older etcd cannot read a newer one's database; and its tool has to know what it is asked for.
+/// Fails if the etcd of the cluster is older than the backup, because it cannot read the database, or if its etcdutl
+/// cannot raise revisions.
 pub(crate) fn check_version(
     restore: &EtcdRestore,
     spec: &EtcdClusterSpec,

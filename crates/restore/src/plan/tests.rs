@@ -1,4 +1,4 @@
-//! The plan, tested one decision at a time, and in thousands of rounds on a model.
+//! Scenarios of single decisions, and a model with thousands of reconciles.
 
 use api::cluster::EtcdClusterSpec;
 use api::restore::{ChosenBackup, ReplacesStatus};

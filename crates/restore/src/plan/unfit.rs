@@ -1,15 +1,16 @@
-//! A seed's pod that lives and is of no use: it is of another backup than the recorded one, or what it was to tell is
-//! lost. Another pod takes its place as long as no client can have written to it, a little after it was made at the
-//! earliest, as with one that [has ended](super::ended).
+//! A seed's pod that is active but unusable: it has another backup than the recorded one, or its report is lost. The
+//! pod is replaced as long as no client can have written to it. As with a pod that [has ended](super::ended), the pause
+//! since its creation must have passed.
 //!
-//! A kubelet may lose the message of a container: it is read from a file on the node, once. The container that fetches has
-//! ended well then and is not started again, so nobody would ever say what the pod holds.
+//! A kubelet may lose the termination message of a container, which it reads once from a file on the node. The
+//! container `fetch` has then succeeded and is not restarted, so the data of the pod would remain unknown.
 
 use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Another, PodFacts};
 
-/// Before the turn, where nobody can have written to it: what is of another backup goes with its volume.
+/// The replacement of a pod before the cutover, when no client can have written to it. A seed with another backup is
+/// deleted with its volume.
 pub(super) fn before_the_turn(pod: &PodFacts) -> Option<Plan> {
     let Some(Another::Holds(what)) = &pod.another else {
         return another_pod(pod);
@@ -18,7 +19,8 @@ pub(super) fn before_the_turn(pod: &PodFacts) -> Option<Plan> {
     Some(replaced(pod, Action::DiscardSeed, text))
 }
 
-/// Beside members that run, or on a volume: what lies there stays, and the next pod says what that is.
+/// The replacement of a pod while old members run, or on a volume. The volume is kept, and the next pod reports its
+/// data.
 pub(super) fn another_pod(pod: &PodFacts) -> Option<Plan> {
     let text = match &pod.another {
         Some(Another::Fetches(what)) => {

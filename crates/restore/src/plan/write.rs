@@ -1,4 +1,4 @@
-//! The requests of an action, in the order in which they are sent, with every object in full. Pure.
+//! The requests of an action in the order in which they are sent, with all objects. Pure.
 
 use api::cluster::{
     BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus, ReplacedStatus, TlsStatus,
@@ -19,16 +19,15 @@ use super::{choice, in_place, joining, pod};
 use crate::naming;
 use crate::snapshot::{Former, FormerPod, Objects, Observation};
 
-/// What has to hold when a request is sent. An operator that was suspended may act on an old observation
-/// (invariant 11).
+/// A precondition that is read again before a request is sent. An operator process that was suspended may act on an old
+/// observation (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore has not changed since it was read. The requests after it may be sent for as long as after an
-    /// observation.
+    /// The EtcdRestore has not changed since it was read. The time limit for the next requests starts again.
     RestoreUnchanged,
     /// The EtcdRestore records the same backup.
     SameBackup,
-    /// The EtcdCluster carries the claim of this restore and records the same etcd cluster.
+    /// This restore holds the lock of the EtcdCluster, and the recorded cluster ID is unchanged.
     ClusterInPlace(Box<EtcdCluster>),
     /// The seed's pod has not changed, or is still missing.
     SeedUnchanged(Option<Box<Pod>>),
@@ -56,16 +55,16 @@ pub enum Request {
     SetFinalizer(bool),
     /// Create an object under its fixed name.
     Create(Object),
-    /// Create the seed's pod, and delete it again if the cluster has gone on without it.
+    /// Create the seed's pod, and delete it if the cluster no longer needs a seed.
     CreateSeed {
         /// The pod.
         pod: Box<Pod>,
         /// The EtcdCluster, as it was read.
         cluster: Box<EtcdCluster>,
-        /// The cutover was made: members that run may stop for another seed.
+        /// Whether the cutover was made. The old members may then stop for another seed.
         after_cutover: bool,
     },
-    /// Write the claim of the restore to the EtcdCluster, and remove it again if nothing holds the EtcdRestore.
+    /// Set the restore lock of the EtcdCluster, and remove it if the EtcdRestore has no finalizer.
     Claim(Box<EtcdCluster>),
     /// Merge metadata into exactly the object that was read.
     Patch(Object, Value),
@@ -73,8 +72,8 @@ pub enum Request {
     Record(Box<EtcdCluster>, Box<EtcdClusterStatus>),
     /// Delete exactly the object that was read.
     Delete(Object),
-    /// Delete the pod in the version that was read. The requests after it are sent only if it goes and no other pod
-    /// has its name.
+    /// Delete the pod in the version that was read. The next requests are sent only if the pod is deleted and no other
+    /// pod has its name.
     DeleteUnchanged(Box<Pod>),
     /// Delete these pods at once.
     DeletePods(Vec<Pod>),
@@ -82,7 +81,11 @@ pub enum Request {
     DeleteRestore,
 }
 
-/// The requests of an action, or why they cannot be built. Records of the EtcdRestore are written with its status.
+/// The requests of an action. Records of the EtcdRestore are written with its status.
+///
+/// # Errors
+///
+/// Fails if an object that the action needs was not read, or if the seed's pod cannot be built.
 pub fn write(
     restore: &EtcdRestore,
     observation: &Observation,
@@ -164,7 +167,7 @@ fn known_cluster(objects: &Objects) -> Result<&EtcdCluster, String> {
     cluster.ok_or_else(|| "the EtcdCluster was not read".to_owned())
 }
 
-/// The EtcdCluster with the spec that its members are started with.
+/// The EtcdCluster with the spec in effect.
 fn effective(objects: &Objects) -> Result<EtcdCluster, String> {
     let cluster = known_cluster(objects)?;
     let spec = objects.effective.as_ref().unwrap_or(&cluster.spec);
@@ -179,7 +182,7 @@ fn seed_unchanged(objects: &Objects) -> Request {
     Request::Confirm(Check::SeedUnchanged(pod))
 }
 
-/// A pod that is deleted by its name and UID.
+/// A pod with name and UID, which are sufficient for its deletion.
 fn named(former: &FormerPod) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.name = Some(former.name.clone());
@@ -191,7 +194,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     let missing = |why: &str| joining::told(&observation.snapshot, why);
     let objects = &observation.objects;
     let cluster = effective(objects)?;
-    // Invariant 10: the backup that was recorded, even if a newer one exists.
+    // Invariant 10: the recorded backup is used even if a newer one exists.
     let backup = objects.backup.as_ref();
     let backup = backup.map_err(|trouble| missing(&trouble.message))?;
     let image = objects.image.as_ref().map_err(|why| missing(why))?;
@@ -212,7 +215,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     Ok(pod::build(&members, &from, image))
 }
 
-/// All objects of the seed. If the restore goes on, only together with the pod as it was read.
+/// Deletes all objects of the seed. If the restore continues, they are deleted only together with the unchanged pod.
 fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, String> {
     let seed = &objects.seed;
     let place = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));
@@ -231,7 +234,7 @@ fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, Str
     Ok(requests)
 }
 
-/// The cutover, in one write (invariant 9): the new cluster's ID, token, first member and TLS, and the replaced cluster.
+/// The cutover in one write (invariant 9): ID, token, first member and TLS of the new cluster, and the old cluster.
 pub(crate) fn formed(
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
@@ -241,7 +244,7 @@ pub(crate) fn formed(
     let first = naming::seed(restore);
     EtcdClusterStatus {
         cluster_id: Some(cluster_id.to_owned()),
-        // The settings that the seed was started with; it is created again with the same ones.
+        // The seed was started with these settings, and its pod is created again with the same ones.
         tls: Some(TlsStatus::new(&first.token, cluster.spec.tls.as_ref())),
         bootstrap: Some(BootstrapStatus {
             token: first.token,
@@ -252,8 +255,7 @@ pub(crate) fn formed(
     }
 }
 
-/// What the cluster operator has to know of the cluster before: its members mean nothing to the new one, and until
-/// when its volumes stay.
+/// The record of the old cluster for the cluster operator: its members, and the time until which its volumes are kept.
 fn replaced(
     restore: &EtcdRestore,
     before: &ReplacesStatus,
@@ -289,7 +291,7 @@ fn join(restore: &EtcdRestore, objects: &Objects) -> Result<Request, String> {
     Ok(Request::Patch(Object::Pod(Box::new(pod)), joined))
 }
 
-/// The metadata of an EtcdCluster that is no part of the restore any more.
+/// The metadata of an EtcdCluster after the restore has released it.
 pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
     let owners = cluster.owner_references().iter();
     let others: Vec<_> = owners
@@ -301,7 +303,7 @@ pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
     })
 }
 
-/// The EtcdCluster with the claim of the restore on it: it belongs to this restore from its first moment.
+/// The EtcdCluster to create. It has the restore lock from its creation.
 fn cluster_with_claim(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
     let target = &restore.spec.etcd_cluster;
     let mut cluster = EtcdCluster::new(naming::target(restore), spec);
@@ -314,7 +316,7 @@ fn cluster_with_claim(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdClust
         cluster.metadata.labels = Some(metadata.labels);
         cluster.metadata.annotations = Some(metadata.annotations);
     }
-    // Until the handover it is deleted with the restore.
+    // Until the handover, garbage collection deletes the cluster together with the restore.
     cluster.metadata.owner_references = Some(vec![OwnerReference {
         api_version: EtcdRestore::api_version(&()).into_owned(),
         kind: EtcdRestore::kind(&()).into_owned(),
@@ -327,7 +329,7 @@ fn cluster_with_claim(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdClust
         ANNOTATION_RESTORE.to_owned(),
         naming::uid(restore).to_owned(),
     );
-    // The cluster operator of the restore's scope takes it.
+    // The cluster operator with the scope of the restore manages the cluster.
     match restore.annotations().get(ANNOTATION_SCOPE) {
         Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
         None => annotations.remove(ANNOTATION_SCOPE),

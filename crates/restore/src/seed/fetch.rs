@@ -1,6 +1,6 @@
-//! Brings the snapshot into the data volume, in constant memory, and checks all that can be checked: the SHA-256 etcd
-//! put at the end; of a backup in a store the size the store named and what the manifest says; of a member that runs
-//! the cluster it belongs to and the revision it was chosen for.
+//! Fetches the snapshot to the data volume in constant memory and verifies it. Every snapshot must match the SHA-256
+//! that etcd appends. A backup in a store must have the size in the store and match its manifest. A running member must
+//! belong to the expected cluster and have the expected revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,45 +28,45 @@ use crate::source::{self, Place, SecretData};
 /// Arguments of `seed fetch`.
 #[derive(Args, Clone, Debug)]
 pub struct Fetch {
-    /// The place of the backup: the EtcdRestore's block under its name, as JSON. Holds no credentials
+    /// Storage block of the backup with its name, as JSON. Contains no credentials
     #[arg(long, value_name = "JSON", value_parser = parse_source, required_unless_present = "member")]
     pub source: Option<StorageBlock>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "the text would become part of the help")]
     pub survivor: Survivor,
-    /// Where the Secret with the credentials is mounted; without it the pod's own identity is used
+    /// Directory where the Secret with the credentials is mounted. The default is the identity of the pod
     #[arg(long, value_name = "DIRECTORY")]
     pub secret: Option<PathBuf>,
-    /// Where the Secret with the certificate authority is mounted
+    /// Directory where the Secret with the CA certificate is mounted
     #[arg(long, value_name = "DIRECTORY")]
     pub ca: Option<PathBuf>,
-    /// Where the claim is mounted that holds the backup
+    /// Directory where the PersistentVolumeClaim with the backup is mounted
     #[arg(long, value_name = "DIRECTORY")]
     pub claim: Option<PathBuf>,
-    /// The version of etcd the cluster is to run: a backup of a newer one is refused
+    /// Version of etcd in the cluster. A backup of a newer minor version is rejected
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<String>,
-    /// SHA-256 the snapshot must have, in hexadecimal: that of the backup the restore began with
+    /// Required SHA-256 of the snapshot in hexadecimal, from the chosen backup
     #[arg(long, value_name = "HEX")]
     pub sha256: Option<String>,
-    /// By how much etcd's tool is to raise the revision: the report tells what will be served
+    /// Increase of the revision by etcdutl. The report contains the resulting revision
     #[arg(long, value_name = "REVISIONS")]
     pub bump_revision: Option<u64>,
-    /// Where this program copies itself for the next container
+    /// File to which this program copies itself for the next container
     #[arg(long, value_name = "FILE")]
     pub copy_to: Option<PathBuf>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "the text would become part of the help")]
     pub paths: Paths,
-    /// How far it is, shared with those who tell it.
+    /// The progress, shared with the progress server.
     #[arg(skip)]
     pub meter: Arc<Meter>,
 }
 
-/// A member that runs, instead of a backup: what a cluster begins with that has lost its quorum.
+/// A running member as the source of the snapshot, for the recovery of a lost quorum.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Survivor {
-    /// Client URL of the member to take the snapshot from
+    /// Client URL of the member that sends the snapshot
     #[arg(
         long,
         value_name = "URL",
@@ -74,13 +74,13 @@ pub struct Survivor {
         requires = "cluster_id"
     )]
     pub member: Option<String>,
-    /// The cluster that member must belong to, in hexadecimal
+    /// Required cluster ID of that member in hexadecimal
     #[arg(long, value_name = "ID")]
     pub cluster_id: Option<ClusterId>,
-    /// Where the Secret with the client certificate for that member is mounted
+    /// Directory where the Secret with the client certificate for that member is mounted
     #[arg(long, value_name = "DIRECTORY")]
     pub client_tls: Option<PathBuf>,
-    /// The revision the snapshot must have at least
+    /// Lowest accepted revision of the snapshot
     #[arg(long, value_name = "REVISION", default_value_t = 0)]
     pub revision: i64,
 }
@@ -89,10 +89,14 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Fetches, unless a data directory or a checked snapshot is there already. Tells what an etcd serves that is started
-/// from it.
+/// Fetches the snapshot, unless a data directory or a verified snapshot exists. Returns what an etcd with this snapshot
+/// will serve.
+///
+/// # Errors
+///
+/// Fails if the snapshot cannot be fetched, is not the chosen one, or does not match its checksum or manifest.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    // A few dozen MiB, while the store is asked.
+    // The program of a few dozen MiB is copied concurrently with the fetch.
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
@@ -136,7 +140,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
         }
     };
     write_json(&paths.expected(), &contents)?;
-    // Neither is waited for to be on the disk: who starts again looks at every byte.
+    // Neither file is synced, because the next start verifies the whole snapshot.
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)
@@ -153,7 +157,7 @@ async fn from_store(
     let place = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = place.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
-    // Before much is fetched.
+    // The SHA-256 of the manifest is checked before the download.
     if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
         check_chosen(arguments, &manifest.sha256)?;
     }
@@ -175,7 +179,7 @@ async fn from_store(
     })
 }
 
-/// Whether what an earlier start has fetched, which may have been told another place, is what this one is to fetch.
+/// Whether the snapshot of an earlier start is the requested one. The earlier start may have had another source.
 fn is_wanted(arguments: &Fetch, fetched: &Contents) -> bool {
     let of = fetched.of.as_ref().map(|of| of.place.as_str());
     match (&arguments.sha256, &arguments.source) {
@@ -189,8 +193,7 @@ fn is_chosen(arguments: &Fetch, sha256: &str) -> bool {
     chosen.is_none_or(|chosen| chosen.eq_ignore_ascii_case(sha256))
 }
 
-/// Invariant 9: what was verified, or will be, is the backup the restore began with, and not what somebody put in its
-/// place meanwhile.
+/// Fails if the snapshot is not the chosen backup, but was overwritten meanwhile (invariant 9).
 fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     if is_chosen(arguments, sha256) {
         return Ok(());
@@ -201,7 +204,8 @@ fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     )))
 }
 
-/// An older etcd cannot read a newer one's database. The operator looks first, where it can see the backup.
+/// Fails if the etcd of the cluster is older than the backup, because it cannot read the database. The operator checks
+/// this too, except for a backup on a PersistentVolumeClaim.
 fn check_version(wanted: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
     let read = |text: &str| EtcdVersion::parse(text).ok();
     let backup = manifest.and_then(|manifest| read(&manifest.etcd_version));
@@ -217,8 +221,8 @@ fn check_version(wanted: Option<&str>, manifest: Option<&BackupManifest>) -> Res
     }
 }
 
-/// Takes the snapshot from a member. It answers without a quorum, and nothing in it changes. The member is asked who
-/// it is first: an address may have gone to another cluster's member.
+/// Fetches the snapshot from a member, which needs no quorum and changes nothing. The cluster ID of the member is
+/// checked first, because its address may belong to a member of another cluster now.
 async fn from_member(
     survivor: &Survivor,
     url: &str,
@@ -255,7 +259,7 @@ async fn from_member(
     Ok(contents)
 }
 
-/// How the member is reached, by what is mounted; in memory only.
+/// The access to the member, from the mounted Secret.
 fn access(survivor: &Survivor) -> Result<Access, Trouble> {
     let Some(data) = mounted(survivor.client_tls.as_deref())? else {
         return Ok(Access::default());
@@ -269,7 +273,7 @@ fn access(survivor: &Survivor) -> Result<Access, Trouble> {
         })
 }
 
-/// The next container runs in etcd's image, which has neither this program nor a shell.
+/// Copies this program for the next container, whose image of etcd contains neither this program nor a shell.
 fn copy_program(target: &Path) -> Result<(), Trouble> {
     let copy = || {
         let program = std::env::current_exe()?;
@@ -280,7 +284,8 @@ fn copy_program(target: &Path) -> Result<(), Trouble> {
     copy().map_err(|error| volume_trouble("copy the program to", target, &error))
 }
 
-/// A mounted Secret's files. Kubernetes mounts the keys as links beside directories whose names begin with dots.
+/// The files of a mounted Secret. The kubelet mounts the keys as links, next to directories whose names begin with a
+/// dot.
 fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     let Some(directory) = directory else {
         return Ok(None);
@@ -319,7 +324,7 @@ async fn download(place: &Place, target: &Path, meter: &Arc<Meter>) -> Result<In
     intake.finish().await
 }
 
-/// Invariant 12, from the other side: what is stored is what etcd sent, and what the manifest says.
+/// Compares the snapshot with the checksum from etcd and with the manifest (invariant 12).
 pub(super) fn verify(
     inspected: &Inspected,
     manifest: Option<&BackupManifest>,
@@ -388,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recorded_revision_is_that_of_the_store_or_of_its_last_key() {
+    fn manifest_has_revision_of_store_or_last_key() {
         assert!(check(21, 0, 21));
         assert!(check(0, 0, 1), "an empty store is at revision 1");
         assert!(

@@ -1,7 +1,7 @@
-//! The page cache of a snapshot while etcd's tool copies it. Nobody reads again what is copied, so the kernel is told
-//! that it may have that memory back, and takes it for the copy. Without that a restore fills a node's memory with twice
-//! the database, which its neighbours have to give; and where a virtual machine gets its memory from its host page by
-//! page, that took half the time of a restore (docs/benchmarks.md).
+//! Releases the page cache of a snapshot while etcdutl copies it. Copied pages are not read again, so the kernel can
+//! reuse their memory for the copy. Otherwise a restore would fill the memory of its node with twice the database, at
+//! the expense of other pods. On a virtual machine whose host assigns memory page by page, this took half the time of a
+//! restore (docs/benchmarks.md).
 
 use std::fs::{self, File};
 use std::num::NonZeroU64;
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 
-/// How often it is looked how much is copied.
+/// Interval of checks of the copied size.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs `copying`, and lets the kernel forget as much of `source` as `target` has meanwhile. That is a hint: the file
-/// stays what it is, and who reads it again reads the disk. Nothing fails for it.
+/// Runs `copying`, and meanwhile releases the pages of `source` that `target` already contains. This is only a hint to
+/// the kernel. The file is unchanged, a later read comes from the disk, and errors are ignored.
 pub(super) fn forget_what_is_copied<T>(
     source: &Path,
     target: &Path,
@@ -41,11 +41,11 @@ fn forget<T>(
         while !is_over.load(Ordering::Relaxed) {
             thread::sleep(LOOK);
             let copied = target.metadata().map_or(0, |found| found.len());
-            // The kernel writes what is oldest first: the source before its copy.
+            // The kernel writes the oldest pages first: those of the source before those of its copy.
             let written = |waiting| (size + copied).saturating_sub(waiting);
             let clean = waiting().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {
-                // From the beginning: what could not go at the look before goes now.
+                // The range starts at 0, because pages that were in use before may be released now.
                 let _ = fadvise(&source, 0, Some(end), Advice::DontNeed);
             }
         }
@@ -58,9 +58,9 @@ fn forget<T>(
     })
 }
 
-/// How many bytes of all files the node's disks have not got yet, of `/proc/meminfo`. What of the source is among them
-/// is left alone: the hint would have it written at once, beside the copy that is waited for, and mostly it never has to
-/// be, for the file is removed next.
+/// The bytes of all files in `/proc/meminfo` that are not yet on disk. Dirty pages of the source are not released,
+/// because the hint would write them at once and slow the copy down. In most cases they need not be written at all,
+/// because the file is deleted after the copy.
 fn waiting_for_the_disk(meminfo: &str) -> Option<u64> {
     let kibibytes = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     const SIZE: u64 = 8 << 20;
-    /// Wide of what a kernel reads ahead.
+    /// Larger than the read-ahead of the kernel.
     const APART: u64 = SIZE / 2;
 
     struct Files {
@@ -88,7 +88,8 @@ mod tests {
     }
 
     impl Files {
-        /// Beside this program, because `/tmp` may be memory. The source is on the disk and in memory.
+        /// Creates the files next to this program, because `/tmp` may be in memory. The source is on disk and in the
+        /// page cache.
         fn create() -> Self {
             let here = std::env::current_exe().unwrap();
             let folder = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
@@ -102,7 +103,7 @@ mod tests {
             }
         }
 
-        /// Whether one byte of the source has to come from the disk. It is in memory then.
+        /// Whether a byte of the source is read from the disk. The read adds its page to the page cache.
         fn is_forgotten(&self, at: u64) -> bool {
             use std::os::unix::fs::FileExt as _;
             let file = File::open(&self.source).unwrap();
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_forgotten_and_what_is_not_stays() {
+    fn releases_only_copied_pages() {
         let files = Files::create();
         assert!(
             !files.is_forgotten(0),
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_may_not_have_yet_stays() {
+    fn keeps_dirty_pages() {
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let seen = forget(
@@ -170,7 +171,7 @@ mod tests {
         );
         assert!(seen, "the first byte stays in memory");
         assert!(!files.is_forgotten(APART + 4096));
-        // Where a node does not tell it, all may be waiting.
+        // If the number of dirty bytes is unknown, all pages may be dirty.
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let looks = std::sync::atomic::AtomicUsize::new(0);
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_the_disk_is_read_as_the_kernel_tells_it() {
+    fn reads_dirty_bytes_from_meminfo() {
         let told = "MemFree:  7 kB\nDirty:             2048 kB\nWriteback:            16 kB\nWritebackTmp:   9 kB\n";
         assert_eq!(waiting_for_the_disk(told), Some(2064 << 10));
         assert_eq!(waiting_for_the_disk("MemFree: 7 kB\n"), None);

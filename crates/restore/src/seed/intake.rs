@@ -1,8 +1,9 @@
-//! A snapshot on its way to the disk: decompressed where it was compressed, written, and read as it goes by, each of the
-//! two on a thread of its own, so that the network is read meanwhile. Constant memory: no more than a few chunks wait.
+//! Writes an arriving snapshot to a file: decompresses it if needed, and inspects it on the way. Writing and inspection
+//! have their own threads, so the network is read concurrently. The memory is constant, because only a few chunks are
+//! queued.
 //!
-//! The file is not brought to the disk before it is used. What a crash of the node leaves of it is found out by reading
-//! it again, and by etcd's own tool, which compares the checksum of what it copied.
+//! The file is not synced before its use. After a crash of the node, the next start reads the whole file again, and
+//! etcdutl compares the checksum of the copied data.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -23,17 +24,17 @@ use super::volume_trouble;
 
 use crate::reason::{Reason, Trouble};
 
-/// Chunks that may wait to be written, and as many to be read.
+/// Length of each of the two queues, in chunks.
 const WAITING: usize = 16;
 
-/// Takes chunks in order.
+/// Accepts the chunks of a snapshot in order.
 pub(super) struct Intake {
     chunks: mpsc::Sender<Bytes>,
     written: JoinHandle<Result<Inspected, Trouble>>,
 }
 
 impl Intake {
-    /// Begins to write to the file, from its beginning.
+    /// Creates the file, and starts to write.
     pub(super) fn begin(path: &Path, meter: Arc<Meter>) -> Self {
         let (chunks, arriving) = mpsc::channel(WAITING);
         let path = path.to_owned();
@@ -41,12 +42,12 @@ impl Intake {
         Self { chunks, written }
     }
 
-    /// Takes the next chunk. Says whether more is wanted: not after a failure, which [`Self::finish`] tells.
+    /// Queues the next chunk. Returns false after a failure, which [`Self::finish`] returns.
     pub(super) async fn push(&self, chunk: Bytes) -> bool {
         self.chunks.send(chunk).await.is_ok()
     }
 
-    /// All was taken.
+    /// Waits until all chunks are written and inspected.
     pub(super) async fn finish(self) -> Result<Inspected, Trouble> {
         drop(self.chunks);
         self.written.await.unwrap_or_else(|error| {
@@ -63,7 +64,7 @@ fn write(
 ) -> Result<Inspected, Trouble> {
     let mut download = Download::create(path)?;
     thread::scope(|scope| {
-        // The hash takes about as long as the file.
+        // The hash takes about as long as the write.
         let (reader, pieces) = std_mpsc::sync_channel::<Bytes>(WAITING);
         let reads = scope.spawn(move || {
             let mut inspector = Inspector::new();
@@ -86,7 +87,7 @@ fn write(
     })
 }
 
-/// As many chunks as tell whether what arrives is compressed: that is seen also beside a backup whose manifest is gone.
+/// The first chunks, until they show whether the snapshot is compressed. The manifest may be missing.
 fn beginning(arriving: &mut mpsc::Receiver<Bytes>) -> Bytes {
     let mut first = BytesMut::new();
     while first.len() < BEGINNING
@@ -118,7 +119,7 @@ impl Download {
         })
     }
 
-    /// Writes what arrives, decompressed, and hands it on.
+    /// Writes the arriving chunks, decompressed if needed, and passes them to the inspection.
     fn take_all(
         &mut self,
         arriving: &mut mpsc::Receiver<Bytes>,
@@ -154,7 +155,7 @@ impl Download {
         let written = self.file.write_all(&piece);
         written.map_err(|error| volume_trouble("write", &self.path, &error))?;
         self.written += piece.len() as u64;
-        // It goes only when it has panicked, which is told at the end.
+        // The receiver is dropped only after a panic, which is reported at the end.
         let _ = reader.send(piece);
         Ok(())
     }
@@ -166,9 +167,9 @@ mod tests {
 
     use super::*;
 
-    /// A network may cut a stream anywhere.
+    /// A network may split a stream at any position.
     #[tokio::test]
-    async fn a_compressed_backup_is_recognized_however_it_arrives() {
+    async fn recognizes_compression_for_every_chunk_size() {
         let plain: Vec<u8> = (0..10_000_u32).flat_map(u32::to_le_bytes).collect();
         let mut stream = Vec::new();
         let mut compressor = Compressor::new().unwrap();
@@ -184,7 +185,7 @@ mod tests {
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
-                // It is no database.
+                // The content is not a database.
                 let trouble = intake.finish().await.unwrap_err();
                 assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
                 assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");
@@ -192,11 +193,11 @@ mod tests {
         }
     }
 
-    /// The kernel's own volume that is always full.
+    /// `/dev/full` behaves like a full volume.
     #[tokio::test]
-    async fn a_volume_that_is_full_is_told_with_its_remedy() {
+    async fn intake_reports_full_volume_with_remedy() {
         let intake = Intake::begin(Path::new("/dev/full"), Arc::default());
-        // Whoever has more stops when it is known.
+        // `push` returns false after the failure.
         while intake.push(Bytes::from_static(&[0; 4096])).await {}
         let trouble = intake.finish().await.unwrap_err();
         assert_eq!(trouble.reason, Reason::SeedFailed);

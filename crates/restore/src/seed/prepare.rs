@@ -1,8 +1,8 @@
-//! Makes the data directory from the fetched snapshot with the image's own `etcdutl`, beside its final place;
+//! Creates the data directory from the fetched snapshot with the `etcdutl` of the image, under a temporary name;
 //! verifies it; and renames it. The rename is the commit.
 //!
-//! The tool itself compares the checksum at the snapshot's end with what it copied, so neither file is read whole here:
-//! of both only the few pages are that tell the revision.
+//! The tool compares the checksum at the end of the snapshot with the copied data. Therefore neither file is read
+//! completely here, only the few pages with the revision.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,25 +22,29 @@ use super::{
 
 use crate::reason::{Reason, Trouble};
 
-/// How much of the tool's output is reported, in bytes.
+/// Limit of the reported output of the tool in bytes.
 const OUTPUT_LIMIT: usize = 1000;
 
-/// What the tool says where the volume has no room for what it makes.
+/// The error of the tool on a full volume.
 const FULL: &str = "no space left on device";
 
 /// The database in a data directory.
 const DATABASE: &str = "member/snap/db";
 
-/// With what the data directory is made, and where.
+/// The input for the creation of the data directory.
 #[derive(Clone, Debug)]
 pub struct Prepare {
-    /// With what.
+    /// The tool and its arguments.
     pub making: Making,
-    /// Where.
+    /// The paths in the pod.
     pub paths: Paths,
 }
 
-/// Restores, unless the data directory is there already.
+/// Creates the data directory, unless it exists.
+///
+/// # Errors
+///
+/// Fails if no snapshot was fetched, if the tool fails, or if the result does not match the snapshot.
 pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     let paths = &arguments.paths;
     if let Some(contents) = already_restored(paths)? {
@@ -60,7 +64,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     sync_directories(&made).map_err(|error| volume_trouble("write", &made, &error))?;
     write_json(&paths.restored(), &served)?;
     let commit = || {
-        // Invariant 9: only a verified data directory ever gets the name etcd looks for.
+        // Invariant 9: only a verified data directory gets the name that etcd uses.
         fs::rename(&made, paths.data())?;
         sync_parent(&paths.data())
     };
@@ -72,7 +76,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     Ok(served)
 }
 
-/// What an etcd serves that is started from the fetched snapshot.
+/// What an etcd with the fetched snapshot will serve.
 pub(super) fn promised(
     paths: &Paths,
     expected: Contents,
@@ -81,7 +85,7 @@ pub(super) fn promised(
     let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
     Ok(Contents {
         revision: raised(&snapshot, bump_revision),
-        // What is compacted has no hash.
+        // An increase of the revision also compacts, and then the hash cannot be compared.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
         of: expected.of.map(|of| Origin {
             bump_revision: bump_revision.unwrap_or_default(),
@@ -91,8 +95,8 @@ pub(super) fn promised(
     })
 }
 
-/// The revision the restored store serves. etcdutl raises that of the last key (`modifyLatestRevision`), which is below
-/// the store's own when the store is empty or was compacted beyond it.
+/// The revision of the restored store. etcdutl raises the revision of the last key (`modifyLatestRevision`). It is
+/// lower than that of the store if the store is empty or was compacted beyond the last key.
 fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     match by {
         None => snapshot.store_revision(),
@@ -102,7 +106,7 @@ fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     }
 }
 
-/// What was fetched may be another file by now. Whether it was damaged the tool finds out.
+/// Fails if the file was replaced after it was fetched. The tool detects damage.
 fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble> {
     let found = revisions(path)?;
     let size = fs::metadata(path).map_err(|error| volume_trouble("read", path, &error))?;
@@ -112,7 +116,7 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble
     Ok(found)
 }
 
-/// After the tool has failed: whether it was the snapshot that is not as it was fetched.
+/// The failure of the tool, or the damage of the snapshot that has caused it.
 fn blame(paths: &Paths, trouble: Trouble) -> Trouble {
     match fetched_before(paths) {
         Ok(None) => changed(&paths.snapshot()),
@@ -164,7 +168,7 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         token,
         bump_revision,
     } = making;
-    // Without the second a client could go on watching in a history that was not the one it saw.
+    // Without the second argument, a watch could continue in a history that its client has not seen.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),
@@ -173,7 +177,7 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
     });
     let mut command = Command::new(tool);
     command
-        // etcdctl before 3.4 speaks the old API unless told otherwise.
+        // etcdctl before 3.4 uses the v2 API by default.
         .env("ETCDCTL_API", "3")
         .args(["snapshot", "restore"])
         .arg(paths.snapshot())
@@ -198,7 +202,7 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         return Ok(());
     }
     if let Some(signal) = output.status.signal() {
-        // Not the snapshot's fault: the kubelet tries again.
+        // The snapshot is not the cause. The kubelet restarts the container.
         let text = format!(
             "{} was ended by signal {signal}; the node or spec.pod.resources may give it too little memory",
             tool.display()
@@ -223,9 +227,9 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
 mod tests {
     use super::*;
 
-    /// As etcdutl 3.7.3 did it to an empty store: 1,000,000,000, not one more.
+    /// etcdutl 3.7.3 raised an empty store to revision 1,000,000,000, not to 1,000,000,001.
     #[test]
-    fn the_revision_of_the_last_key_is_raised_and_not_that_of_the_store() {
+    fn raises_revision_of_last_key() {
         let snapshot = |revision, compacted| Revisions {
             revision,
             compacted,

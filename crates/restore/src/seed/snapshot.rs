@@ -1,4 +1,4 @@
-//! The snapshot on the volume.
+//! Reads the snapshot on the volume.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -9,7 +9,7 @@ use super::{Contents, Paths, read_json, volume_trouble};
 
 use crate::reason::{Reason, Trouble};
 
-/// What an earlier start has fetched, if it is whole: the node may have crashed before it was on the disk.
+/// The snapshot that an earlier start has fetched, if it is complete. The node may have crashed before it was on disk.
 pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     let Some(expected) = read_json::<Contents>(&paths.expected())? else {
         return Ok(None);
@@ -22,7 +22,7 @@ pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble>
     Ok(whole.then_some(expected))
 }
 
-/// Reads all of a file.
+/// Inspects a whole file.
 pub(super) fn inspect(mut file: File) -> std::io::Result<Result<Inspected, InspectError>> {
     let mut inspector = Inspector::new();
     let mut buffer = vec![0; 1 << 20];

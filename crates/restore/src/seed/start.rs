@@ -1,5 +1,5 @@
-//! From the fetched snapshot to etcd, in etcd's own container: the data directory is made, unless it is there, and then
-//! this process becomes etcd, with the arguments, the signals and the termination message of any other member.
+//! Runs in the container of etcd: creates the data directory from the fetched snapshot, unless it exists. Then this
+//! process becomes etcd, with the same arguments, signals and termination message as any other member.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -16,10 +16,10 @@ use crate::reason::{Reason, Trouble};
 /// Arguments of `seed start`.
 #[derive(Args, Clone, Debug)]
 pub struct Start {
-    /// With what the data directory is made, as JSON
+    /// Tool for the data directory with its arguments, as JSON
     #[arg(value_name = "JSON", value_parser = parse)]
     pub making: Making,
-    /// etcd, and its arguments
+    /// etcd and its arguments
     #[arg(
         value_name = "COMMAND",
         required = true,
@@ -36,12 +36,12 @@ fn parse(text: &str) -> Result<Making, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Ends only with trouble: otherwise the process is etcd.
+/// Returns only after a failure. After a success the process is etcd.
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
-    // Once it is there it is the member's, and nothing of the restore is asked for any more.
+    // An existing data directory belongs to the member, and needs nothing of the restore.
     if is_made(&paths) {
-        // A crash may have left it behind.
+        // A crash may have left the temporary files.
         if paths.restored().exists() {
             let _ = std::fs::remove_dir_all(paths.work());
         }

@@ -1,4 +1,4 @@
-//! Whether a seed's pod will ever run again. Pure; the clock is passed in.
+//! Whether a seed's pod can still run. Pure; the time is an argument.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -6,15 +6,14 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Life;
 
-/// No pod is made in the place of one that ended sooner than this after it was made: a node that refuses every pod
-/// would be asked again and again.
+/// Shortest time between two pods of a seed. It limits the rate of pods on a node that rejects every pod.
 const REST: SignedDuration = SignedDuration::from_secs(10);
-/// Nor sooner than this, however long the restore has gone on: nodes without room evict others for it, too.
+/// Longest time between two pods of a seed. Nodes without free resources may evict other pods for a new one.
 const LONGEST: SignedDuration = SignedDuration::from_mins(5);
-/// The rest is this part of the time from when a seed was first wanted to the making of the pod.
+/// Divisor of the time from the start of the seed to the creation of the pod, for the pause.
 const PART: i32 = 4;
 
-/// Whether a kubelet still has to do with a pod of a seed that is wanted since it `began`.
+/// The life of a pod of a seed that was started at `began`.
 pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
     match (ended(pod), is_young(pod, began, now)) {
         (None, _) => Life::Lives,
@@ -23,7 +22,7 @@ pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timesta
     }
 }
 
-/// Whether it is too early to put another pod in its place, whatever is wrong with it.
+/// Whether it is too early to replace the pod.
 pub(in crate::observe) fn is_young(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
     let made = pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
     made.is_some_and(|made| now.duration_since(made) < rest(began, made))
@@ -34,7 +33,7 @@ fn rest(began: Option<Timestamp>, made: Timestamp) -> SignedDuration {
     (until_made / PART).clamp(REST, LONGEST)
 }
 
-/// A pod that was evicted, or went with its node in order, is not started again by anybody.
+/// The problem of a pod that has ended. A pod that was evicted or shut down with its node is not restarted.
 pub(super) fn ended(pod: &Pod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
     if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
@@ -58,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_ended_for_good_is_told_from_one_that_is_started_again() {
+    fn distinguishes_ended_pods_from_restarting_pods() {
         let at = |seconds| Timestamp::from_second(seconds).unwrap();
         let pod = |phase: &str| -> Pod {
             serde_json::from_value(json!({

@@ -1,8 +1,9 @@
-//! Whether there is no storage for the seed: what its volume claim and its pod tell. Pure; the clock is passed in.
+//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Pure; the time is an
+//! argument.
 //!
-//! The operator may read neither storage classes nor Events. Who makes the volume stands on the claim as soon as
-//! Kubernetes knows it, and that nothing but the volume keeps the pod from a node is said by the scheduler. A pod that
-//! finds no node for another reason is not told here: nodes come and go.
+//! The operator has no permission to read StorageClasses and Events. Kubernetes writes the provisioner to the PVC as
+//! soon as it is known. The message of the scheduler shows whether only the volume keeps the pod from a node. Other
+//! scheduling problems are not reported here, because nodes are added and removed.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -10,39 +11,39 @@ use kube::ResourceExt;
 
 use crate::reason::{Reason, Trouble};
 
-/// How long a claim may be without anybody who makes its volume. Kubernetes' controller names him at once, or when
-/// another one has taken its place; and the class may be applied a moment after what asks for it.
+/// Time limit for a provisioner on the PVC. The controller of Kubernetes names it at once, except after its own
+/// restart, or if the StorageClass is created a moment after the PVC.
 const UNNAMED: SignedDuration = SignedDuration::from_mins(1);
-/// How long whoever makes the volume may take. The scheduler waits for as long, too (`bindTimeoutSeconds`).
+/// Time limit for the volume. The scheduler has the same limit (`bindTimeoutSeconds`).
 const SLOW: SignedDuration = SignedDuration::from_mins(10);
 
-/// Who makes a claim's volume (`AnnStorageProvisioner` of component-helpers), and what that was called before.
+/// The annotation with the provisioner (`AnnStorageProvisioner` of component-helpers), and its name before Kubernetes
+/// 1.23.
 const PROVISIONER: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// The node the scheduler has found, where a volume is made for a node.
+/// The annotation with the node for which the volume is created.
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
-/// The scheduler's words (`volumebinding` in kubernetes/pkg/scheduler).
+/// Texts of the scheduler (`volumebinding` in kubernetes/pkg/scheduler).
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
 const FAILED: [&str; 2] = ["provisioning failed for PVC", "binding volumes: "];
 const NO_VOLUME: [&str; 2] = [
     "didn't find available persistent volumes to bind",
     "did not have enough free storage",
 ];
-/// Why a node is not the seed's, whatever room there is.
+/// Reasons that exclude a node permanently, independent of its free resources.
 const NOT_FOR_IT: [&str; 2] = [
     "untolerated taint",
     "didn't match Pod's node affinity/selector",
 ];
-/// Taints of these nodes pass: they are not ready, or full for a while.
+/// Prefix of temporary taints, such as that of a node that is not ready.
 const PASSING: &str = "node.kubernetes.io/";
 
-/// What a person can do.
 const REMEDY: &str = "put that right, or name another one in spec.pod.persistentVolumeClaimSpec.storageClassName of the \
                       EtcdCluster (for a new one: in spec.etcdCluster.template, in a new EtcdRestore)";
 
-/// Why the seed's volume claim is not bound, and will not be by waiting.
+/// The problem of a PVC that is not bound within its time limit.
 pub(in crate::observe) fn no_storage(
     pod: &Pod,
     claim: &PersistentVolumeClaim,
@@ -63,7 +64,7 @@ pub(in crate::observe) fn no_storage(
     Some(Trouble::new(Reason::StorageMissing, message))
 }
 
-/// What is missing, since when, and how long that may last.
+/// The cause, its start, and its time limit.
 fn lack(
     pod: &Pod,
     claim: &PersistentVolumeClaim,
@@ -77,7 +78,7 @@ fn lack(
     let class = class(claim);
     let selected = claim.annotations().contains_key(SELECTED);
     if scheduler.contains(UNBOUND) && maker.is_none() {
-        // Which of them is meant is not said.
+        // The scheduler does not name the unbound PVC.
         let others = others(pod, &claim.name_any());
         return Some(if others.is_empty() {
             (nobody(claim), changed, UNNAMED)
@@ -89,7 +90,7 @@ fn lack(
             (why, changed, SLOW)
         });
     }
-    // Each attempt changes the claim.
+    // Each attempt changes the PVC, so the time counts from its creation.
     if FAILED.iter().any(|said| scheduler.contains(said)) {
         let why = format!("no volume of {class} is made for it ({scheduler})");
         return Some((why, made, SLOW));
@@ -105,7 +106,7 @@ fn lack(
     None
 }
 
-/// The other claims of the pod, such as that of the backup.
+/// The other PVCs of the pod, such as that of the backup.
 fn others<'a>(pod: &'a Pod, own: &str) -> Vec<&'a str> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
     let volumes = volumes.into_iter().flatten();
@@ -136,7 +137,7 @@ fn nobody(claim: &PersistentVolumeClaim) -> String {
     }
 }
 
-/// When anybody changed it last, as far as that is told.
+/// The time of the last change, if the PVC records one.
 fn changed(claim: &PersistentVolumeClaim) -> Option<Timestamp> {
     let managers = claim.metadata.managed_fields.iter().flatten();
     managers
@@ -144,7 +145,7 @@ fn changed(claim: &PersistentVolumeClaim) -> Option<Timestamp> {
         .max()
 }
 
-/// Why the scheduler has not placed it; nothing where it has said nothing yet, as while it waits for the volume.
+/// The message of the scheduler for an unscheduled pod. It is empty while the scheduler waits for the volume.
 fn unscheduled(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
@@ -155,7 +156,7 @@ fn unscheduled(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// Whether every node that could have the pod lacks a volume, and nothing else: `0/3 nodes are available: 1 node(s) had
+/// Whether a volume is the only thing that all suitable nodes lack, as in `0/3 nodes are available: 1 node(s) had
 /// untolerated taint {..}, 2 node(s) didn't find available persistent volumes to bind. preemption: ..`.
 fn of_volumes_alone(scheduler: &str) -> bool {
     let Some((_, reasons)) = scheduler.split_once("nodes are available: ") else {
@@ -179,7 +180,7 @@ mod tests {
     const OWN: &str = "main-aaaaaaaaaa";
     const MADE: i64 = 1_000;
     const BY: &str = "volume.kubernetes.io/storage-provisioner";
-    /// As a scheduler of Kubernetes 1.36 says it.
+    /// The message of the scheduler of Kubernetes 1.36.
     const WAITS: &str =
         "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found";
 
@@ -206,7 +207,7 @@ mod tests {
         .unwrap()
     }
 
-    /// After how many seconds it is said, and what.
+    /// The first time in seconds at which the problem is reported, and its message.
     fn said(pod: &Pod, claim: &PersistentVolumeClaim) -> Option<(i64, String)> {
         let told = |after: i64| no_storage(pod, claim, at(MADE + after));
         let mut first = [0, 59, 60, 599, 600, 86_400].into_iter();
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_nobody_makes_a_volume_for_is_told_with_its_class_after_a_minute() {
+    fn reports_missing_provisioner_after_one_minute() {
         let waits = pod("False", WAITS);
         for (class, says) in [
             (Some("nowhere"), "the StorageClass nowhere does not exist"),
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_the_volume_has_ten_minutes() {
+    fn provisioner_has_ten_minutes() {
         let (waits, silent) = (pod("False", WAITS), Pod::default());
         let by = |more: Value| {
             let mut annotations = json!({ BY: "csi.example.com" });
@@ -248,18 +249,18 @@ mod tests {
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
-        // Before 1.23 under another name.
+        // Before Kubernetes 1.23 the annotation had another name.
         let old = claim(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(said(&waits, &old).unwrap().0, 600);
-        // For a node that is found the scheduler says nothing while it waits.
+        // After the scheduler has selected a node, it reports nothing while it waits for the volume.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(said(&silent, &selected).unwrap().0, 600);
-        // It has not been asked yet.
+        // The scheduler has not processed the pod yet.
         assert_eq!(said(&silent, &claim(Some("slow"), &json!({}))), None);
     }
 
     #[test]
-    fn how_long_it_takes_counts_from_the_last_change_of_the_claim() {
+    fn time_limit_counts_from_last_change_of_pvc() {
         let mut late = claim(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
         let managed = json!([
             { "manager": "etcd-restore-operator", "time": at(MADE).to_string() },
@@ -268,7 +269,7 @@ mod tests {
         late.metadata.managed_fields = serde_json::from_value(managed).unwrap();
         let told = |after| no_storage(&Pod::default(), &late, at(MADE + after)).is_some();
         assert!(!told(3_600 + 599) && told(3_600 + 600));
-        // An attempt that fails changes it each time.
+        // Every failed attempt changes the PVC, so its creation time counts.
         let failed = pod(
             "False",
             &format!(
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_finds_no_node_is_not_told_as_one_without_storage() {
+    fn reports_no_other_scheduling_problems() {
         let waits = claim(Some("local"), &json!({}));
         let none = "2 node(s) didn't find available persistent volumes to bind";
         let tail =
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_bound_or_a_pod_that_has_a_node_lacks_no_storage() {
+    fn bound_pvc_or_scheduled_pod_has_storage() {
         let waits = claim(Some("nowhere"), &json!({}));
         assert_eq!(said(&pod("True", ""), &waits), None);
         for phase in ["Bound", "Lost"] {
@@ -335,9 +336,9 @@ mod tests {
         }
     }
 
-    /// Such as that with the backup: which of them the scheduler means it does not say.
+    /// The scheduler does not name the unbound PVC, so another PVC such as that of the backup may be unbound.
     #[test]
-    fn where_the_pod_has_another_claim_it_is_named_after_ten_minutes() {
+    fn reports_other_pvc_of_pod_after_ten_minutes() {
         let mut both = pod("False", WAITS);
         let volumes = both.spec.as_mut().and_then(|spec| spec.volumes.as_mut());
         let backup =

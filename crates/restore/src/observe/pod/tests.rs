@@ -1,4 +1,4 @@
-//! Pods as kubelets report them.
+//! Pods with the status that kubelets report.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 
 #[test]
-fn a_seed_with_the_clusters_labels_has_joined() {
+fn seed_with_cluster_labels_has_joined() {
     let joined = |labels: Value| {
         let pod = json!({ "metadata": { "labels": labels } });
         facts(&serde_json::from_value(pod).unwrap()).joined
@@ -34,9 +34,9 @@ fn ended(code: i32, message: &str) -> Value {
 
 const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 
-/// Invariant 9: the data directory is known to be there when etcd is ready on it.
+/// Invariant 9: the data directory is verified only when etcd is ready on it.
 #[test]
-fn invariant_9_what_was_fetched_is_no_data_directory_yet() {
+fn invariant_9_fetched_snapshot_is_not_verified_data() {
     let seen = |ready: bool| {
         let mut etcd = container("etcd", json!({ "running": {} }), json!({}));
         etcd["ready"] = json!(ready);
@@ -63,7 +63,7 @@ fn invariant_9_what_was_fetched_is_no_data_directory_yet() {
 }
 
 #[test]
-fn of_which_backup_it_is_is_read_where_the_seed_says_so() {
+fn reads_origin_from_report() {
     let told = |of: &str| {
         let message = DONE.replace('}', of);
         reported(json!([container("fetch", ended(0, &message), json!({}))])).of
@@ -78,7 +78,7 @@ fn of_which_backup_it_is_is_read_where_the_seed_says_so() {
 }
 
 #[test]
-fn an_error_is_kept_while_the_kubelet_waits_for_the_next_attempt() {
+fn reports_error_until_next_attempt() {
     let failed = r#"{"result":"failed","reason":"SnapshotUnreadable","message":"sha256 differs"}"#;
     let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
     let expected = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
@@ -93,7 +93,7 @@ fn an_error_is_kept_while_the_kubelet_waits_for_the_next_attempt() {
 }
 
 #[test]
-fn what_the_kubelet_cannot_start_is_said() {
+fn reports_why_seed_pod_cannot_start() {
     let pull = json!({ "waiting": { "reason": "ImagePullBackOff", "message": "not found" } });
     let trouble = reported(json!([container("fetch", pull, json!({}))]))
         .trouble

@@ -1,5 +1,5 @@
-//! What a seed that runs is asked: the look at one that goes anyway must not wait for its answers, for what is planned
-//! from an old look is not done.
+//! The requests to a running seed. The observation for the deletion of a seed must not wait for its answers, because
+//! nothing is executed from an old observation.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::fake;
 const URL: &str = "http://10.0.0.7:2379";
 const SHA: &str = "abcd";
 
-/// A restore over a living cluster, claimed.
+/// A restore in place that holds the lock.
 fn restore() -> EtcdRestore {
     let spec =
         json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
@@ -46,7 +46,7 @@ fn cluster() -> Value {
     })
 }
 
-/// The seed's pod, whose etcd runs and holds this.
+/// The seed's pod, whose etcd runs on a snapshot with this SHA-256.
 fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
     let chosen = choice::recorded(restore).unwrap();
     let source = serde_json::to_string(&chosen.source).unwrap();
@@ -66,7 +66,7 @@ fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
     })
 }
 
-/// Looks; says how often etcd was asked, and what was seen of it.
+/// The number of requests to etcd, and the observation.
 async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Observation) {
     const ENOUGH: usize = 10;
     let pod = pod(restore, held);
@@ -93,11 +93,11 @@ async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Observation) {
 }
 
 #[tokio::test]
-async fn who_gives_a_restore_up_asks_the_seed_nothing() {
+async fn aborted_restore_sends_no_requests_to_seed() {
     let (asked, seen) = looked(&restore(), SHA).await;
     let serves = matches!(seen.snapshot.serving, Serving::Serves { .. });
     assert!(serves, "{:?}", seen.snapshot);
-    // Members, status and the hash of its keys.
+    // The requests are for the members, the status and the hash of the keys.
     assert_eq!(asked, 3);
     let mut deleted = restore();
     deleted.metadata.deletion_timestamp =
@@ -107,7 +107,7 @@ async fn who_gives_a_restore_up_asks_the_seed_nothing() {
     abandoned.status.get_or_insert_default().abandoned = serde_json::from_value(why).unwrap();
     for given_up in [deleted, abandoned] {
         let (asked, seen) = looked(&given_up, SHA).await;
-        // There is one that would answer.
+        // The seed exists and would answer.
         assert!(matches!(seen.snapshot.seed.pod, Pod::Present(_)));
         assert_eq!(asked, 0);
         assert_eq!(seen.snapshot.serving, Serving::NotAsked);
@@ -116,9 +116,9 @@ async fn who_gives_a_restore_up_asks_the_seed_nothing() {
     }
 }
 
-/// A hash takes the member half a second for each GiB.
+/// A member needs half a second for the hash of each GiB.
 #[tokio::test]
-async fn a_seed_of_another_backup_is_not_asked_for_the_hash_of_its_keys() {
+async fn requests_no_hash_from_seed_with_other_backup() {
     for (held, expected) in [(SHA, 3), ("ffff", 2)] {
         let (asked, seen) = looked(&restore(), held).await;
         assert_eq!(holds_another(&seen.snapshot), held != SHA);

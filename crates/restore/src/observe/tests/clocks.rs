@@ -1,4 +1,4 @@
-//! By whose clock it is judged how long the seed's volume claim has waited.
+//! The clock for the waiting time of the seed's PersistentVolumeClaim.
 
 use http::{Request, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -9,7 +9,7 @@ use tower::service_fn;
 use super::*;
 use crate::snapshot::PodFacts;
 
-/// An API server whose clock stands at a time, or that does not answer.
+/// An API server with this time, or without an answer.
 fn server(at: Option<Timestamp>) -> Client {
     let answer = move |_: Request<Body>| {
         let answer = at.map(|at| {
@@ -22,9 +22,9 @@ fn server(at: Option<Timestamp>) -> Client {
     Client::new(service_fn(answer), "prod")
 }
 
-/// Invariant 1, and over a living cluster a restore would be given up.
+/// Invariant 1: a wrong report would abandon a restore in place.
 #[tokio::test]
-async fn a_clock_that_is_ahead_finds_no_storage_missing_and_neither_does_one_without_an_answer() {
+async fn missing_storage_requires_clock_of_api_server() {
     let now = Timestamp::now();
     let made = now - SignedDuration::from_mins(5);
     let claim = json!({

@@ -42,9 +42,10 @@ fn built_as(cluster: Value, source: &StorageBlock, apart: bool) -> Value {
     serde_json::to_value(build(&members, &from, &operator)).unwrap()
 }
 
-/// Invariant 17: beside members that serve, no Service of the cluster finds the seed, and no rule keeps it away.
+/// Invariant 17: no Service of the cluster selects a seed next to members that serve, and no affinity rule keeps it
+/// away from their nodes.
 #[test]
-fn invariant_17_a_seed_beside_a_living_cluster_is_found_by_no_service() {
+fn invariant_17_no_service_selects_seed_in_place() {
     let strict = json!({ "pod": { "antiAffinity": true } });
     let pod = built_as(strict.clone(), &with_secret(), true);
     let labels = pod["metadata"]["labels"].as_object().unwrap();
@@ -65,9 +66,9 @@ fn with_secret() -> StorageBlock {
     )
 }
 
-/// Defect 6 of the old operator: an untagged third-party image in the data path.
+/// Defect 6 of the original operator: an untagged third-party image in the data path.
 #[test]
-fn the_data_path_runs_our_image_and_the_members_own() {
+fn data_path_uses_operator_and_member_images() {
     let pod = built(
         json!({ "version": "3.6.16", "repository": "registry.local/etcd" }),
         &with_secret(),
@@ -90,9 +91,9 @@ fn the_data_path_runs_our_image_and_the_members_own() {
     assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 
-/// Invariant 14: credentials are files of a mounted Secret, in one container, never variables or arguments.
+/// Invariant 14: credentials are files of a Secret that one container mounts, never variables or arguments.
 #[test]
-fn credentials_are_mounted_read_only_into_the_fetch_container_alone() {
+fn mounts_credentials_only_in_fetch_container() {
     let pod = built(json!({}), &with_secret());
     let mounts = |container: &Value| {
         let all = container["volumeMounts"].as_array().unwrap();
@@ -118,7 +119,7 @@ fn credentials_are_mounted_read_only_into_the_fetch_container_alone() {
 }
 
 #[test]
-fn ambient_identity_needs_no_secret() {
+fn ambient_identity_of_seed_mounts_no_secret() {
     for source in [
         source(json!({ "path": "b/k" })),
         source(json!({ "path": "b/k", "awsSecret": "" })),
@@ -130,7 +131,7 @@ fn ambient_identity_needs_no_secret() {
 }
 
 #[test]
-fn a_certificate_authority_is_mounted_where_one_is_named() {
+fn seed_pod_mounts_named_ca_secret() {
     let pod = built(
         json!({}),
         &source(json!({ "path": "b/k", "caSecret": "ca" })),
@@ -139,9 +140,9 @@ fn a_certificate_authority_is_mounted_where_one_is_named() {
     assert!(arguments.contains("--ca=/run/restore/ca"));
 }
 
-/// Invariant 6: without the restored data etcd does not come up as an empty cluster.
+/// Without the restored data, etcd must not start as an empty cluster.
 #[test]
-fn invariant_6_the_seed_is_never_started_as_a_new_cluster() {
+fn invariant_6_seed_never_starts_with_state_new() {
     let arguments = built(json!({}), &with_secret())["spec"]["containers"][0]["args"].to_string();
     assert!(
         arguments.contains("--initial-cluster-state=existing"),
@@ -151,7 +152,7 @@ fn invariant_6_the_seed_is_never_started_as_a_new_cluster() {
 }
 
 #[test]
-fn the_tool_is_the_one_of_the_members_version() {
+fn uses_tool_of_etcd_version() {
     for (version, tool) in [
         ("3.4.23", "/usr/local/bin/etcdctl"),
         ("3.5.35", "/usr/local/bin/etcdutl"),
@@ -163,9 +164,9 @@ fn the_tool_is_the_one_of_the_members_version() {
     }
 }
 
-/// Defect 7 of the old operator: the seed was always on an emptyDir.
+/// Defect 7 of the original operator: the seed always used an emptyDir.
 #[test]
-fn the_seed_uses_the_clusters_own_volumes() {
+fn seed_uses_volumes_of_cluster() {
     let claim = json!({ "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } });
     let pod = built(claim, &with_secret());
     let volume = &pod["spec"]["volumes"][0];
@@ -176,7 +177,7 @@ fn the_seed_uses_the_clusters_own_volumes() {
 }
 
 #[test]
-fn a_claim_is_mounted_read_only_into_the_fetch_container_alone() {
+fn mounts_backup_pvc_only_in_fetch_container() {
     let place = json!({ "claimName": "backups", "path": "etcd/main" });
     let place = StorageBlock::Pvc(serde_json::from_value(place).unwrap());
     let pod = built(json!({ "version": "3.6.16" }), &place);
@@ -209,7 +210,7 @@ fn a_claim_is_mounted_read_only_into_the_fetch_container_alone() {
 }
 
 #[test]
-fn users_init_containers_come_after_the_one_that_fetches() {
+fn init_containers_of_user_run_after_fetch() {
     let pod = built(
         json!({ "pod": { "initContainers": [{ "name": "own", "image": "a" }] } }),
         &with_secret(),
@@ -223,7 +224,7 @@ fn users_init_containers_come_after_the_one_that_fetches() {
 }
 
 #[test]
-fn the_container_before_etcd_is_as_restricted_as_etcd() {
+fn fetch_container_is_restricted() {
     let pod = built(json!({}), &with_secret());
     for container in pod["spec"]["initContainers"].as_array().unwrap() {
         assert_eq!(
@@ -239,7 +240,7 @@ fn the_container_before_etcd_is_as_restricted_as_etcd() {
 }
 
 #[test]
-fn the_arguments_are_those_the_program_takes() {
+fn program_accepts_arguments_of_pod() {
     use clap::Parser;
     #[derive(Parser)]
     struct Program {

@@ -1,5 +1,5 @@
-//! Thousands of rounds of plan and act on a small model of Kubernetes, the kubelet, etcd and the cluster operator,
-//! with crashes between every two writes, lost replies, unknown answers, lost pods, and people who interfere.
+//! A small model of Kubernetes, the kubelet, etcd and the cluster operator. It runs thousands of reconciles with
+//! crashes between any two writes, lost replies, unknown answers, lost pods, and interfering users.
 
 use std::collections::BTreeSet;
 
@@ -21,71 +21,72 @@ use mistakes::Mistake;
 const UID: &str = "restore-uid";
 const ID: &str = "ab";
 const BACKUP: i64 = 100;
-/// The cluster that is there in the worlds where one is replaced.
+/// The ID of the old cluster in a restore in place.
 const OLD: &str = "cd";
 const OLD_MEMBERS: usize = 3;
 
-/// What happens between two reconciles.
+/// An event of the model.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
-    /// One whole reconcile.
+    /// A complete reconcile.
     Reconcile,
-    /// A reconcile whose process ends before its write.
+    /// A reconcile whose process crashes before its write.
     CrashBefore,
-    /// A reconcile whose process ends after its write and before its status.
+    /// A reconcile whose process crashes between its write and its status.
     CrashAfter,
-    /// A reconcile in which some read fails.
+    /// A reconcile in which some reads fail.
     Blind(u8),
     /// The kubelet and etcd make one step of progress.
     Kubelet,
     /// The cluster operator reports once.
     ClusterOperator,
-    /// The seed's pod is lost, and with it what lay in the pod.
+    /// The seed's pod is lost together with the data in the pod.
     LosePod,
-    /// The seed's pod ends for good, and with it what lay in the pod; the object stays.
+    /// The seed's pod ends and loses the data in the pod. The object is kept.
     EndPod,
-    /// Nobody makes a volume from now on.
+    /// No volume is created from now on.
     NoStorage,
-    /// No volume claim is taken from now on.
+    /// Every PVC is rejected from now on.
     NoQuota,
-    /// Volumes are made for whoever asks.
+    /// Volumes are created again, and PVCs are accepted again.
     Storage,
     /// The backup cannot be read for now.
     StoreDown,
     /// The backup can be read.
     StoreUp,
-    /// A newer backup is complete: what the spec names is another one from now on.
+    /// A newer backup is complete. The spec names this one from now on.
     NewerBackup,
     /// Only the newest backup is kept.
     Retention,
-    /// Somebody changes by how much the revision is to be raised.
+    /// A user changes the increase of the revision.
     ChangeBump,
-    /// The kubelet loses what the seed's pod has told.
+    /// The kubelet loses the report of the seed's pod.
     LoseMessage,
-    /// Somebody deletes the seed's volume, and its pod that holds on to it.
+    /// A user deletes the seed's volume and the pod that uses it.
     LoseVolume,
-    /// The pods of the old members go by themselves.
+    /// The pods of the old members are lost.
     LoseOld,
-    /// Another operator looks at the world.
+    /// Another operator process observes the state.
     ReadLate,
-    /// It makes its step, by the EtcdRestore as it read it then, and by what it reads of the rest now.
+    /// The other process plans from the EtcdRestore that it read earlier and from a new observation of the rest, and
+    /// acts.
     ActLate,
-    /// It makes the step that it planned then.
+    /// The other process executes the action that it planned earlier.
     WriteLate,
-    /// A client writes, if it can reach anything.
+    /// A client writes, if it can reach a member.
     ClientWrites,
-    /// Somebody deletes the EtcdCluster; garbage collection takes what it owned.
+    /// A user deletes the EtcdCluster, and garbage collection deletes its objects.
     DeleteCluster,
-    /// Somebody creates an EtcdCluster of that name, if there is none.
+    /// A user creates an EtcdCluster with the name of the target, if it does not exist.
     StrangerCreates,
-    /// Somebody deletes the EtcdRestore.
+    /// A user deletes the EtcdRestore.
     DeleteRestore,
 }
 
-/// The number of a backup, and by how much its revision is raised.
+/// The number of a backup, and the increase of its revision.
 type Made = (u32, i64);
 
-/// A member of the cluster that is replaced.
+/// A member of the replaced cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OldMember {
     Runs,
@@ -99,30 +100,30 @@ enum OldMember {
 )]
 #[derive(Clone, Debug, Default)]
 struct ModelCluster {
-    /// Whose it is, for the model's own checks only.
+    /// Whether a user has created the cluster. Used only by the checks of the model.
     stranger: bool,
     touched: bool,
     claim: bool,
     cluster_id: Option<String>,
     bootstrap: bool,
     available: bool,
-    /// Stands for its UID, and another one for its version.
+    /// Models the UID and the resourceVersion.
     uid: u32,
     version: u32,
-    /// These stand for the UIDs.
+    /// Model the UIDs of the Service and the PVC.
     service: Option<u32>,
     volume: Option<u32>,
-    /// The claim of which a volume was made.
+    /// The PVC with a volume.
     bound: Option<u32>,
     pod: Option<ModelPod>,
-    /// The verified data of the seed: on its volume, or in the pod.
+    /// Whether the seed has verified data, on its volume or in the pod.
     disk: bool,
-    /// The backup that was made of.
+    /// The backup of that data.
     disk_of: Made,
-    /// The members that were there before.
+    /// The members of the replaced cluster.
     old: Vec<OldMember>,
     acknowledged: i64,
-    /// Acknowledged writes that a restore threw away.
+    /// Whether a restore has overwritten acknowledged writes.
     lost_writes: bool,
 }
 
@@ -132,20 +133,20 @@ struct ModelCluster {
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ModelPod {
-    /// Stands for its UID.
+    /// Models the UID.
     uid: u32,
-    /// The backup it fetches.
+    /// The backup that the pod fetches.
     of: Made,
-    /// It refuses what has not the SHA-256 of that.
+    /// Whether the pod accepts only the SHA-256 of that backup.
     vouched: bool,
     fetched: bool,
-    /// What it told of that is lost.
+    /// Whether the report is lost.
     silent: bool,
     prepared: bool,
     serving: bool,
-    /// It carries the cluster's labels.
+    /// Whether the pod has the labels of the cluster.
     joined: bool,
-    /// It has ended for good.
+    /// Whether the pod has ended.
     ended: bool,
 }
 
@@ -160,36 +161,36 @@ struct World {
     durable: bool,
     good_backup: bool,
     store_up: bool,
-    /// Volumes are made, and claims for them taken.
+    /// Whether volumes are created, and whether PVCs are accepted.
     storage: bool,
     quota: bool,
-    /// The newest backup, and the oldest that is kept.
+    /// The newest backup, and the oldest one that is kept.
     newest: u32,
     oldest: u32,
-    /// What seeds were made of, by the model's own count.
+    /// The backups of all seeds, counted by the model itself.
     seeds_of: BTreeSet<Made>,
     in_place: bool,
-    /// A mistake made on purpose.
+    /// A deliberate mistake.
     mistake: Option<Mistake>,
-    /// Old members or the seed's volume were lost by nobody's fault.
+    /// Whether old members or the seed's volume were lost for an external reason.
     losses: bool,
-    /// Backups have manifests, which tell their SHA-256.
+    /// Whether backups have manifests, which contain their SHA-256.
     manifests: bool,
-    /// How many objects and versions there were.
+    /// Number of objects and versions so far.
     stamps: u32,
-    /// What another operator has read.
+    /// The observation of another operator process.
     late: Option<Box<World>>,
-    /// It has acted.
+    /// Whether the other process has acted.
     two: bool,
-    /// It acts.
+    /// Whether the other process is acting.
     is_late: bool,
-    /// The restore was deleted, and nothing holds it any more.
+    /// Whether the restore and its finalizer are deleted.
     gone: bool,
 }
 
 impl ModelCluster {
-    /// Everything the old cluster had is there and serves.
-    fn is_old_whole(&self) -> bool {
+    /// Whether all old members run.
+    fn is_old_complete(&self) -> bool {
         !self.old.is_empty() && self.old.iter().all(|member| *member == OldMember::Runs)
     }
 
@@ -228,7 +229,7 @@ impl World {
         }
     }
 
-    /// A cluster is there, and is to be replaced.
+    /// A restore in place.
     fn replacing(durable: bool, good_backup: bool) -> Self {
         let mut world = Self::new(durable, good_backup);
         world.in_place = true;
@@ -243,7 +244,7 @@ impl World {
         world
     }
 
-    /// Another one than any before.
+    /// A new unique number.
     fn stamp(&mut self) -> u32 {
         self.stamps += 1;
         self.stamps
@@ -269,7 +270,7 @@ impl World {
         }
         let disk = cluster.disk;
         let Some(pod) = &mut cluster.pod else {
-            // The cluster operator puts the member back on its disk once the cluster is its own.
+            // After the handover the cluster operator creates the pod on the existing disk.
             if durable && disk && !cluster.claim && cluster.has_turned() {
                 cluster.pod = Some(ModelPod {
                     fetched: true,
@@ -281,7 +282,7 @@ impl World {
             return;
         };
         if pod.ended {
-            // The cluster operator makes room for another one where the data is on a volume.
+            // After the handover the cluster operator deletes the ended pod if the data is on a volume.
             if durable && disk && !cluster.claim && cluster.has_turned() {
                 cluster.pod = None;
             }
@@ -331,7 +332,7 @@ impl World {
             Fate::NewerBackup => self.newest += 1,
             Fate::Retention => self.oldest = self.newest,
             Fate::DeleteCluster => {
-                // What is made from here on is chosen anew where the spec was changed.
+                // After a change of the spec, the next restore may choose another backup.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
@@ -344,9 +345,9 @@ impl World {
             }
             Fate::LoseVolume => self.lose_volume(),
             Fate::LoseOld => self.lose_old(),
-            Fate::ReadLate => self.read_late(),
-            Fate::ActLate => self.act_late(false),
-            Fate::WriteLate => self.act_late(true),
+            Fate::ReadLate => self.read_delayed(),
+            Fate::ActLate => self.act_delayed(false),
+            Fate::WriteLate => self.act_delayed(true),
             Fate::StrangerCreates => {
                 self.cluster.get_or_insert_with(|| ModelCluster {
                     stranger: true,
@@ -362,9 +363,9 @@ impl World {
                     cluster.available = if cluster.has_turned() {
                         serves && !cluster.claim
                     } else {
-                        cluster.is_old_whole()
+                        cluster.is_old_complete()
                     };
-                    // What belongs to no member is removed.
+                    // The cluster operator deletes objects that belong to no member.
                     if !cluster.claim && !cluster.has_turned() && self.in_place {
                         (cluster.service, cluster.volume) = (None, None);
                     }
@@ -392,8 +393,8 @@ impl World {
                 }
             }
             Fate::ClientWrites => {
-                // The client Service has endpoints once the cluster ID is recorded; a Service of the user's finds
-                // whatever carries the labels.
+                // The client Service has endpoints after the cluster ID is recorded. A Service of a user selects every
+                // pod with the labels.
                 if let Some(cluster) = self.cluster.as_mut().filter(|cluster| cluster.has_turned())
                     && cluster
                         .pod
@@ -437,7 +438,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // Long after what was told was told.
+        // The time is long after every report.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);
@@ -470,7 +471,7 @@ impl World {
         }
     }
 
-    /// An object that is deleted and held by nobody is gone, and what it owns goes with it.
+    /// A deleted object without a finalizer ends, and garbage collection deletes the objects that it owns.
     fn end_of_restore(&mut self) {
         let held = self.restore.metadata.finalizers.is_some();
         if self.restore.metadata.deletion_timestamp.is_none() || held || self.gone {
@@ -493,7 +494,7 @@ impl World {
             .is_some_and(|status| status.succeeded)
     }
 
-    /// What `succeeded` means, at the moment it is first said.
+    /// The facts that must hold when success is first reported.
     fn check_success(&self) {
         let cluster = self.cluster.as_ref().expect("succeeded without a cluster");
         assert!(
@@ -546,7 +547,7 @@ impl World {
         );
         if self.durable && !cluster.old.is_empty() && !self.losses {
             assert!(
-                cluster.is_old_whole() || cluster.disk,
+                cluster.is_old_complete() || cluster.disk,
                 "neither the old cluster is whole nor the new one verified (invariant 9)"
             );
         }
@@ -558,8 +559,8 @@ impl World {
         }
     }
 
-    /// Nothing goes wrong any more; says whether the restore settled.
-    fn calm_down(&mut self) {
+    /// Ends all faults, and runs until the restore has ended.
+    fn end_faults(&mut self) {
         self.store_up = true;
         self.happen(Fate::Storage);
         self.go_on();

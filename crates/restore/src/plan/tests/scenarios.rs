@@ -1,4 +1,4 @@
-//! One situation, one decision. The data behind one `check`.
+//! Tests of single decisions. Each `check` is one situation and the expected action.
 
 use api::names::FINALIZER_CLAIM;
 use api::problem::Problem;
@@ -111,7 +111,7 @@ fn reason(plan: &Plan) -> Reason {
 
 /// Invariant 10.
 #[test]
-fn records_its_intent_before_it_creates_anything() {
+fn records_intent_before_creating_objects() {
     let restore = restore(|_| {});
     let record = Action::RecordIntent {
         seed: naming::seed(&restore),
@@ -122,7 +122,7 @@ fn records_its_intent_before_it_creates_anything() {
 }
 
 #[test]
-fn creates_the_cluster_only_when_the_backup_was_found() {
+fn creates_cluster_only_if_backup_was_found() {
     let missing = Trouble::new(Reason::BackupMissing, "no object");
     let plan = check(
         &intended(),
@@ -140,7 +140,7 @@ fn creates_the_cluster_only_when_the_backup_was_found() {
 
 /// Invariant 1.
 #[test]
-fn waits_while_it_is_unknown_whether_the_cluster_exists() {
+fn waits_while_cluster_is_unknown() {
     let mut snapshot = absent(Source::Ready(Box::default()));
     snapshot.cluster = Cluster::Unknown("timeout".into());
     check(&intended(), &snapshot, &Action::Nothing);
@@ -148,9 +148,9 @@ fn waits_while_it_is_unknown_whether_the_cluster_exists() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9, and defect 2 of the old operator: it deleted the cluster first.
+/// Invariant 9. Defect 2 of the original operator: it deleted the cluster first.
 #[test]
-fn refuses_a_cluster_that_exists_and_touches_nothing() {
+fn rejects_existing_cluster_without_changes() {
     for claim in [None, Some("another-restore".to_owned())] {
         let snapshot = present(ClusterFacts {
             claim,
@@ -165,7 +165,7 @@ fn refuses_a_cluster_that_exists_and_touches_nothing() {
 }
 
 #[test]
-fn a_refusal_stands_when_the_cluster_is_deleted_later() {
+fn rejection_remains_after_deletion_of_cluster() {
     let mut restore = intended();
     let refused = conditions::Finding::new(
         ConditionType::Failed,
@@ -189,7 +189,7 @@ fn a_refusal_stands_when_the_cluster_is_deleted_later() {
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    // The spec may name another backup by now.
+    // The changed spec may name another backup.
     let mut snapshot = absent(Source::Ready(Box::default()));
     let anew = chosen(&restore, 2);
     snapshot.found = Some(anew.clone());
@@ -201,22 +201,22 @@ fn a_refusal_stands_when_the_cluster_is_deleted_later() {
 
 /// Invariant 10.
 #[test]
-fn which_backup_it_is_is_recorded_before_anything_is_made_of_it() {
+fn records_backup_before_use() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     let mut snapshot = absent(Source::Ready(Box::default()));
     snapshot.found = Some(chosen(&restore, 1));
     let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
     check(&restore, &snapshot, &record);
-    // By an operator that was started again since, with a newer one there.
+    // After a restart of the operator, a newer backup exists.
     let create = Action::CreateCluster(Box::default());
     snapshot.found = Some(chosen(&restore, 2));
     check(&intended(), &snapshot, &create);
 }
 
-/// Also if somebody has removed the record while the cluster is claimed.
+/// A user has removed the record while the restore holds the lock.
 #[test]
-fn records_backup_again_before_anything_else_is_made() {
+fn records_removed_backup_again() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
@@ -229,7 +229,7 @@ fn records_backup_again_before_anything_else_is_made() {
 }
 
 #[test]
-fn prepares_the_seed_one_object_at_a_time() {
+fn prepares_seed_one_object_at_a_time() {
     let mut snapshot = present(claimed());
     check(&intended(), &snapshot, &Action::CreateService);
     snapshot.seed.service = Child::Present;
@@ -238,14 +238,14 @@ fn prepares_the_seed_one_object_at_a_time() {
         durable: true,
         ..claimed()
     }));
-    // Defect 7 of the old operator: its seed never used the cluster's volumes.
+    // Defect 7 of the original operator: its seed never used the volumes of the cluster.
     check(&intended(), &snapshot, &Action::CreateClaim);
     snapshot.seed.claim = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
 }
 
 #[test]
-fn waits_for_leftovers_of_the_seeds_name() {
+fn waits_for_deletion_of_objects_with_seed_name() {
     let mut snapshot = present(claimed());
     snapshot.seed.service = Child::InTheWay;
     check(&intended(), &snapshot, &Action::Nothing);
@@ -254,9 +254,9 @@ fn waits_for_leftovers_of_the_seeds_name() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9: whoever answers at the seed's address, only a verified data directory counts.
+/// Invariant 9: an answer at the seed's address counts only with a verified data directory.
 #[test]
-fn records_nothing_before_the_data_directory_is_verified() {
+fn records_nothing_before_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
     check(
         &intended(),
@@ -281,7 +281,7 @@ fn records_nothing_before_the_data_directory_is_verified() {
 }
 
 #[test]
-fn a_seed_that_serves_less_than_the_backup_is_not_handed_over() {
+fn seed_with_lower_revision_is_not_handed_over() {
     let plan = check(
         &intended(),
         &claimed_with(restored_pod(), serves(99)),
@@ -291,7 +291,7 @@ fn a_seed_that_serves_less_than_the_backup_is_not_handed_over() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_read_reaches_the_user() {
+fn reports_unreadable_snapshot() {
     let pod = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
         ..PodFacts::default()
@@ -306,10 +306,10 @@ fn a_snapshot_that_cannot_be_read_reaches_the_user() {
 }
 
 #[test]
-fn hands_over_in_three_writes_and_the_claim_last() {
+fn releases_lock_last() {
     let id = || Some(ID.to_owned());
     let snapshot = claimed_with(restored_pod(), serves(100));
-    // A deletion from here on waits until the cluster is handed over.
+    // From here on, a deletion waits until the cluster is handed over.
     check(&seed_verified(), &snapshot, &Action::Guard(true));
     check(
         &held(seed_verified()),
@@ -332,7 +332,7 @@ fn hands_over_in_three_writes_and_the_claim_last() {
 }
 
 #[test]
-fn a_seed_lost_before_anybody_could_write_is_restored_again() {
+fn recreates_seed_lost_before_handover() {
     let snapshot = claimed_with(Pod::Absent, Serving::NotAsked);
     check(&seed_verified(), &snapshot, &Action::CreatePod);
 }
@@ -352,7 +352,7 @@ fn clear() -> Action {
     Action::ClearPod(why.into())
 }
 
-/// While it fetches, and after it has fetched.
+/// A pod that has ended during the fetch, and one that has ended after it.
 fn ended_pods() -> [PodFacts; 2] {
     let fetched = PodFacts {
         restored: Some(100),
@@ -361,9 +361,9 @@ fn ended_pods() -> [PodFacts; 2] {
     [ended(Life::Ended), fetched]
 }
 
-/// Nobody can have written to it: another pod finds the data on the volume, or makes it from the backup again.
+/// No client can have written to the seed. The next pod finds the data on the volume, or restores the backup again.
 #[test]
-fn a_seed_whose_pod_ended_for_good_gets_another_one_before_it_is_recorded() {
+fn replaces_ended_pod_before_cutover() {
     for restore in [intended(), seed_verified(), held(seed_verified())] {
         for (durable, pod) in [false, true].into_iter().zip(ended_pods()) {
             let mut snapshot = claimed_with(Pod::Present(pod), serves(100));
@@ -373,7 +373,7 @@ fn a_seed_whose_pod_ended_for_good_gets_another_one_before_it_is_recorded() {
                 ..claimed()
             }));
             check(&restore, &snapshot, &clear());
-            // The object is gone at once, or a kubelet has still to confirm it.
+            // The object is deleted at once, or after the confirmation of a kubelet.
             snapshot.seed.pod = Pod::InTheWay;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;
@@ -383,7 +383,7 @@ fn a_seed_whose_pod_ended_for_good_gets_another_one_before_it_is_recorded() {
 }
 
 #[test]
-fn a_seed_whose_pod_is_refused_again_and_again_gets_another_one_after_a_while() {
+fn pauses_before_replacing_recently_ended_pod() {
     let snapshot = claimed_with(Pod::Present(ended(Life::EndedAtOnce)), Serving::NotAsked);
     let plan = check(&intended(), &snapshot, &Action::Nothing);
     assert_eq!(plan.requeue, Some(SOON));
@@ -393,9 +393,9 @@ fn a_seed_whose_pod_is_refused_again_and_again_gets_another_one_after_a_while() 
     );
 }
 
-/// Invariant 9: from the record on it is a member, and the cluster operator decides what becomes of it.
+/// Invariant 9: after the record the seed is a member, and the cluster operator replaces its pod.
 #[test]
-fn a_recorded_seed_whose_pod_ended_for_good_is_handed_over_as_it_is() {
+fn hands_over_recorded_seed_with_ended_pod() {
     for pod in ended_pods() {
         let mut snapshot = claimed_with(Pod::Present(pod), Serving::NotAsked);
         for claim in [Some(UID.to_owned()), None] {
@@ -413,9 +413,9 @@ fn a_recorded_seed_whose_pod_ended_for_good_is_handed_over_as_it_is() {
     }
 }
 
-/// From the moment the cluster ID is recorded clients may write: a lost seed is not restored over again.
+/// After the cluster ID is recorded clients may write, so a lost seed is not restored again.
 #[test]
-fn creates_no_pod_once_the_cluster_id_is_recorded() {
+fn creates_no_pod_after_cluster_id_is_recorded() {
     let mut snapshot = present(ClusterFacts {
         cluster_id: Some(ID.into()),
         ..claimed()
@@ -425,7 +425,7 @@ fn creates_no_pod_once_the_cluster_id_is_recorded() {
 }
 
 #[test]
-fn a_cluster_id_that_is_not_the_seeds_stops_the_restore() {
+fn foreign_cluster_id_halts_restore() {
     let snapshot = present(ClusterFacts {
         cluster_id: Some("ff".into()),
         ..claimed()
@@ -438,9 +438,9 @@ fn a_cluster_id_that_is_not_the_seeds_stops_the_restore() {
     }
 }
 
-/// Defect 1 of the old operator: its status said succeeded whatever happened.
+/// Defect 1 of the original operator: its status always reported success.
 #[test]
-fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
+fn succeeds_only_if_cluster_serves_backup_revision() {
     let facts = |available| ClusterFacts {
         cluster_id: Some(ID.into()),
         available,
@@ -464,7 +464,7 @@ fn succeeds_only_when_the_cluster_serves_at_the_backups_revision() {
 }
 
 #[test]
-fn a_cluster_deleted_after_the_handover_is_reported_not_recreated() {
+fn reports_cluster_deleted_after_handover() {
     let plan = check(
         &seed_verified(),
         &absent(Source::Ready(Box::default())),
@@ -474,7 +474,7 @@ fn a_cluster_deleted_after_the_handover_is_reported_not_recreated() {
 }
 
 #[test]
-fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
+fn rejects_invalid_spec_before_reads() {
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
     let plan = check(&tape, &absent(Source::NotAsked), &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);
@@ -488,9 +488,9 @@ fn what_must_not_be_ignored_is_refused_before_anything_is_read() {
     );
 }
 
-/// Invariant 9: what etcd reads is compared before anything is recorded of the seed.
+/// Invariant 9: the hash of etcd's keys is compared before the seed is recorded.
 #[test]
-fn a_seed_that_serves_other_keys_than_the_backup_is_not_recorded() {
+fn seed_with_other_keys_is_not_recorded() {
     let differs = Serving::Differs {
         expected: 1,
         found: 2,
@@ -505,7 +505,7 @@ fn a_seed_that_serves_other_keys_than_the_backup_is_not_recorded() {
 }
 
 #[test]
-fn a_claimed_cluster_that_was_edited_into_something_unsafe_is_not_started() {
+fn locked_cluster_with_problems_is_not_started() {
     let snapshot = present(ClusterFacts {
         problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
         ..claimed()
@@ -517,7 +517,7 @@ fn a_claimed_cluster_that_was_edited_into_something_unsafe_is_not_started() {
 }
 
 #[test]
-fn a_finished_restore_stays_finished() {
+fn finished_restore_remains_complete() {
     let mut restore = seed_verified();
     restore.status.get_or_insert_default().succeeded = true;
     assert_eq!(
@@ -527,7 +527,7 @@ fn a_finished_restore_stays_finished() {
 }
 
 #[test]
-fn trouble_that_passes_by_itself_is_no_failure() {
+fn temporary_problems_are_no_failure() {
     for (reason, failure) in [
         (Reason::PodNotStarting, false),
         (Reason::StoreUnreachable, false),
@@ -542,7 +542,7 @@ fn trouble_that_passes_by_itself_is_no_failure() {
 }
 
 #[test]
-fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
+fn deletion_before_handover_deletes_new_cluster() {
     let deleted = |mut restore: EtcdRestore| {
         restore.metadata.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
@@ -555,7 +555,7 @@ fn a_restore_deleted_before_the_handover_lets_its_cluster_go_with_it() {
     for snapshot in [&nothing, &preparing] {
         check(&held(deleted(intended())), snapshot, &Action::Guard(false));
     }
-    // Once the cluster is recorded it is whole, and is handed over first.
+    // After the cutover the cluster is complete, and is handed over first.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..claimed()

@@ -21,7 +21,7 @@ fn restore(scope: Option<&str>) -> EtcdRestore {
 }
 
 #[test]
-fn the_cluster_is_created_with_the_claim_and_the_templates_metadata() {
+fn creates_cluster_with_lock_and_template_metadata() {
     let cluster = cluster_with_claim(&restore(None), EtcdClusterSpec::default());
     assert_eq!(
         cluster.annotations()["etcd.database.coreos.com/restore"],
@@ -32,9 +32,9 @@ fn the_cluster_is_created_with_the_claim_and_the_templates_metadata() {
     assert_eq!(cluster.metadata.namespace.as_deref(), Some("prod"));
 }
 
-/// The spec asks for something else by now, and the pod that tells what the seed was started with is lost.
+/// The spec was changed, and the pod with the record of the seed's settings is lost.
 #[test]
-fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_with() {
+fn recreated_seed_keeps_its_tls_settings() {
     let tls = |text: &str| -> Option<TlsPolicy> { serde_json::from_str(text).unwrap() };
     let (accepts, insists) = (
         tls(r#"{"generated":{},"acceptPlaintext":true}"#),
@@ -57,7 +57,7 @@ fn a_seed_that_is_lost_after_the_turn_is_made_again_with_the_tls_it_was_started_
 }
 
 #[test]
-fn the_cluster_is_handed_to_the_operator_of_the_restores_scope() {
+fn created_cluster_has_scope_of_restore() {
     let scope = |scope| {
         let cluster = cluster_with_claim(&restore(scope), EtcdClusterSpec::default());
         cluster.annotations().get(ANNOTATION_SCOPE).cloned()

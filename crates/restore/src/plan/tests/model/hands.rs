@@ -1,10 +1,10 @@
-//! What becomes of a step in the model, and what may never be done.
+//! Executes actions in the model, and checks that they are allowed.
 
 use super::*;
 
 impl World {
-    /// Invariant 9: what a stranger owns is never written to.
-    fn note_what_is_touched(&mut self, action: &Action) {
+    /// Invariant 9: a foreign cluster is never changed.
+    fn note_write_to_foreign_cluster(&mut self, action: &Action) {
         if !matches!(
             action,
             Action::Nothing
@@ -22,7 +22,7 @@ impl World {
     }
 
     pub(super) fn act(&mut self, action: &Action) {
-        self.note_what_is_touched(action);
+        self.note_write_to_foreign_cluster(action);
         if let Action::Guard(set) = action {
             self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
         }
@@ -68,7 +68,7 @@ impl World {
                     uid: stamp,
                     of,
                     vouched,
-                    // Beside members that run it has no labels of the cluster.
+                    // Next to old members the pod has no labels of the cluster.
                     joined: cluster.old.is_empty(),
                     ..ModelPod::default()
                 });
@@ -144,7 +144,8 @@ impl World {
                 cluster.bootstrap = true;
             }
             Action::ReleaseClaim => {
-                // Invariant 10: what the cluster operator needs is in the status before the claim goes.
+                // Invariant 10: the status contains everything that the cluster operator needs before the lock is
+                // released.
                 assert!(
                     cluster.cluster_id.is_some() && cluster.bootstrap,
                     "released without a record"

@@ -1,17 +1,17 @@
-//! An operator that is late: it stood still after it had looked, and another one has led since. What the API server, or the
-//! operator itself once it has looked again, makes of its step.
+//! A delayed operator process: it was suspended after an observation, and another process has been the leader since.
+//! The model decides whether the API server, or a check of the process itself, accepts its action.
 
 use super::*;
 
 impl World {
-    pub(super) fn read_late(&mut self) {
+    pub(super) fn read_delayed(&mut self) {
         self.late = None;
         self.late = Some(Box::new(self.clone()));
     }
 
-    /// The step of an operator that has read the EtcdRestore some time ago, and the rest of the world now, or all of it then.
-    /// What it writes into the EtcdRestore is refused, for that is another version by now.
-    pub(super) fn act_late(&mut self, all: bool) {
+    /// The action of a process that has read the EtcdRestore earlier, and the other objects now or also earlier
+    /// (`all`). Its writes to the EtcdRestore are rejected, because the resourceVersion has changed.
+    pub(super) fn act_delayed(&mut self, all: bool) {
         let Some(mut read) = self.late.clone() else {
             return;
         };
@@ -38,15 +38,15 @@ impl World {
         self.is_late = false;
         let held = !self.gone && self.restore.metadata.finalizers.is_some();
         match (&action, &mut self.cluster) {
-            // It is taken back at once where nobody else would.
+            // Without a finalizer the process removes the lock at once.
             (Action::Claim, Some(cluster)) if !held => cluster.claim = false,
-            // What belongs to nobody is collected.
+            // Garbage collection deletes a cluster without an owner.
             (Action::CreateCluster(_), cluster) if self.gone => *cluster = None,
             _ => {}
         }
     }
 
-    /// Whether anything becomes of a step that was planned by what was `read`.
+    /// Whether an action that was planned from `read` is accepted.
     fn lets(&self, action: &Action, read: &Self) -> bool {
         if let Action::CreateCluster(_) = action {
             return self.cluster.is_none();
@@ -54,13 +54,13 @@ impl World {
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
             return false;
         };
-        // It is looked at once more before anything goes because of it.
+        // The process reads these objects again before it deletes anything.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
         let is_where_it_was = now.uid == then.uid && now.claim && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::TurnsLate);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
-            // What it was created for was this EtcdCluster.
+            // The owner reference names this EtcdCluster.
             Action::CreateService | Action::CreateClaim => now.uid == then.uid,
             Action::StopFormer(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {
@@ -80,19 +80,19 @@ impl World {
         }
     }
 
-    /// A pod that is made without a volume, beside members that run.
+    /// Whether a pod without a volume is still needed, because old members run.
     fn is_wanted(&self, now: &ModelCluster, then: &ModelCluster) -> bool {
         let stopped = now.old.iter().all(|old| *old == OldMember::Gone);
         self.durable || !then.has_turned() || !stopped
     }
 }
 
-/// That of the seed's pod.
+/// The UID of the seed's pod.
 fn uid(cluster: &ModelCluster) -> Option<u32> {
     cluster.pod.as_ref().map(|pod| pod.uid)
 }
 
-/// By what was seen of it.
+/// Deletes the observed objects of the seed.
 fn discard(cluster: &mut ModelCluster, seen: &ModelCluster) {
     if uid(cluster) == uid(seen) {
         cluster.pod = None;

@@ -1,5 +1,5 @@
-//! What a look tells of the world in the model: said as the real one says it, and compared with the record by the code
-//! that compares real pods.
+//! Observes the model. The observation has the same types as a real one, and the production code compares pods with the
+//! record.
 
 use api::storage::StorageBlock;
 use member::Origin;
@@ -104,14 +104,14 @@ impl World {
         (!self.good_backup).then_some(bad)
     }
 
-    /// What is recorded.
+    /// The recorded backup.
     pub(super) fn recorded(&self) -> Option<Made> {
         let chosen = choice::recorded(&self.restore)?;
         let number = chosen.source.source().path().parse().ok()?;
         Some((number, chosen.bump_revision))
     }
 
-    /// Compared with the record, by what the pod was told and what it tells.
+    /// Compares the arguments and the report of the pod with the record.
     fn compared(&self, cluster: &ModelCluster, pod: &ModelPod, mut facts: PodFacts) -> PodFacts {
         let Some(chosen) = choice::recorded(&self.restore) else {
             return facts;
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// The backup a look takes: what is recorded, or the newest.
+    /// The backup that an observation uses: the recorded one, or the newest.
     pub(super) fn chosen(&self, claimed: bool) -> Made {
         let anew = self.mistake == Some(Mistake::ChoosesAnew);
         let stands = choice::stands(&self.restore, claimed).filter(|_| !anew);
@@ -161,12 +161,12 @@ impl World {
     }
 }
 
-/// Each newer backup holds one write more.
+/// Each newer backup contains one more write.
 pub(super) fn revision((backup, bump): Made) -> i64 {
     BACKUP + i64::from(backup) + bump
 }
 
-/// What a seed is of that has fetched.
+/// The data of a seed that has fetched.
 pub(super) fn held(cluster: &ModelCluster, pod: &ModelPod) -> Made {
     if cluster.disk {
         cluster.disk_of

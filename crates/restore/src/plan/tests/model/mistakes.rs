@@ -1,5 +1,5 @@
-//! Mistakes made on purpose, from outside of the planner, each of which the model must find. And the worlds that are
-//! needed for that: in which volumes and members are lost by nobody's fault, and in which a second operator is late.
+//! Deliberate mistakes outside of the planner, which the model must detect. Also the steps that this needs: losses of
+//! volumes and members, and a delayed second operator process.
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -8,32 +8,32 @@ use super::properties::fates;
 use super::storage::{around_without_storage, without_storage};
 use super::*;
 
-/// A mistake made on purpose.
+/// A deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mistake {
-    /// The backup is chosen anew at each look.
+    /// The backup is chosen again in each reconcile.
     ChoosesAnew,
-    /// By how much the revision is raised is asked of the spec at each look.
+    /// The increase of the revision comes from the spec in each reconcile.
     AsksTheSpec,
-    /// A volume that is there is taken for what should be on it.
+    /// An existing volume is assumed to contain the right data.
     TakesTheVolumeForData,
-    /// What a pod was to tell is waited for, whatever became of it.
+    /// A lost report is waited for.
     TrustsTheMessage,
     /// A seed's pod is never compared with the record.
     NeverCompares,
-    /// What a pod has found on its volume is taken for what it was told to fetch.
+    /// The data on a volume is assumed to come from the backup in the arguments of the pod.
     SaysNothing,
-    /// A seed's pod that is made late is not taken back.
+    /// A seed's pod whose creation was delayed is not deleted.
     CreatesLate,
-    /// The turn is made for a seed that has gone since.
+    /// The cutover is made to a seed that was deleted after the observation.
     TurnsLate,
-    /// Without storage it is given up whenever that is seen.
+    /// Without storage the restore is abandoned at any time.
     GivesUpLate,
-    /// Without storage it is waited for some.
+    /// Without storage the restore waits.
     WaitsForStorage,
 }
 
-/// What else may happen, now and then.
+/// Steps with occasional additional steps.
 pub(super) fn with(more: &'static [Fate], people: bool) -> impl Strategy<Value = Vec<Fate>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
@@ -48,7 +48,7 @@ pub(super) fn with(more: &'static [Fate], people: bool) -> impl Strategy<Value =
 }
 
 const LOSSES: &[Fate] = &[Fate::LoseVolume, Fate::LoseOld];
-/// Around the turn, which is soon over.
+/// Steps around the cutover, which is short.
 const AROUND: &[Fate] = &[
     Fate::Reconcile,
     Fate::Reconcile,
@@ -68,7 +68,7 @@ pub(super) fn around() -> impl Strategy<Value = Vec<Fate>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
-/// A step that was planned at some moment, and comes at another, long after it.
+/// Steps with an action that is executed long after it was planned.
 fn late() -> impl Strategy<Value = Vec<Fate>> {
     let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
     (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
@@ -79,7 +79,7 @@ fn late() -> impl Strategy<Value = Vec<Fate>> {
     })
 }
 
-/// One that comes soon after it was planned, while the cluster operator writes nothing.
+/// Steps with an action that is executed soon after it was planned, without writes of the cluster operator.
 fn soon() -> impl Strategy<Value = Vec<Fate>> {
     let others = prop::collection::vec(prop::sample::select(SOON_AFTER), 0..12);
     (15..50_usize, others).prop_map(|(before, others)| {
@@ -90,13 +90,13 @@ fn soon() -> impl Strategy<Value = Vec<Fate>> {
     })
 }
 
-/// Nothing goes wrong.
+/// Steps without faults.
 fn quiet(fates: usize) -> impl Iterator<Item = Fate> {
     let all = [Fate::Reconcile, Fate::Kubelet, Fate::ClusterOperator];
     all.into_iter().cycle().take(fates)
 }
 
-/// Another backup is chosen after the look of an operator that is late, and pods are lost.
+/// Steps with another choice of the backup after the observation of a delayed process, and with lost pods.
 fn choosing() -> impl Strategy<Value = Vec<Fate>> {
     let others = prop::collection::vec(prop::sample::select(CHOOSING), 0..60);
     (0..6_usize, others).prop_map(|(before, others)| {
@@ -108,7 +108,7 @@ fn choosing() -> impl Strategy<Value = Vec<Fate>> {
 }
 
 impl World {
-    /// Until the turn is made.
+    /// Runs until the cutover.
     fn turn(&mut self) {
         while !self.cluster.as_ref().is_some_and(ModelCluster::has_turned) {
             self.happen(Fate::Reconcile);
@@ -165,9 +165,10 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// What was lost is made again, or said to be lost: no claim stays, and nothing is handed over that was never there.
+    /// Lost objects are created again, or the loss is reported. The lock is released, and no cluster without data is
+    /// handed over.
     #[test]
-    fn a_restore_in_place_comes_to_an_end_whatever_is_lost(
+    fn restore_in_place_ends_after_any_loss(
         fates in with(LOSSES, false),
         around in around(),
         turn: bool,
@@ -179,15 +180,15 @@ proptest! {
         for fate in if turn { around } else { fates } {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.as_ref().unwrap();
         prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// Invariant 11: nothing of another backup than the recorded one is handed over, whoever made it, and no claim stays.
+    /// Invariant 11: only the recorded backup is handed over, regardless of the process, and the lock is released.
     #[test]
-    fn invariant_11_an_operator_that_is_late_does_no_harm(
+    fn invariant_11_delayed_operator_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,
@@ -204,15 +205,15 @@ proptest! {
                 world.happen(fate);
             }
         }
-        world.calm_down();
+        world.end_faults();
         if world.gone {
             prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
         }
     }
 
-    /// Invariant 11: also not when the cluster was handed over long ago, and clients have written to it.
+    /// Invariant 11: the same holds long after the handover, when clients have written to the cluster.
     #[test]
-    fn invariant_11_a_step_that_comes_long_after_it_was_planned_does_no_harm(
+    fn invariant_11_action_long_after_plan_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,
@@ -227,14 +228,14 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         if world.gone {
             prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
         }
     }
 
     #[test]
-    fn a_restore_completes_when_nobody_is_late_any_more(
+    fn restore_completes_after_delays_end(
         in_place: bool,
         manifests: bool,
         fates in with(LATE, false),
@@ -248,21 +249,21 @@ proptest! {
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 }
 
-/// What the model says of a mistake, and nothing where it overlooks it.
+/// The report of the model on a mistake; empty if the model does not detect it.
 fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
     let quiet = ProptestConfig {
-        // Many times what the rarest of them takes, some 500.
+        // Many times the number that the rarest mistake needs, about 500.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,
         ..config()
     };
-    // The same rounds each time: what is found today is found tomorrow.
+    // A fixed seed makes the test deterministic.
     let drawn = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let played = TestRunner::new_with_rng(quiet, drawn).run(&fates, |fates| {
         let mut world = match mistake {
@@ -286,7 +287,7 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
         if for_storage {
             world.go_on();
         } else {
-            world.calm_down();
+            world.end_faults();
         }
         let claimed = world.cluster.as_ref().is_some_and(|it| it.claim);
         let waits = claimed && (for_storage || mistake == Mistake::TrustsTheMessage);
@@ -296,9 +297,9 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
     played.map_or_else(|found| format!("{found:?}"), |()| String::new())
 }
 
-/// The model's judge is not asleep.
+/// The checks of the model work.
 #[test]
-fn every_mistake_of_a_restore_is_found() {
+fn model_detects_every_mistake_of_restore() {
     for (mistake, said) in [
         (Mistake::ChoosesAnew, "several backups"),
         (Mistake::AsksTheSpec, "several backups"),

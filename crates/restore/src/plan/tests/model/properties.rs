@@ -1,4 +1,4 @@
-//! What holds in the model whatever happens, and what it comes to when the faults stop.
+//! The properties of the model during faults, and its outcome after the faults stop.
 
 use proptest::prelude::*;
 
@@ -39,30 +39,30 @@ pub(super) fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
-    /// Invariants 1, 9, 10 and 11 hold after every step, whatever happens.
+    /// Invariants 1, 9, 10 and 11 hold after every step.
     #[test]
-    fn invariant_9_nothing_of_anybodys_is_destroyed(durable: bool, good: bool, fates in fates(true)) {
+    fn invariant_9_restore_destroys_no_data(durable: bool, good: bool, fates in fates(true)) {
         let mut world = World::new(durable, good);
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
     }
 
-    /// Without people in its way, and with a disk that survives its pod, it comes to its end.
+    /// The restore completes without interfering users, if the data survives the pod.
     #[test]
-    fn a_durable_restore_completes_when_the_faults_stop(fates in fates(false)) {
+    fn durable_restore_completes_after_faults(fates in fates(false)) {
         let mut world = World::new(true, true);
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// A restore into pods completes as long as the seed is not lost after the handover began.
+    /// A restore without volumes completes if the seed is not lost after the start of the handover.
     #[test]
-    fn a_restore_without_volumes_completes_unless_its_only_copy_is_lost(fates in fates(false)) {
+    fn restore_without_volumes_completes_unless_seed_is_lost(fates in fates(false)) {
         let mut world = World::new(false, true);
         let mut lost = false;
         for fate in fates {
@@ -70,56 +70,56 @@ proptest! {
             lost |= matches!(fate, Fate::LosePod | Fate::EndPod) && formed;
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded() || lost, "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// An unreadable backup never completes, and never hands anything over.
+    /// A restore of an unreadable backup never completes and hands no cluster over.
     #[test]
-    fn an_unreadable_backup_never_succeeds(durable: bool, fates in fates(true)) {
+    fn restore_of_unreadable_backup_never_succeeds(durable: bool, fates in fates(true)) {
         let mut world = World::new(durable, false);
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(!world.succeeded());
     }
 
-    /// At every moment the old cluster is whole or the new one verified, and clients find one of them at most.
+    /// At all times the old cluster is complete or the new one verified, and clients can reach at most one of them.
     #[test]
-    fn invariant_9_a_cluster_that_is_replaced_is_whole_until_the_new_one_is_verified(
+    fn invariant_9_old_cluster_is_complete_until_cutover(
         durable: bool,
         good: bool,
         fates in fates(true),
     ) {
         let mut world = World::replacing(durable, good);
         for fate in fates {
-            // What the user asks for with `overwrite` is not only the cluster he saw.
+            // With `overwrite`, a cluster that a user creates meanwhile is replaced too.
             if !matches!(fate, Fate::StrangerCreates) {
                 world.happen(fate);
             }
         }
-        world.calm_down();
+        world.end_faults();
     }
 
-    /// The operator killed between any two writes goes on to the end.
+    /// An operator that is killed between any two writes completes the restore.
     #[test]
-    fn a_restore_in_place_completes_when_the_faults_stop(fates in fates(false)) {
+    fn restore_in_place_completes_after_faults(fates in fates(false)) {
         let mut world = World::replacing(true, true);
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
         let cluster = world.cluster.unwrap();
         prop_assert!(!cluster.claim && cluster.has_turned());
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// What the restore was begun with is removed midway: before the turn it is given up, with that reason, and after it
-    /// nothing needs the backup.
+    /// The chosen backup is deleted midway. Before the cutover the restore is abandoned with that reason; after the
+    /// cutover the backup is not needed.
     #[test]
-    fn a_backup_that_is_removed_midway_leaves_one_whole_cluster(
+    fn deleted_backup_leaves_one_complete_cluster(
         before in fates(false),
         after in fates(false),
     ) {
@@ -132,29 +132,29 @@ proptest! {
         for fate in after {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.clone().unwrap();
         prop_assert!(!cluster.claim);
         if world.succeeded() {
             prop_assert!(cluster.has_turned());
         } else {
-            prop_assert!(cluster.is_old_whole() && cluster.cluster_id.as_deref() == Some(OLD));
+            prop_assert!(cluster.is_old_complete() && cluster.cluster_id.as_deref() == Some(OLD));
             let conditions = world.restore.conditions();
             let failed = conditions::find(conditions, &ConditionType::Failed).unwrap();
             prop_assert_eq!((failed.status.as_str(), failed.reason.as_str()), ("True", "BackupMissing"));
         }
     }
 
-    /// A failure leaves the old cluster as it was, says so, and lets go of it.
+    /// A failure leaves the old cluster unchanged, is reported, and releases the lock.
     #[test]
-    fn a_bad_backup_leaves_the_cluster_that_was_there(durable: bool, fates in fates(false)) {
+    fn bad_backup_leaves_old_cluster_unchanged(durable: bool, fates in fates(false)) {
         let mut world = World::replacing(durable, false);
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(cluster.is_old_whole() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
+        prop_assert!(cluster.is_old_complete() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
         prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
         prop_assert!(world.restore.metadata.finalizers.is_none());
         let status = world.restore.status.unwrap();
@@ -162,9 +162,9 @@ proptest! {
         prop_assert!(!status.succeeded);
     }
 
-    /// Whenever the EtcdRestore is deleted: the old cluster is whole, or the new one is; and nobody claims it.
+    /// After a deletion of the EtcdRestore at any time, the old or the new cluster is complete and not locked.
     #[test]
-    fn a_restore_deleted_at_any_moment_leaves_one_whole_cluster(
+    fn deleted_restore_leaves_one_complete_cluster(
         good: bool,
         before in fates(false),
         after in fates(false),
@@ -177,18 +177,18 @@ proptest! {
         for fate in after {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.gone, "{:?}", world.restore.metadata);
         let cluster = world.cluster.unwrap();
         prop_assert!(!cluster.claim);
         let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving && pod.joined);
-        let whole = if cluster.has_turned() { serves } else { cluster.is_old_whole() };
+        let whole = if cluster.has_turned() { serves } else { cluster.is_old_complete() };
         prop_assert!(whole);
     }
 }
 
 #[test]
-fn a_quiet_restore_completes_in_a_dozen_rounds() {
+fn restore_without_faults_completes_in_few_rounds() {
     let mut world = World::new(true, true);
     let mut rounds = 0;
     while !world.succeeded() {

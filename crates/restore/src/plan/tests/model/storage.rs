@@ -1,4 +1,4 @@
-//! Worlds in which volumes are not made, or claims for them not taken, for a while or for good.
+//! Models without storage: volumes are not created, or PVCs are rejected, temporarily or permanently.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ const STORAGE: &[Fate] = &[
     Fate::LoseVolume,
 ];
 
-/// There is none from the beginning.
+/// Steps without storage from the start.
 pub(super) fn without_storage() -> impl Strategy<Value = Vec<Fate>> {
     let none = prop::sample::select(vec![Fate::NoStorage, Fate::NoQuota]);
     (none, fates(false)).prop_map(|(none, fates)| {
@@ -23,7 +23,7 @@ pub(super) fn without_storage() -> impl Strategy<Value = Vec<Fate>> {
     })
 }
 
-/// There is none any more, and the seed's volume is lost.
+/// Steps around the cutover without storage.
 pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Fate>> {
     around().prop_map(|around| {
         let mut all = vec![Fate::NoStorage];
@@ -33,7 +33,7 @@ pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Fate>> {
 }
 
 impl World {
-    /// What is told of a claim of which no volume was made, once that has lasted.
+    /// The problem of a PVC without a volume, after the time limit.
     pub(super) fn no_storage(&self, cluster: &ModelCluster, recent: bool) -> Option<Trouble> {
         let waits = self.durable && cluster.volume.is_some() && cluster.bound != cluster.volume;
         (waits && !self.storage && !recent)
@@ -66,23 +66,23 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
-    /// Whatever becomes of its storage, there is one whole cluster in the end, and nobody claims it.
+    /// After any change of the storage, one cluster is complete in the end, and is not locked.
     #[test]
-    fn a_restore_in_place_without_storage_leaves_one_whole_cluster(fates in with(STORAGE, false)) {
+    fn restore_in_place_without_storage_leaves_complete_cluster(fates in with(STORAGE, false)) {
         let mut world = World::replacing(true, true);
         for fate in fates {
             world.happen(fate);
         }
-        world.calm_down();
+        world.end_faults();
         let cluster = world.cluster.clone().unwrap();
         prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
         prop_assert!(world.restore.metadata.finalizers.is_none());
-        prop_assert!(world.succeeded() || cluster.has_turned() || cluster.is_old_whole());
+        prop_assert!(world.succeeded() || cluster.has_turned() || cluster.is_old_complete());
     }
 
-    /// What never has any is given up, and says so.
+    /// A restore in place that never has storage is abandoned and reports the reason.
     #[test]
-    fn a_restore_in_place_that_never_has_storage_leaves_the_cluster_that_was_there(
+    fn restore_in_place_that_never_has_storage_is_abandoned(
         fates in without_storage(),
     ) {
         let mut world = World::replacing(true, true);
@@ -92,14 +92,14 @@ proptest! {
         world.store_up = true;
         world.go_on();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(cluster.is_old_whole() && !cluster.claim, "{cluster:?}");
+        prop_assert!(cluster.is_old_complete() && !cluster.claim, "{cluster:?}");
         prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
         prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
     }
 
-    /// A new cluster goes on when there is storage, and says what is missing until then.
+    /// A restore into a new cluster reports missing storage, and continues when storage is available.
     #[test]
-    fn a_new_cluster_waits_for_its_storage_and_completes_when_there_is_some(
+    fn new_cluster_waits_for_storage_and_completes(
         fates in without_storage(),
     ) {
         let mut world = World::new(true, true);
@@ -109,7 +109,7 @@ proptest! {
         world.store_up = true;
         world.go_on();
         prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
-        world.calm_down();
+        world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 }

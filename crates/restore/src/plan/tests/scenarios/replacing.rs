@@ -1,4 +1,4 @@
-//! A restore over a cluster that is there, situation by situation.
+//! Scenarios of a restore in place.
 
 use api::restore::AbandonedStatus;
 
@@ -63,14 +63,14 @@ fn there(claim: bool) -> ClusterFacts {
     }
 }
 
-/// Claimed, beside the old cluster.
+/// A seed next to the old cluster, which is locked.
 fn beside(pod: Pod, serving: Serving) -> Snapshot {
     let mut snapshot = claimed_with(pod, serving);
     snapshot.cluster = Cluster::Present(Box::new(there(true)));
     snapshot
 }
 
-/// The turn was made.
+/// The state after the cutover.
 fn turned(former: &[FormerPod], pod: Pod) -> Snapshot {
     let mut snapshot = beside(pod, serves(100));
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
@@ -98,9 +98,9 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
     restore
 }
 
-/// Invariant 10, and invariant 9: what can be known to fail fails before the claim.
+/// Invariants 9 and 10: all problems that can be detected early are reported before the lock.
 #[test]
-fn claims_only_when_the_backup_is_there_and_all_is_recorded() {
+fn locks_only_after_backup_check_and_records() {
     let mut snapshot = present(there(false));
     let fresh = overwriting(|_| {});
     snapshot.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
@@ -123,7 +123,7 @@ fn claims_only_when_the_backup_is_there_and_all_is_recorded() {
 }
 
 #[test]
-fn a_cluster_made_anew_since_is_recorded_again() {
+fn records_recreated_cluster_again() {
     let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
         ..there(false)
@@ -137,7 +137,7 @@ fn a_cluster_made_anew_since_is_recorded_again() {
 }
 
 #[test]
-fn a_paused_or_broken_cluster_is_not_claimed() {
+fn paused_or_invalid_cluster_is_not_locked() {
     let paused = ClusterFacts {
         paused: true,
         ..there(false)
@@ -155,14 +155,14 @@ fn a_paused_or_broken_cluster_is_not_claimed() {
 }
 
 #[test]
-fn a_cluster_of_another_restore_is_never_taken_over() {
+fn cluster_of_another_restore_is_rejected() {
     let mut snapshot = present(ClusterFacts {
         claim: Some("another-restore".into()),
         ..there(false)
     });
     snapshot.source = Source::Ready(Box::default());
     let told = |restore: EtcdRestore| {
-        // It was about to claim it as well. Nothing of it is left to be carried through.
+        // The restore was about to lock the cluster too. It has no cleanup.
         check(&held(restore.clone()), &snapshot, &Action::Guard(false));
         let refused = check(&let_go(restore), &snapshot, &Action::Nothing);
         let Outlook::Halted(trouble) = refused.outlook else {
@@ -173,25 +173,25 @@ fn a_cluster_of_another_restore_is_never_taken_over() {
     };
     let begun = told(recorded());
     assert!(begun.contains("nothing was changed"), "{begun}");
-    // It says `overwrite: true` itself, and is told when that helps.
+    // The spec already has `overwrite: true`, so the message says when that helps.
     assert!(begun.contains("when that one has ended"), "{begun}");
-    // This one has handed it over, and was not complete yet.
+    // This restore has handed the cluster over, but is not complete.
     let late = told(verified_seed());
     assert!(!late.contains("nothing was changed"), "{late}");
     assert!(late.contains("another EtcdRestore"), "{late}");
 }
 
 #[test]
-fn what_is_refused_is_held_back_from_no_deletion() {
+fn rejected_restore_has_no_finalizer() {
     let mut snapshot = present(there(false));
     snapshot.source = Source::Ready(Box::default());
-    // Taken back before the claim.
+    // The user has reverted `overwrite` before the lock.
     let mut restore = recorded();
     restore.spec.overwrite = false;
     check(&restore, &snapshot, &Action::Guard(false));
     let refused = check(&let_go(restore.clone()), &snapshot, &Action::Nothing);
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // Also if the failure was recorded before the finalizer was taken away.
+    // The failure may be recorded before the finalizer is removed.
     let failed = conditions::Finding::new(
         ConditionType::Failed,
         true,
@@ -208,12 +208,12 @@ fn what_is_refused_is_held_back_from_no_deletion() {
     assert_eq!(reason(&settled), Reason::ClusterExists);
 }
 
-/// Invariant 9: also a seed that answers and never gets ready leaves the old cluster whole.
+/// Invariant 9: a seed that answers but never becomes ready leaves the old cluster complete.
 #[test]
-fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
+fn verifies_seed_while_old_cluster_serves() {
     let preparing = beside(Pod::Absent, Serving::NotAsked);
     check(&recorded(), &preparing, &Action::CreatePod);
-    // Whatever came in between: while it is claimed it does not go halfway.
+    // While the restore holds the lock, it always has the finalizer.
     check(&let_go(recorded()), &preparing, &Action::Guard(true));
     let unverified = Pod::Present(PodFacts::default());
     check(
@@ -243,9 +243,9 @@ fn the_seed_is_made_and_verified_beside_the_cluster_that_serves() {
     );
 }
 
-/// Invariant 9: a failure before the turn leaves the old cluster as it was.
+/// Invariant 9: a failure before the cutover leaves the old cluster unchanged.
 #[test]
-fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
+fn unreadable_backup_abandons_and_releases_lock() {
     let trouble = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
     let failed = Pod::Present(PodFacts {
         trouble: Some(trouble.clone()),
@@ -279,13 +279,13 @@ fn a_backup_that_cannot_be_restored_is_given_up_and_the_claim_goes_back() {
 
 /// Invariant 1.
 #[test]
-fn a_seed_nobody_can_say_anything_about_is_not_left_behind() {
+fn unknown_seed_keeps_lock() {
     let unknown = beside(Pod::Unknown("timeout".into()), Serving::NotAsked);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
 
 #[test]
-fn trouble_that_passes_does_not_give_it_up() {
+fn temporary_problems_do_not_abandon() {
     for reason in [Reason::PodNotStarting, Reason::StoreUnreachable] {
         let pod = Pod::Present(PodFacts {
             trouble: Some(Trouble::new(reason, "for now")),
@@ -299,9 +299,9 @@ fn trouble_that_passes_does_not_give_it_up() {
     }
 }
 
-/// Invariants 9 and 17: stop the old, join the new, let go; in this order.
+/// Invariants 9 and 17: the old members stop, the seed joins, and the lock is released, in this order.
 #[test]
-fn the_old_members_stop_after_the_turn_and_the_seed_joins_when_they_have() {
+fn seed_joins_after_old_members_have_stopped() {
     let restore = verified_seed();
     let running = [old("a", false, true), old("b", false, false)];
     check(
@@ -327,7 +327,7 @@ fn the_old_members_stop_after_the_turn_and_the_seed_joins_when_they_have() {
 
 /// Invariant 1.
 #[test]
-fn nothing_joins_while_it_is_unknown_whether_the_old_members_run() {
+fn seed_does_not_join_while_old_members_are_unknown() {
     let mut snapshot = turned(&[], restored_pod());
     for former in [Former::NotAsked, Former::Unknown("timeout".into())] {
         snapshot.former = former;
@@ -335,15 +335,15 @@ fn nothing_joins_while_it_is_unknown_whether_the_old_members_run() {
     }
 }
 
-/// Invariant 9: without the verified seed the old members, which still hold what they held, do not stop.
+/// Invariant 9: the old members keep their data and do not stop without the verified seed.
 #[test]
-fn a_seed_lost_at_the_turn_is_made_again_before_the_old_members_stop() {
+fn recreates_seed_lost_at_cutover() {
     let restore = verified_seed();
     let running = [old("a", false, true)];
     check(&restore, &turned(&running, Pod::Absent), &Action::CreatePod);
     let again = Pod::Present(PodFacts::default());
     check(&restore, &turned(&running, again), &Action::Nothing);
-    // When they have stopped, clients may have reached it: it comes back on its volume or not at all.
+    // After the old members have stopped, clients may have reached the seed, so its pod is created only on its volume.
     let on_its_volume = durable(&turned(&[], Pod::Absent), Child::Present);
     check(&restore, &on_its_volume, &Action::CreatePod);
 }
@@ -357,9 +357,9 @@ fn durable(snapshot: &Snapshot, claim: Child) -> Snapshot {
     snapshot
 }
 
-/// The cluster operator gets a cluster without data, which it says; the restore says it too, and fails.
+/// The cluster operator gets a cluster without data, and reports it. The restore fails and reports it too.
 #[test]
-fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_remedy() {
+fn lost_seed_after_cutover_fails_with_remedy() {
     let ended = |joined| {
         Pod::Present(PodFacts {
             joined,
@@ -378,7 +378,7 @@ fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_rem
                 panic!("{action:?}");
             };
             assert!(trouble.message.contains("spec.overwrite: true"));
-            // When that is recorded, it is handed over.
+            // After the record the cluster is handed over.
             let mut failed = verified_seed();
             failed.status.as_mut().unwrap().abandoned = Some(AbandonedStatus {
                 reason: "SeedFailed".into(),
@@ -392,7 +392,7 @@ fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_rem
             check(&failed, &present(there(false)), &Action::Guard(false));
             let told = plan(&let_go(failed), &present(there(false)));
             assert!(matches!(told.outlook, Outlook::Halted(_)));
-            // A person who deletes it has decided.
+            // A user who deletes the restore accepts the loss.
             check(&deleted(verified_seed()), &snapshot, &action);
         }
         let unknown = durable(&bare, Child::Unknown("timeout".into()));
@@ -400,9 +400,9 @@ fn a_seed_of_which_nothing_is_left_after_the_turn_fails_the_restore_with_the_rem
     }
 }
 
-/// Invariant 9: it was made again while the last old members were stopped by somebody else.
+/// Invariant 9: the seed was created again, while a user stopped the last old members.
 #[test]
-fn a_seed_that_holds_something_else_than_was_verified_does_not_join() {
+fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
         let pod = Pod::Present(PodFacts {
             restored,
@@ -419,9 +419,9 @@ fn a_seed_that_holds_something_else_than_was_verified_does_not_join() {
     }
 }
 
-/// Invariant 9: the backup's place may hold another one by now, and addresses that were changed make another cluster.
+/// Invariant 9: the location may contain another backup, and changed addresses lead to another cluster ID.
 #[test]
-fn the_old_members_stop_only_for_the_seed_that_was_verified() {
+fn old_members_stop_only_for_verified_seed() {
     let newer = Pod::Present(PodFacts {
         restored: Some(101),
         verified: true,
@@ -444,9 +444,9 @@ fn the_old_members_stop_only_for_the_seed_that_was_verified() {
     }
 }
 
-/// Before the turn the old cluster serves, and after it until its members stop; nobody can have written to the seed.
+/// The old members serve before the cutover and until they stop, so no client can have written to the seed.
 #[test]
-fn a_seed_whose_pod_ended_for_good_beside_members_that_run_gets_another_one() {
+fn replaces_ended_pod_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];
     for durable in [false, true] {
         for pod in ended_pods() {
@@ -469,9 +469,9 @@ fn a_seed_whose_pod_ended_for_good_beside_members_that_run_gets_another_one() {
     }
 }
 
-/// Invariant 9: with the labels clients may have found it, and what they wrote is on its volume or nowhere.
+/// Invariant 9: with the labels, clients may have written to the seed. Their writes are on its volume, or lost.
 #[test]
-fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
+fn joined_seed_is_not_restored_again() {
     let late = [old("late", false, false)];
     let joined = PodFacts {
         joined: true,
@@ -486,7 +486,7 @@ fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
         ..there(true)
     }));
     check(&verified_seed(), &snapshot, &clear());
-    // No old member runs any more: it is a member, and the cluster operator's.
+    // After the old members have stopped, the seed is a member, which the cluster operator manages.
     for durable in [false, true] {
         let mut snapshot = turned(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {
@@ -504,7 +504,7 @@ fn a_seed_that_clients_could_find_is_not_made_from_the_backup_again() {
 }
 
 #[test]
-fn a_restore_deleted_midway_leaves_the_old_or_the_new_cluster_whole() {
+fn deleted_restore_in_place_ends_with_old_or_new_cluster() {
     let preparing = beside(restored_pod(), serves(100));
     check(&deleted(recorded()), &preparing, &Action::DiscardSeed);
     check(&deleted(verified_seed()), &preparing, &Action::DiscardSeed);
@@ -522,7 +522,7 @@ fn a_restore_deleted_midway_leaves_the_old_or_the_new_cluster_whole() {
 }
 
 #[test]
-fn a_cluster_that_is_another_than_at_the_beginning_is_given_back() {
+fn changed_cluster_id_abandons_restore() {
     let mut snapshot = beside(restored_pod(), serves(100));
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some("ff".into()),

@@ -1,4 +1,4 @@
-//! No storage for the seed: over a living cluster it is given up, before the turn and not after it.
+//! Missing storage for the seed: a restore in place is abandoned before the cutover, and never after it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -10,7 +10,7 @@ fn none() -> Trouble {
     Trouble::new(Reason::StorageMissing, "the StorageClass nowhere")
 }
 
-/// The seed's pod waits for its volume.
+/// The seed's pod, which waits for its volume.
 fn waits() -> Pod {
     Pod::Present(PodFacts {
         trouble: Some(none()),
@@ -19,7 +19,7 @@ fn waits() -> Pod {
 }
 
 #[test]
-fn a_new_cluster_without_storage_is_told_as_failed_and_goes_on_when_there_is_some() {
+fn new_cluster_reports_missing_storage_and_continues() {
     let plan = check(
         &intended(),
         &claimed_with(waits(), Serving::NotAsked),
@@ -34,7 +34,7 @@ fn a_new_cluster_without_storage_is_told_as_failed_and_goes_on_when_there_is_som
 
 /// Invariant 9.
 #[test]
-fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_after_it() {
+fn missing_storage_abandons_only_before_cutover() {
     let given_up = plan(&recorded(), &beside(waits(), Serving::NotAsked));
     let Action::Abandon(trouble) = &given_up.action else {
         panic!("{given_up:?}")
@@ -43,7 +43,7 @@ fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_afte
     for said in ["nowhere", "left as it was"] {
         assert!(trouble.message.contains(said), "{}", trouble.message);
     }
-    // The seed's volume was deleted since.
+    // After the cutover the seed's volume was deleted.
     for former in [&[old("a", false, true)][..], &[]] {
         let mut snapshot = turned(former, waits());
         snapshot.seed.claim = Child::Present;
@@ -55,7 +55,7 @@ fn without_storage_a_restore_in_place_is_given_up_before_the_turn_and_never_afte
     }
 }
 
-/// A restore that says since when there is no storage.
+/// A restore with a reported problem.
 fn told(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRestore {
     let failed = conditions::Finding::new(kind.clone(), true, why.into(), "no");
     let status = restore.status.get_or_insert_default();
@@ -65,7 +65,7 @@ fn told(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRest
 }
 
 #[test]
-fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_given_up() {
+fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     let snapshot = beside(Pod::Absent, Serving::NotAsked);
     let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
@@ -86,7 +86,7 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
     }
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
-    // A new cluster goes on whenever there is room, and after the turn nothing is given up (invariant 9).
+    // A new cluster continues when storage is available. After the cutover the restore is not abandoned (invariant 9).
     let new = told(intended(), &failed, missing);
     let made = claimed_with(Pod::Absent, Serving::NotAsked);
     let turned_since = told(verified_seed(), &failed, missing);
@@ -98,9 +98,9 @@ fn a_claim_that_is_refused_is_asked_for_again_for_a_while_before_the_restore_is_
     }
 }
 
-/// One attempt may have failed and the next be under way, or a controller of Kubernetes be on its way to another node.
+/// The next attempt to create the volume may be in flight, or a controller of Kubernetes may be restarting.
 #[test]
-fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_given_up() {
+fn unbound_pvc_is_reported_before_restore_is_abandoned() {
     let snapshot = beside(waits(), Serving::NotAsked);
     let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
@@ -126,7 +126,7 @@ fn what_is_seen_of_missing_storage_is_told_for_a_while_before_the_restore_is_giv
         panic!("{plan:?}")
     };
     assert!(!trouble.message.contains("if that stays so"), "{trouble:?}");
-    // Nothing else is waited for, and a volume that comes in between ends it.
+    // Other problems abandon the restore at once, and a bound volume ends the problem.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()

@@ -1,5 +1,5 @@
-//! Seeds that are of another backup, of which nobody says what they hold, or that come back on a volume; and an
-//! EtcdCluster that is another one by now.
+//! Seeds with another backup, without a report, or on an existing volume; and an EtcdCluster that was recreated or
+//! recovered.
 
 use super::*;
 use crate::snapshot::Another;
@@ -14,7 +14,7 @@ fn alive(edit: impl FnOnce(&mut PodFacts)) -> Pod {
     Pod::Present(pod)
 }
 
-/// What its container has told is lost.
+/// A seed's pod whose report is lost.
 fn silent() -> Pod {
     alive(|pod| (pod.restored, pod.verified, pod.silent) = (None, false, true))
 }
@@ -33,9 +33,9 @@ fn clears(restore: &EtcdRestore, snapshot: &Snapshot) {
     assert!(matches!(plan.action, Action::ClearPod(_)), "{plan:?}");
 }
 
-/// On a volume with nothing on it, made anew while the old members still ran, no member would ever start.
+/// On an empty volume, which was created again while the old members ran, no member would ever start.
 #[test]
-fn a_volume_is_not_taken_for_what_should_be_on_it() {
+fn seed_pod_verifies_existing_volume_before_handover() {
     let restore = verified_seed();
     let mut snapshot = durable(&turned(&[], Pod::Absent), Child::Present);
     check(&restore, &snapshot, &Action::CreatePod);
@@ -47,14 +47,14 @@ fn a_volume_is_not_taken_for_what_should_be_on_it() {
     check(&restore, &snapshot, &clear());
     snapshot.seed.pod = Pod::Present(ended(Life::EndedAtOnce));
     check(&restore, &snapshot, &Action::Nothing);
-    // A person who deletes it takes what there is.
+    // A user who deletes the restore accepts the current data of the seed.
     snapshot.seed.pod = Pod::Absent;
     check(&deleted(restore), &snapshot, &Action::ReleaseClaim);
 }
 
-/// Invariant 9: what it has fetched tells neither that its data directory is there nor which cluster it is.
+/// Invariant 9: a fetched snapshot shows neither that the data directory exists nor which cluster the seed belongs to.
 #[test]
-fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
+fn seed_joins_only_with_verified_backup() {
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
         revision,
@@ -87,7 +87,7 @@ fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
         }
         check(&deleted(verified_seed()), &snapshot, &Action::Join);
     }
-    // Trouble of a container beside it is none of etcd's.
+    // A problem of a sidecar is not a problem of etcd.
     let beside = alive(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -106,9 +106,10 @@ fn a_seed_joins_when_it_serves_what_was_verified_and_not_before() {
     );
 }
 
-/// It is made again on its volume, and what it is made of is gone: nobody is served, and the text says what can be done.
+/// The seed is created again on its volume, but its backup is missing. No member serves clients, so the message
+/// contains the remedy.
 #[test]
-fn trouble_of_a_seed_is_told_with_the_remedy_when_the_old_members_have_stopped() {
+fn reports_seed_problem_with_remedy_after_old_members_stopped() {
     let gone = alive(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "the backup is gone"));
@@ -127,9 +128,10 @@ fn trouble_of_a_seed_is_told_with_the_remedy_when_the_old_members_have_stopped()
     assert!(!told(&[old("a", false, true)]));
 }
 
-/// Invariant 9: a volume claim that is being deleted goes with the pod that uses it, and what is on the volume with it.
+/// Invariant 9: a PersistentVolumeClaim that is being deleted is lost with the pod that uses it, together with its
+/// data.
 #[test]
-fn a_seed_on_a_volume_that_would_go_with_it_is_not_made_again() {
+fn keeps_seed_pod_on_terminating_volume() {
     let bare = turned(&[], silent());
     for claim in [Child::InTheWay, Child::Absent] {
         let snapshot = durable(&bare, claim);
@@ -155,9 +157,9 @@ fn a_seed_on_a_volume_that_would_go_with_it_is_not_made_again() {
     assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
 }
 
-/// A kubelet may lose it, and a container that has ended well is not started again.
+/// A kubelet may lose the report, and a container that has succeeded is not restarted.
 #[test]
-fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have_written_to_it() {
+fn replaces_seed_without_report_before_client_writes() {
     let running = [old("a", false, true)];
     for restore in [recorded(), verified_seed()] {
         let snapshot = beside(silent(), serves(100));
@@ -176,9 +178,10 @@ fn a_seed_of_which_nobody_says_what_it_holds_is_made_again_where_nobody_can_have
     assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
 }
 
-/// On a volume the next pod says it. Without one it is the only copy, and joins where it cannot be another backup's.
+/// On a volume the next pod reports the data. Without a volume the pod has the only copy, and joins only if it cannot
+/// have another backup.
 #[test]
-fn a_seed_of_which_nobody_says_what_it_holds_joins_or_is_told_when_the_old_members_have_stopped() {
+fn seed_without_report_joins_only_with_checked_sha256() {
     let bare = turned(&[], silent());
     clears(&verified_seed(), &durable(&bare, Child::Present));
     let told = check(&verified_seed(), &bare, &Action::Nothing);
@@ -197,9 +200,10 @@ fn a_seed_of_which_nobody_says_what_it_holds_joins_or_is_told_when_the_old_membe
     check(&verified_seed(), &snapshot, &Action::Nothing);
 }
 
-/// It held what was verified when it joined. A member of the old cluster that comes late stops, whatever is told by now.
+/// A joined seed has served the verified backup. A late member of the old cluster stops, regardless of the report of
+/// the seed.
 #[test]
-fn a_late_member_stops_also_for_a_seed_that_has_joined_and_of_which_nobody_says_what_it_holds() {
+fn late_member_stops_for_joined_seed_without_report() {
     let Pod::Present(mut joined) = silent() else {
         panic!("it is there")
     };
@@ -213,9 +217,9 @@ fn a_late_member_stops_also_for_a_seed_that_has_joined_and_of_which_nobody_says_
     );
 }
 
-/// Invariant 17: clients find both. What it serves by then is what they have written to it.
+/// Invariant 17: clients reach both. The data of the joined seed then contains their writes.
 #[test]
-fn a_late_member_stops_for_a_seed_that_has_joined_whatever_is_wrong_with_that() {
+fn late_member_stops_for_joined_seed_with_problems() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
@@ -251,22 +255,22 @@ fn a_late_member_stops_for_a_seed_that_has_joined_whatever_is_wrong_with_that() 
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
-    // Beside one that has not joined the old members keep what they have.
+    // Old members keep running next to a seed that has not joined.
     let beside = alive(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
     check(&verified_seed(), &turned(&late, beside), &Action::Nothing);
 }
 
-/// Another operator may make it late, of what it had read before another backup was recorded.
+/// Another operator process may create the pod late, from a backup that it has read before another one was recorded.
 #[test]
-fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
+fn deletes_seed_with_other_backup_before_cutover() {
     let fetches = alive(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.another = Some(Another::Fetches(
             "s3://b/2, and recorded is s3://b/1".into(),
         ));
-        // It is not the recorded one that is gone.
+        // The missing backup is not the recorded one.
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "gone"));
     });
     let holds = alive(|pod| pod.another = Some(Another::Holds("s3://b/2".into())));
@@ -283,7 +287,7 @@ fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
     }
     let made = claimed_with(holds.clone(), serves(100));
     check(&held(seed_verified()), &made, &Action::DiscardSeed);
-    // After the turn what is on a volume stays: only its pod is made again, or a person is asked.
+    // After the cutover the volume is kept: only the pod is created again, or a user must act.
     let running = [old("a", false, true)];
     clears(&verified_seed(), &turned(&running, fetches.clone()));
     let told = check(
@@ -300,10 +304,10 @@ fn a_seed_of_another_backup_than_the_recorded_one_goes_before_the_turn() {
     );
 }
 
-/// Invariant 9: a quorum that was lost since it was handed over was recovered as another cluster, and what that holds was
-/// written after the backup. Or somebody has made the EtcdCluster anew.
+/// Invariant 9: after the handover the quorum was lost and recovered as another cluster, whose data is newer than the
+/// backup. Or a user has created the EtcdCluster again.
 #[test]
-fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_again() {
+fn cluster_changed_after_handover_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {
         let mut snapshot = present(facts);
         snapshot.source = Source::Ready(Box::default());
@@ -327,7 +331,7 @@ fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_agai
         for restore in [verified_seed(), of_none(&verified_seed())] {
             let told = check(&let_go(restore), &source(facts.clone()), &Action::Nothing);
             assert_eq!(reason(&told), Reason::ClusterExists);
-            // It has changed something, and says `overwrite: true` itself.
+            // The restore has changed the cluster, and its spec already has `overwrite: true`.
             let Outlook::Halted(trouble) = told.outlook else {
                 panic!("{told:?}")
             };
@@ -335,13 +339,13 @@ fn a_cluster_that_was_handed_over_and_is_another_one_by_now_is_not_replaced_agai
             assert!(!trouble.message.contains("nothing was changed"));
         }
     }
-    // Somebody has taken the claim away by hand, and nothing else has happened.
+    // A user has removed the lock manually. Nothing else has changed.
     check(&verified_seed(), &source(there(false)), &Action::Claim);
 }
 
-/// By then nothing of the spec is asked any more, and after the turn nobody would be served.
+/// At this point the spec no longer counts. After the cutover, no member would serve clients if the restore stopped.
 #[test]
-fn a_spec_that_is_changed_into_something_invalid_midway_stops_nothing() {
+fn invalid_spec_change_does_not_stop_started_restore() {
     let mut restore = verified_seed();
     restore.spec.backup_storage_type = Some("Tape".into());
     check(&restore, &turned(&[], restored_pod()), &Action::Join);
