@@ -52,13 +52,17 @@ pub enum Health {
 pub struct MemberState<'a> {
     /// The member's entry in the list.
     pub member: &'a Member,
+    /// Name of the member, its pod, its PVC and its Service.
     pub name: String,
+    /// Pod of the member.
     pub pod: Option<&'a Pod>,
     /// The persistent volume claim (PVC) of the member.
     pub disk: Option<&'a Disk>,
+    /// Service of the member.
     pub service: Option<&'a Service>,
     /// State of the data.
     pub data: Data,
+    /// Whether the member serves.
     pub health: Health,
     /// The planned fate.
     pub fate: Fate,
@@ -150,10 +154,12 @@ impl<'a> View<'a> {
         self.seats.iter().map(|seat| seat.name.clone()).collect()
     }
 
+    /// The members that vote.
     pub fn voters(&self) -> impl Iterator<Item = &MemberState<'a>> {
         self.seats.iter().filter(|seat| seat.votes())
     }
 
+    /// The members that do not vote yet.
     pub fn learners(&self) -> impl Iterator<Item = &MemberState<'a>> {
         self.seats.iter().filter(|seat| !seat.votes())
     }
