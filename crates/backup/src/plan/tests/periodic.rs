@@ -498,7 +498,7 @@ fn repeats_removal_concurrent_with_newest_backup() {
 fn retention_runs_before_backup_that_is_due() {
     // The backup started at 0 and was complete at 5. The next one was due at 7.
     let backup = first_complete(|object| {
-        object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2)
+        object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
     let idle = Snapshot::default();
     assert_eq!(need(&backup, &idle, at(8)), Need::RemoveSurplus);
@@ -518,7 +518,7 @@ fn retention_runs_before_backup_that_is_due() {
 #[test]
 fn slow_or_failed_retention_delays_no_backup() {
     let backup = first_complete(|object| {
-        object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2)
+        object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
     let mut hangs = Snapshot::default();
     hangs.removal.work = Work::Running(Moved::default());
