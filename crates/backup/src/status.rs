@@ -183,17 +183,11 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
     let mut findings = match verdict {
         Verdict::Unchanged => return Vec::new(),
         Verdict::Starting | Verdict::Queued | Verdict::Running(_) if has_outcome => Vec::new(),
-        Verdict::Scheduled(time) => vec![match time {
-            Some(time) => {
-                let message = format!("the next backup is due at {time}");
-                progressing(false, Reason::Scheduled, &message)
-            }
-            None => progressing(
-                false,
-                Reason::Scheduled,
-                "spec.backupPolicy.schedule has no time in the future",
-            ),
-        }],
+        Verdict::Scheduled(time) => {
+            let never = "spec.backupPolicy.schedule has no time in the future".to_owned();
+            let message = time.map_or(never, |time| format!("the next backup is due at {time}"));
+            vec![progressing(false, Reason::Scheduled, &message)]
+        }
         Verdict::Suspended => vec![progressing(
             false,
             Reason::Suspended,
