@@ -224,6 +224,8 @@ mod tests {
                 r#"{"etcd":{"autoCompactionMode":"periodic","autoCompactionRetention":"1"}}"#,
                 None,
             ),
+            // etcd's default mode is periodic: 5 means five hours, not five revisions.
+            (r#"{"etcd":{"autoCompactionRetention":"5"}}"#, None),
             (
                 r#"{"upkeep":{"noSpace":{"keepRevisions":5}},"etcd":{"autoCompactionMode":"revision","autoCompactionRetention":"1000"}}"#,
                 Some(5),
