@@ -5,6 +5,7 @@
 
 pub mod bucket;
 pub mod chart;
+mod crds;
 pub mod env;
 mod health;
 pub mod keyspace;

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use serde_json::Value;
 
 use crate::wait::{Poll, until};
@@ -213,4 +213,33 @@ pub async fn await_complete(
         conditions_line(&object)
     );
     Ok(object)
+}
+
+/// Waits until a cluster has no pods and no volumes.
+///
+/// # Errors
+/// If some remain; with their number.
+pub async fn await_no_data(
+    client: &kube::Client,
+    namespace: &str,
+    cluster: &str,
+    within: Duration,
+) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let volumes: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
+    until(
+        "pods and volumes of the cluster are deleted",
+        within,
+        async || {
+            let pods = pods.list(&selector).await?.items.len();
+            let volumes = volumes.list(&selector).await?.items.len();
+            Ok(if pods + volumes == 0 {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(format!("{pods} pods, {volumes} volumes"))
+            })
+        },
+    )
+    .await
 }

@@ -1,28 +1,18 @@
 //! The namespace of a test. The chart installs the operators in it, with the chart's RBAC.
 
-use std::fs::File;
-use std::io::Write as _;
+mod cluster;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod};
-use kube::api::{
-    Api, DeleteParams, DynamicObject, ListParams, PostParams, WatchEvent, WatchParams,
-};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
 use serde_json::json;
-use tokio::sync::OnceCell;
 
-use crate::objects::{self, Kind};
+use crate::objects::Kind;
 use crate::wait::{Poll, until};
-use crate::watch::watch_until;
-use crate::{DEADLINE, Env, chart, kubectl};
-
-/// The variable names a file that is empty at the start of a run of `cargo xtask test`. Each test of a run is a
-/// process.
-const RUN_LOCK: &str = "E2E_RUN_LOCK";
-/// CRDs are cluster-scoped: installed once for all tests of a process, and of a run.
-static CRDS: OnceCell<()> = OnceCell::const_new();
+use crate::{DEADLINE, Env, chart, crds, kubectl};
 
 /// The Helm release in the namespace of every test.
 pub const RELEASE: &str = "etcd-operator";
@@ -132,9 +122,7 @@ impl Sandbox {
     /// # Errors
     /// If Helm or kubectl fails.
     pub async fn install_crds(&self) -> Result<()> {
-        CRDS.get_or_try_init(|| install_crds_once(&self.env))
-            .await?;
-        Ok(())
+        crds::install_once(&self.env).await
     }
 
     /// Installs the CRDs (once) and the three operators, and waits until the operators are ready.
@@ -242,171 +230,6 @@ impl Sandbox {
         kubectl::run(&self.env, &all).await
     }
 
-    /// Waits until the cluster reports this many ready members, the same number of voters, a leader, and no pending
-    /// work.
-    ///
-    /// # Errors
-    /// If the wait times out; with the last conditions.
-    pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
-        let what = format!("{count} ready voters and no pending work");
-        objects::await_object(
-            &self.objects(Kind::EtcdCluster),
-            cluster,
-            &what,
-            DEADLINE,
-            |object| {
-                let details = objects::field(object, "/status/memberDetails");
-                let voters = details.as_array().map_or(0, |list| {
-                    list.iter()
-                        .filter(|member| member["role"] != "Learner")
-                        .count()
-                });
-                objects::ready_members(object).len() == count
-                    && voters == count
-                    && objects::leader(object).is_ok()
-                    && objects::field(object, "/status/size") == count
-                    && objects::field(object, "/status/observedGeneration").as_i64()
-                        == object.metadata.generation
-                    && objects::has_condition(object, "Available", "True")
-                    && objects::has_condition(object, "Progressing", "False")
-            },
-        )
-        .await
-    }
-
-    /// The pods of a cluster that are not being deleted, sorted by name.
-    ///
-    /// # Errors
-    /// If the API server does not answer.
-    pub async fn member_pods(&self, cluster: &str) -> Result<Vec<Pod>> {
-        let pods: Api<Pod> = self.api();
-        let list = pods
-            .list(&ListParams::default().labels(&format!("app=etcd,etcd_cluster={cluster}")))
-            .await?;
-        Ok(list
-            .items
-            .into_iter()
-            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
-            .collect())
-    }
-
-    /// Runs `kubectl scale`.
-    ///
-    /// # Errors
-    /// If kubectl fails; with its error output.
-    pub async fn scale(&self, cluster: &str, size: usize) -> Result<()> {
-        let (cluster, size) = (
-            format!("etcdcluster/{cluster}"),
-            format!("--replicas={size}"),
-        );
-        self.kubectl(&["scale", &cluster, &size]).await.map(drop)
-    }
-
-    /// Triggers a reconcile of a cluster, so that the operator reads its Secrets now. The operator does not watch
-    /// Secrets, and reads those of an idle cluster once a minute. A test of that interval must not call this.
-    ///
-    /// # Errors
-    /// If kubectl fails; with its error output.
-    pub async fn trigger_reconcile(&self, cluster: &str) -> Result<()> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
-        let trigger = format!("e2e-trigger=at-{now}");
-        let words = ["annotate", "etcdcluster", cluster, &trigger, "--overwrite"];
-        self.kubectl(&words).await.map(drop)
-    }
-
-    /// Triggers a sync of a cluster's pods, so that the kubelets read their Secrets now. Kubelets sync once a minute.
-    ///
-    /// # Errors
-    /// If kubectl fails; with its error output.
-    pub async fn trigger_kubelet_sync(&self, cluster: &str) -> Result<()> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
-        let (members, trigger) = (
-            format!("--selector=app=etcd,etcd_cluster={cluster}"),
-            format!("e2e-trigger=at-{now}"),
-        );
-        let words = ["annotate", "pods", &members, &trigger, "--overwrite"];
-        self.kubectl(&words).await.map(drop)
-    }
-
-    /// Deletes a member's pod and waits until the operator reports the loss. Until then, the status still shows the old
-    /// state.
-    ///
-    /// # Errors
-    /// If the loss is not reported.
-    pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
-        let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
-        let since = before.metadata.resource_version.unwrap_or_default();
-        // The operator may delete the pod first, if the member was already lost for another reason.
-        let delete = ["delete", "pod", pod, "--now", "--wait=false"];
-        self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
-            .await?;
-        // A member that restarts on its volume may be ready again before the next poll. The watch shows every status in
-        // between.
-        let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
-        let clusters = self.objects(Kind::EtcdCluster);
-        let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {
-            let WatchEvent::Modified(object) = change else {
-                return None;
-            };
-            let ready = objects::ready_members(&object);
-            (!ready.iter().any(|name| name == pod)).then_some(())
-        })
-        .await;
-        match seen {
-            Ok(()) => Ok(()),
-            Err(_) => self.await_unready(cluster, pod).await,
-        }
-    }
-
-    /// Waits until a member is not reported as ready.
-    ///
-    /// # Errors
-    /// If the member stays ready.
-    pub async fn await_unready(&self, cluster: &str, member: &str) -> Result<()> {
-        objects::await_object(
-            &self.objects(Kind::EtcdCluster),
-            cluster,
-            &format!("{member} is not ready"),
-            DEADLINE,
-            |object| {
-                !objects::ready_members(object)
-                    .iter()
-                    .any(|name| name == member)
-            },
-        )
-        .await
-        .map(drop)
-    }
-
-    /// Waits until a member is reported as unhealthy. The operator asks etcd, so this works with a dead kubelet.
-    ///
-    /// # Errors
-    /// If the member stays healthy.
-    pub async fn await_unhealthy(&self, cluster: &str, member: &str) -> Result<()> {
-        let is_member = |one: &serde_json::Value| one["name"] == member && one["healthy"] == false;
-        objects::await_object(
-            &self.objects(Kind::EtcdCluster),
-            cluster,
-            &format!("{member} is unhealthy"),
-            DEADLINE,
-            |object| {
-                let details = objects::field(object, "/status/memberDetails").as_array();
-                details.into_iter().flatten().any(is_member)
-            },
-        )
-        .await
-        .map(drop)
-    }
-
-    /// Deletes a cluster and waits until its pods and volumes are deleted.
-    ///
-    /// # Errors
-    /// If some remain; with their number.
-    pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
-        self.kubectl(&["delete", "etcdcluster", cluster]).await?;
-        await_no_data(&self.client, &self.namespace, cluster, DEADLINE).await
-    }
-
     /// Waits until an operator has this many pods. A terminating pod counts, because it may still act.
     ///
     /// # Errors
@@ -511,93 +334,4 @@ impl Sandbox {
             }
         }
     }
-}
-
-/// Waits until a cluster has no pods and no volumes.
-///
-/// # Errors
-/// If some remain; with their number.
-pub async fn await_no_data(
-    client: &kube::Client,
-    namespace: &str,
-    cluster: &str,
-    within: Duration,
-) -> Result<()> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let volumes: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
-    let selector = ListParams::default().labels(&format!("etcd_cluster={cluster}"));
-    until(
-        "pods and volumes of the cluster are deleted",
-        within,
-        async || {
-            let pods = pods.list(&selector).await?.items.len();
-            let volumes = volumes.list(&selector).await?.items.len();
-            Ok(if pods + volumes == 0 {
-                Poll::Done(())
-            } else {
-                Poll::NotYet(format!("{pods} pods, {volumes} volumes"))
-            })
-        },
-    )
-    .await
-}
-
-/// Installs the CRDs, unless another test of the same run already has.
-async fn install_crds_once(env: &Env) -> Result<()> {
-    let Ok(path) = std::env::var(RUN_LOCK) else {
-        return install_crds(env).await;
-    };
-    let mut file = tokio::task::spawn_blocking(move || {
-        let file = File::options().append(true).open(&path)?;
-        file.lock()?;
-        anyhow::Ok(file)
-    })
-    .await?
-    .context(RUN_LOCK)?;
-    if file.metadata().context(RUN_LOCK)?.len() == 0 {
-        install_crds(env).await?;
-        file.write_all(b"the CRDs are installed\n")
-            .context(RUN_LOCK)?;
-    }
-    Ok(())
-}
-
-/// Renders the CRDs from the chart and applies them, like an administrator who installs them separately.
-///
-/// # Errors
-/// If Helm or kubectl fails.
-async fn install_crds(env: &Env) -> Result<()> {
-    let chart = env.chart.to_string_lossy().into_owned();
-    let rendered = chart::helm(
-        env,
-        &[
-            "template",
-            "crds",
-            &chart,
-            "--set",
-            "crds.install=true",
-            "--show-only",
-            "templates/crds.yaml",
-        ],
-    )
-    .await?;
-    kubectl::run_with_input(
-        env,
-        &["apply", "--server-side", "--force-conflicts", "-f", "-"],
-        Some(&rendered),
-    )
-    .await?;
-    kubectl::run(
-        env,
-        &[
-            "wait",
-            "--for=condition=Established",
-            "--timeout=60s",
-            "crd/etcdclusters.etcd.database.coreos.com",
-            "crd/etcdbackups.etcd.database.coreos.com",
-            "crd/etcdrestores.etcd.database.coreos.com",
-        ],
-    )
-    .await?;
-    Ok(())
 }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use e2e::bucket::Bucket;
-use e2e::objects::{Kind, await_complete, await_object, field, has_condition, ready_members};
-use e2e::sandbox::await_no_data;
+use e2e::objects::{
+    Kind, await_complete, await_no_data, await_object, field, has_condition, ready_members,
+};
 use e2e::{Env, Keyspace, chart, kubectl, manifests};
 use kube::api::{Api, DynamicObject};
 

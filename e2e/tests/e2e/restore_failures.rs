@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
-use e2e::objects::{Kind, await_object, conditions_line, field, has_condition, has_failed_for};
-use e2e::sandbox::await_no_data;
+use e2e::objects::{
+    Kind, await_no_data, await_object, conditions_line, field, has_condition, has_failed_for,
+};
 use e2e::store_state::StoreState;
 use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Sandbox, Writer, scenario, step, until};

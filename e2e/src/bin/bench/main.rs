@@ -3,6 +3,7 @@
 //! Rounds alternate between the operators and the reference, so that other load on the machine affects both. Results
 //! with a reference are ratios.
 
+mod by_hand;
 mod cluster;
 mod defrag;
 mod idle;

@@ -1,18 +1,15 @@
 //! `bench restore`: measures the restore of a large backup until etcd serves, compared with a manual restore on the
 //! same machine, and until three members vote. Also measures the downtime of clients during an in-place restore.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
-use e2e::env::S3;
 use e2e::manifests::{aws_secret, restore_with};
 use e2e::objects::{Kind, await_complete, conditions_line, field, has_condition};
 use e2e::wait::Poll;
 use e2e::{Sandbox, Writer, until};
-use etcd_client::Client;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -20,9 +17,8 @@ use kube::api::{DeleteParams, ListParams, LogParams};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-const MINOR: &str = "3.6";
-const KEY: &str = "bench/etcd.backup";
-const MIB: usize = 1 << 20;
+use crate::by_hand::{ByHand, KEY, MINOR, by_hand, flush_disk, store};
+
 /// The deadline of a step.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 /// The largest database for the in-place restore, in MiB.
@@ -52,21 +48,6 @@ struct Round {
     downtime: Option<f64>,
     /// The time of each stage since the creation of the EtcdRestore, in seconds.
     stages: Stages,
-}
-
-/// The steps of the manual restore, in seconds.
-#[derive(Debug, Serialize)]
-struct ByHand {
-    download: f64,
-    restore: f64,
-    /// From the start of the process until etcd serves.
-    start: f64,
-}
-
-impl ByHand {
-    fn total(&self) -> f64 {
-        self.download + self.restore + self.start
-    }
 }
 
 /// Measures, prints the results, and writes them to `json` if set.
@@ -157,182 +138,6 @@ async fn measure(
             measured.push(round);
         }
     }
-    Ok(())
-}
-
-/// Flushes pending disk writes.
-async fn flush_disk() -> Result<()> {
-    let synced = tokio::process::Command::new("sync").status().await?;
-    ensure!(synced.success(), "sync");
-    Ok(())
-}
-
-/// A program of this etcd version, from the testbed's cache.
-fn program(name: &str) -> Result<PathBuf> {
-    let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(
-        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
-        PathBuf::from,
-    );
-    let prefix = format!("etcd-{MINOR}-");
-    let mut folders = std::fs::read_dir(base.join("etcd-operator-testbed"))?.flatten();
-    let found = folders.find(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-    let found = found.with_context(|| format!("the testbed's cache has no {prefix}*"))?;
-    Ok(found.path().join(name))
-}
-
-/// A local etcd process.
-struct Running {
-    child: Child,
-    url: String,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Running {
-    fn start(data: &Path, name: &str, more: &[&str]) -> Result<Self> {
-        let free = || -> Result<u16> {
-            Ok(std::net::TcpListener::bind("127.0.0.1:0")?
-                .local_addr()?
-                .port())
-        };
-        let (url, peer) = (
-            format!("http://127.0.0.1:{}", free()?),
-            format!("http://127.0.0.1:{}", free()?),
-        );
-        let child = Command::new(program("etcd")?)
-            .arg(format!("--name={name}"))
-            .arg(format!("--data-dir={}", data.display()))
-            .args([
-                format!("--listen-client-urls={url}"),
-                format!("--advertise-client-urls={url}"),
-            ])
-            .args([
-                format!("--listen-peer-urls={peer}"),
-                format!("--initial-advertise-peer-urls={peer}"),
-            ])
-            .arg(format!("--initial-cluster={name}={peer}"))
-            .args(["--quota-backend-bytes=8589934592", "--log-level=error"])
-            .args(more)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("etcd")?;
-        Ok(Self { child, url })
-    }
-
-    async fn serves(&self) -> Result<Client> {
-        let end = Instant::now() + STEP_TIMEOUT;
-        while Instant::now() < end {
-            if let Ok(mut client) = Client::connect([&self.url], None).await
-                && client
-                    .status()
-                    .await
-                    .is_ok_and(|status| status.leader() != 0)
-            {
-                return Ok(client);
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        anyhow::bail!("etcd at {} does not serve", self.url)
-    }
-}
-
-/// Fills a local etcd with incompressible values and uploads a snapshot of it.
-async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    // etcd keeps its log in memory. A short log limits the memory for large values.
-    let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
-    let more = ["--unsafe-no-fsync", short[0], short[1]];
-    let etcd = Running::start(&folder.path().join("data"), "source", &more)?;
-    let mut client = etcd.serves().await?;
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for index in 0..mebibytes {
-        let mut value = Vec::with_capacity(MIB);
-        while value.len() < MIB {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            value.extend_from_slice(&state.to_le_bytes());
-        }
-        client
-            .put(format!("/{index:05}"), value, None)
-            .await
-            .context("put")?;
-    }
-    let file = folder.path().join("snapshot.db");
-    let saved = Command::new(program("etcdctl")?)
-        .args(["--endpoints", &etcd.url, "snapshot", "save"])
-        .arg(&file)
-        .output()?;
-    ensure!(
-        saved.status.success(),
-        "etcdctl: {}",
-        String::from_utf8_lossy(&saved.stderr)
-    );
-    bucket.upload(KEY, &file).await
-}
-
-/// The manual restore: download, `etcdutl snapshot restore`, start etcd.
-async fn by_hand(sandbox: &Sandbox, bucket: &Bucket, aws: Option<&Path>) -> Result<ByHand> {
-    let folder = tempfile::tempdir()?;
-    let (file, data) = (
-        folder.path().join("snapshot.db"),
-        folder.path().join("data"),
-    );
-    let begun = Instant::now();
-    match aws {
-        Some(aws) => fetch_with(aws, sandbox.env.s3()?, bucket, &file)?,
-        None => bucket.download(KEY, &file).await?,
-    }
-    let downloaded = begun.elapsed().as_secs_f64();
-    let restored = Command::new(program("etcdutl")?)
-        .args(["snapshot", "restore"])
-        .arg(&file)
-        .arg(format!("--data-dir={}", data.display()))
-        .output()?;
-    ensure!(
-        restored.status.success(),
-        "etcdutl: {}",
-        String::from_utf8_lossy(&restored.stderr)
-    );
-    let is_restored = begun.elapsed().as_secs_f64();
-    let etcd = Running::start(&data, "default", &[])?;
-    etcd.serves().await?;
-    Ok(ByHand {
-        download: downloaded,
-        restore: is_restored - downloaded,
-        start: begun.elapsed().as_secs_f64() - is_restored,
-    })
-}
-
-/// Downloads with the AWS command line and its default settings.
-fn fetch_with(aws: &Path, s3: &S3, bucket: &Bucket, file: &Path) -> Result<()> {
-    let fetched = Command::new(aws)
-        .args([
-            "--endpoint-url",
-            &s3.endpoint,
-            "s3",
-            "cp",
-            "--only-show-errors",
-        ])
-        .arg(format!("s3://{}/{KEY}", bucket.name))
-        .arg(file)
-        .env("AWS_ACCESS_KEY_ID", &s3.access_key)
-        .env("AWS_SECRET_ACCESS_KEY", &s3.secret_key)
-        .env("AWS_DEFAULT_REGION", &s3.region)
-        .output()
-        .with_context(|| aws.display().to_string())?;
-    ensure!(
-        fetched.status.success(),
-        "{}: {}",
-        aws.display(),
-        String::from_utf8_lossy(&fetched.stderr)
-    );
     Ok(())
 }
 

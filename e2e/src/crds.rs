@@ -1,0 +1,84 @@
+//! Installs the CRDs of the chart, once for all tests of a run.
+
+use std::fs::File;
+use std::io::Write as _;
+
+use anyhow::{Context, Result};
+use tokio::sync::OnceCell;
+
+use crate::{Env, chart, kubectl};
+
+/// The variable names a file that is empty at the start of a run of `cargo xtask test`. Each test of a run is a
+/// process.
+const RUN_LOCK: &str = "E2E_RUN_LOCK";
+/// CRDs are cluster-scoped: installed once for all tests of a process, and of a run.
+static CRDS: OnceCell<()> = OnceCell::const_new();
+
+/// Installs the CRDs once per run.
+///
+/// # Errors
+/// If Helm or kubectl fails.
+pub async fn install_once(env: &Env) -> Result<()> {
+    CRDS.get_or_try_init(|| install_once_per_run(env)).await?;
+    Ok(())
+}
+
+/// Installs the CRDs, unless another test of the same run already has.
+async fn install_once_per_run(env: &Env) -> Result<()> {
+    let Ok(path) = std::env::var(RUN_LOCK) else {
+        return install(env).await;
+    };
+    let mut file = tokio::task::spawn_blocking(move || {
+        let file = File::options().append(true).open(&path)?;
+        file.lock()?;
+        anyhow::Ok(file)
+    })
+    .await?
+    .context(RUN_LOCK)?;
+    if file.metadata().context(RUN_LOCK)?.len() == 0 {
+        install(env).await?;
+        file.write_all(b"the CRDs are installed\n")
+            .context(RUN_LOCK)?;
+    }
+    Ok(())
+}
+
+/// Renders the CRDs from the chart and applies them, like an administrator who installs them separately.
+///
+/// # Errors
+/// If Helm or kubectl fails.
+async fn install(env: &Env) -> Result<()> {
+    let chart = env.chart.to_string_lossy().into_owned();
+    let rendered = chart::helm(
+        env,
+        &[
+            "template",
+            "crds",
+            &chart,
+            "--set",
+            "crds.install=true",
+            "--show-only",
+            "templates/crds.yaml",
+        ],
+    )
+    .await?;
+    kubectl::run_with_input(
+        env,
+        &["apply", "--server-side", "--force-conflicts", "-f", "-"],
+        Some(&rendered),
+    )
+    .await?;
+    kubectl::run(
+        env,
+        &[
+            "wait",
+            "--for=condition=Established",
+            "--timeout=60s",
+            "crd/etcdclusters.etcd.database.coreos.com",
+            "crd/etcdbackups.etcd.database.coreos.com",
+            "crd/etcdrestores.etcd.database.coreos.com",
+        ],
+    )
+    .await?;
+    Ok(())
+}

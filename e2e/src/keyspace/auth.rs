@@ -1,0 +1,111 @@
+//! Authentication of etcd, as a user enables and uses it.
+
+use anyhow::Result;
+
+use super::{Keyspace, SERVICE_TIMEOUT, accept_if_done, is_transient};
+use crate::Env;
+use crate::retry::retry_transient;
+use crate::wait::{Poll, until};
+
+impl Keyspace {
+    /// True if etcd accepts this user with this password.
+    ///
+    /// # Errors
+    /// If the Service has no endpoints.
+    pub async fn accepts_login(
+        env: &Env,
+        namespace: &str,
+        cluster: &str,
+        (user, password): (&str, &str),
+    ) -> Result<bool> {
+        let target = format!("service/{cluster}-client");
+        until(
+            "etcd accepts or rejects the login",
+            SERVICE_TIMEOUT,
+            async || {
+                let keys = Self::connect(env, namespace, &target).await?;
+                let mut auth = keys.client.auth_client();
+                let answer = auth
+                    .authenticate(user.to_owned(), password.to_owned())
+                    .await;
+                Ok(match answer.map_err(anyhow::Error::from) {
+                    Ok(_) => Poll::Done(true),
+                    Err(error) if is_transient(&error) => Poll::NotYet(format!("{error:#}")),
+                    Err(_) => Poll::Done(false),
+                })
+            },
+        )
+        .await
+    }
+
+    /// Enables authentication as a user does: creates the user root with this password, grants the role root, enables
+    /// auth.
+    ///
+    /// # Errors
+    /// If etcd rejects a request.
+    pub async fn enable_auth(&self, password: &str) -> Result<()> {
+        let auth = || self.client.auth_client();
+        retry_transient(is_transient, async |is_retry| {
+            let added = auth().user_add("root", password, None).await;
+            accept_if_done(is_retry, added.map(drop))
+        })
+        .await?;
+        retry_transient(is_transient, async |is_retry| {
+            accept_if_done(is_retry, auth().role_add("root").await.map(drop))
+        })
+        .await?;
+        retry_transient(is_transient, async |_| {
+            Ok(auth().user_grant_role("root", "root").await?)
+        })
+        .await?;
+        retry_transient(is_transient, async |is_retry| {
+            let enabled = auth().auth_enable().await;
+            self.ensure_root_login(is_retry, password, enabled.map(drop))
+                .await
+        })
+        .await
+    }
+
+    /// Like [`accept_if_done`], for a request that changes the login itself. After such a request succeeded, a retry
+    /// fails because the client is anonymous or has an outdated token. The request succeeded if root can log in with
+    /// this password.
+    async fn ensure_root_login(
+        &self,
+        is_retry: bool,
+        password: &str,
+        outcome: Result<(), etcd_client::Error>,
+    ) -> Result<()> {
+        let Err(error) = outcome else { return Ok(()) };
+        let error = anyhow::Error::from(error);
+        if !is_retry || is_transient(&error) {
+            return Err(error);
+        }
+        let login = (String::from("root"), password.to_owned());
+        match self
+            .client
+            .auth_client()
+            .authenticate(login.0, login.1)
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(other) => {
+                let other = anyhow::Error::from(other);
+                Err(if is_transient(&other) { other } else { error })
+            }
+        }
+    }
+
+    /// Sets root's password as a user does.
+    ///
+    /// # Errors
+    /// If etcd rejects the request.
+    pub async fn change_password(&self, password: &str) -> Result<()> {
+        retry_transient(is_transient, async |is_retry| {
+            let mut auth = self.client.auth_client();
+            let changed = auth.user_change_password("root", password).await;
+            self.ensure_root_login(is_retry, password, changed.map(drop))
+                .await
+        })
+        .await
+    }
+}

@@ -1,0 +1,179 @@
+//! What a test does with a cluster of its namespace, and what it waits for.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DynamicObject, ListParams, WatchEvent, WatchParams};
+
+use super::Sandbox;
+use crate::DEADLINE;
+use crate::objects::{self, Kind};
+use crate::watch::watch_until;
+
+impl Sandbox {
+    /// Waits until the cluster reports this many ready members, the same number of voters, a leader, and no pending
+    /// work.
+    ///
+    /// # Errors
+    /// If the wait times out; with the last conditions.
+    pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
+        let what = format!("{count} ready voters and no pending work");
+        objects::await_object(
+            &self.objects(Kind::EtcdCluster),
+            cluster,
+            &what,
+            DEADLINE,
+            |object| {
+                let details = objects::field(object, "/status/memberDetails");
+                let voters = details.as_array().map_or(0, |list| {
+                    list.iter()
+                        .filter(|member| member["role"] != "Learner")
+                        .count()
+                });
+                objects::ready_members(object).len() == count
+                    && voters == count
+                    && objects::leader(object).is_ok()
+                    && objects::field(object, "/status/size") == count
+                    && objects::field(object, "/status/observedGeneration").as_i64()
+                        == object.metadata.generation
+                    && objects::has_condition(object, "Available", "True")
+                    && objects::has_condition(object, "Progressing", "False")
+            },
+        )
+        .await
+    }
+
+    /// The pods of a cluster that are not being deleted, sorted by name.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub async fn member_pods(&self, cluster: &str) -> Result<Vec<Pod>> {
+        let pods: Api<Pod> = self.api();
+        let list = pods
+            .list(&ListParams::default().labels(&format!("app=etcd,etcd_cluster={cluster}")))
+            .await?;
+        Ok(list
+            .items
+            .into_iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .collect())
+    }
+
+    /// Runs `kubectl scale`.
+    ///
+    /// # Errors
+    /// If kubectl fails; with its error output.
+    pub async fn scale(&self, cluster: &str, size: usize) -> Result<()> {
+        let (cluster, size) = (
+            format!("etcdcluster/{cluster}"),
+            format!("--replicas={size}"),
+        );
+        self.kubectl(&["scale", &cluster, &size]).await.map(drop)
+    }
+
+    /// Triggers a reconcile of a cluster, so that the operator reads its Secrets now. The operator does not watch
+    /// Secrets, and reads those of an idle cluster once a minute. A test of that interval must not call this.
+    ///
+    /// # Errors
+    /// If kubectl fails; with its error output.
+    pub async fn trigger_reconcile(&self, cluster: &str) -> Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+        let trigger = format!("e2e-trigger=at-{now}");
+        let words = ["annotate", "etcdcluster", cluster, &trigger, "--overwrite"];
+        self.kubectl(&words).await.map(drop)
+    }
+
+    /// Triggers a sync of a cluster's pods, so that the kubelets read their Secrets now. Kubelets sync once a minute.
+    ///
+    /// # Errors
+    /// If kubectl fails; with its error output.
+    pub async fn trigger_kubelet_sync(&self, cluster: &str) -> Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+        let (members, trigger) = (
+            format!("--selector=app=etcd,etcd_cluster={cluster}"),
+            format!("e2e-trigger=at-{now}"),
+        );
+        let words = ["annotate", "pods", &members, &trigger, "--overwrite"];
+        self.kubectl(&words).await.map(drop)
+    }
+
+    /// Deletes a member's pod and waits until the operator reports the loss. Until then, the status still shows the old
+    /// state.
+    ///
+    /// # Errors
+    /// If the loss is not reported.
+    pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
+        let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
+        let since = before.metadata.resource_version.unwrap_or_default();
+        // The operator may delete the pod first, if the member was already lost for another reason.
+        let delete = ["delete", "pod", pod, "--now", "--wait=false"];
+        self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
+            .await?;
+        // A member that restarts on its volume may be ready again before the next poll. The watch shows every status in
+        // between.
+        let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
+        let clusters = self.objects(Kind::EtcdCluster);
+        let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {
+            let WatchEvent::Modified(object) = change else {
+                return None;
+            };
+            let ready = objects::ready_members(&object);
+            (!ready.iter().any(|name| name == pod)).then_some(())
+        })
+        .await;
+        match seen {
+            Ok(()) => Ok(()),
+            Err(_) => self.await_unready(cluster, pod).await,
+        }
+    }
+
+    /// Waits until a member is not reported as ready.
+    ///
+    /// # Errors
+    /// If the member stays ready.
+    pub async fn await_unready(&self, cluster: &str, member: &str) -> Result<()> {
+        objects::await_object(
+            &self.objects(Kind::EtcdCluster),
+            cluster,
+            &format!("{member} is not ready"),
+            DEADLINE,
+            |object| {
+                !objects::ready_members(object)
+                    .iter()
+                    .any(|name| name == member)
+            },
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Waits until a member is reported as unhealthy. The operator asks etcd, so this works with a dead kubelet.
+    ///
+    /// # Errors
+    /// If the member stays healthy.
+    pub async fn await_unhealthy(&self, cluster: &str, member: &str) -> Result<()> {
+        let is_member = |one: &serde_json::Value| one["name"] == member && one["healthy"] == false;
+        objects::await_object(
+            &self.objects(Kind::EtcdCluster),
+            cluster,
+            &format!("{member} is unhealthy"),
+            DEADLINE,
+            |object| {
+                let details = objects::field(object, "/status/memberDetails").as_array();
+                details.into_iter().flatten().any(is_member)
+            },
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Deletes a cluster and waits until its pods and volumes are deleted.
+    ///
+    /// # Errors
+    /// If some remain; with their number.
+    pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
+        self.kubectl(&["delete", "etcdcluster", cluster]).await?;
+        objects::await_no_data(&self.client, &self.namespace, cluster, DEADLINE).await
+    }
+}
