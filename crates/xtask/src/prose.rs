@@ -9,10 +9,12 @@ mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+
+pub(crate) use rust::test_names;
 
 use passage::{Kind, PARAGRAPH_WORDS, Passage, SENTENCE_WORDS};
 
@@ -67,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Reads all passages of the checkout, in the order of file names.
 fn read(root: &Path) -> Result<Vec<Found>> {
     let mut found = Vec::new();
-    for path in files(root)? {
+    for path in checkout::files(root)? {
         let relative = path.strip_prefix(root).unwrap_or(&path);
         let file = relative.to_string_lossy().into_owned();
         let Some(parse) = parser(&file) else { continue };
@@ -89,26 +91,6 @@ fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
         Some("md") => Some(markdown::passages),
         _ => None,
     }
-}
-
-/// The files below a folder, sorted. Hidden folders and target directories are left out.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let context = || format!("cannot list {}", folder.display());
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).with_context(context)? {
-        let path = entry.with_context(context)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with('.') || name == "target" || path.is_symlink() {
-            continue;
-        }
-        if path.is_dir() {
-            found.extend(files(&path)?);
-        } else {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
 }
 
 /// Whether a file is a page of the user documentation.
