@@ -62,7 +62,7 @@ enum Command {
     },
     /// Install the Debian packages that compiling and the testbed need, or print their names.
     Packages,
-    /// Print prose for a review: a random sample, long sentences, long commit subjects, and replaced words.
+    /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and replaced words.
     ///
     /// The rules are in docs/contributing/language.md. The command changes nothing and never fails because of a
     /// finding.
