@@ -1,5 +1,6 @@
-//! Paths: the checkout, its target directory, the user's cache, the run folder of the testbed. Nothing is created here.
+//! Paths: the checkout and its files, its target directory, the user's cache, the run folder of the testbed. Nothing is created here.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,6 +16,26 @@ const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 pub(crate) fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
+}
+
+/// The files below a folder, sorted. Hidden folders and target directories are left out.
+pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let context = || format!("cannot list {}", folder.display());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(context)? {
+        let path = entry.with_context(context)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with('.') || name == "target" || path.is_symlink() {
+            continue;
+        }
+        if path.is_dir() {
+            found.extend(files(&path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// The sources of the testbed programs.

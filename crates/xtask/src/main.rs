@@ -1,9 +1,10 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `image`, `packages`, `prose` and `testbed`. This crate runs other
-//! programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds, because it installs the
+//! The commands `cargo xtask demo`, `test`, `bench`, `image`, `packages`, `prose`, `conformance` and `testbed`. This
+//! crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds, because it installs the
 //! packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
+mod conformance;
 mod drive;
 mod image;
 mod libtest;
@@ -61,11 +62,15 @@ enum Command {
     },
     /// Install the Debian packages that compiling and the testbed need, or print their names.
     Packages,
-    /// Print prose for a review: a random sample, long sentences, long commit subjects, and replaced words.
+    /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and replaced words.
     ///
     /// The rules are in docs/contributing/language.md. The command changes nothing and never fails because of a
     /// finding.
     Prose(prose::Options),
+    /// Print the tests that prove each requirement, and the places that enforce each invariant.
+    ///
+    /// `conformance "invariant 5"` prints one line of docs/conformance.md.
+    Conformance(conformance::Options),
     /// Manage a real Kubernetes on this machine, without Docker.
     #[command(subcommand)]
     Testbed(TestbedCommand),
@@ -170,6 +175,7 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         Command::Image { load } => run_image(load)?,
         Command::Prose(options) => prose::run(&options)?,
+        Command::Conformance(options) => conformance::run(&options)?,
         Command::Testbed(command) => run_testbed(command)?,
     }
     Ok(ExitCode::SUCCESS)

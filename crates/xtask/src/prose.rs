@@ -9,23 +9,25 @@ mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+
+pub(crate) use rust::test_names;
 
 use passage::{Kind, PARAGRAPH_WORDS, Passage, SENTENCE_WORDS};
 
 use crate::{checkout, shell};
 
-/// Characters a commit subject may have.
+/// Maximum number of characters in a commit subject.
 const SUBJECT_CHARACTERS: usize = 72;
-/// The branch with published commits. Published commits are not checked again.
+/// The branch with published commits, which are not checked.
 const PUBLISHED: &str = "origin/main";
-/// How many commits are checked when there is no published branch.
+/// The first commit that is not checked if no published branch exists.
 const RECENT_COMMITS: &str = "HEAD~20";
-/// Pages in `docs` that are generated, or are not for users.
-const NOT_FOR_USERS: [&str; 2] = ["docs/api.md", "docs/benchmarks-history.md"];
+/// Uses of the old vocabulary that 1,000 lines of prose may have (docs/contributing/language.md).
+const VOCABULARY_LIMIT: usize = 40;
 /// Generated from doc comments, or a list of the old vocabulary itself.
 const NOT_SAMPLED: [&str; 3] = [
     "docs/api.md",
@@ -67,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Reads all passages of the checkout, in the order of file names.
 fn read(root: &Path) -> Result<Vec<Found>> {
     let mut found = Vec::new();
-    for path in files(root)? {
+    for path in checkout::files(root)? {
         let relative = path.strip_prefix(root).unwrap_or(&path);
         let file = relative.to_string_lossy().into_owned();
         let Some(parse) = parser(&file) else { continue };
@@ -89,34 +91,6 @@ fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
         Some("md") => Some(markdown::passages),
         _ => None,
     }
-}
-
-/// The files below a folder, sorted. Hidden folders and target directories are left out.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let context = || format!("cannot list {}", folder.display());
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).with_context(context)? {
-        let path = entry.with_context(context)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with('.') || name == "target" || path.is_symlink() {
-            continue;
-        }
-        if path.is_dir() {
-            found.extend(files(&path)?);
-        } else {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// Whether a file is a page of the user documentation.
-fn is_for_users(file: &str) -> bool {
-    let is_page = file
-        .strip_prefix("docs/")
-        .is_some_and(|page| !page.contains('/'));
-    (is_page || file == "README.md") && !NOT_FOR_USERS.contains(&file)
 }
 
 /// The commits after `base`, each as its short hash and subject.
@@ -159,7 +133,8 @@ fn sample_report(passages: &[Found], options: &Options) -> String {
 fn length_report(passages: &[Found]) -> String {
     let mut sentences = Vec::new();
     let mut paragraphs = Vec::new();
-    for Found { file, passage } in passages.iter().filter(|it| is_for_users(&it.file)) {
+    let is_document = |it: &&Found| it.passage.kind == Kind::Document;
+    for Found { file, passage } in passages.iter().filter(is_document) {
         let line = passage.line;
         for (words, sentence) in passage.long_sentences() {
             sentences.push(format!("{file}:{line} ({words} words)\n   {sentence}\n"));
@@ -170,8 +145,8 @@ fn length_report(passages: &[Found]) -> String {
         }
     }
     format!(
-        "\n# Sentences over {SENTENCE_WORDS} words in user documentation: {}\n\n{}\
-         \n# Paragraphs over {PARAGRAPH_WORDS} words in user documentation: {}\n\n{}",
+        "\n# Sentences over {SENTENCE_WORDS} words in documents: {}\n\n{}\
+         \n# Paragraphs over {PARAGRAPH_WORDS} words in documents: {}\n\n{}",
         sentences.len(),
         sentences.concat(),
         paragraphs.len(),
@@ -195,7 +170,24 @@ fn subject_report(commits: &[String]) -> String {
 }
 
 fn vocabulary_report(passages: &[Found]) -> String {
-    let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+    let uses = vocabulary_uses(passages);
+    let total: usize = uses.values().sum();
+    let share = per_thousand_lines(total, passages);
+    let mut rows: Vec<(&str, usize)> = uses.into_iter().collect();
+    rows.sort_by_key(|(word, count)| (std::cmp::Reverse(*count), *word));
+    let rows = rows.into_iter().map(|(word, count)| {
+        let instead = vocabulary::replacement(word).unwrap_or_default();
+        format!("{count:>6}  {word:<20} {instead}\n")
+    });
+    format!(
+        "\n# Old vocabulary: {total} uses, {share} in 1,000 lines of prose (limit {VOCABULARY_LIMIT})\n\n{}",
+        rows.collect::<String>()
+    )
+}
+
+/// How often the passages use each word of the old vocabulary.
+fn vocabulary_uses(passages: &[Found]) -> BTreeMap<&'static str, usize> {
+    let mut uses = BTreeMap::new();
     for Found { passage, .. } in passages {
         // A test name is prose with underscores between its words.
         let text = match passage.kind {
@@ -206,19 +198,12 @@ fn vocabulary_report(passages: &[Found]) -> String {
             *uses.entry(word).or_default() += count;
         }
     }
+    uses
+}
+
+fn per_thousand_lines(uses: usize, passages: &[Found]) -> usize {
     let lines: usize = passages.iter().map(|it| it.passage.lines).sum();
-    let total: usize = uses.values().sum();
-    let mut rows: Vec<(&str, usize)> = uses.into_iter().collect();
-    rows.sort_by_key(|(word, count)| (std::cmp::Reverse(*count), *word));
-    let rows = rows.into_iter().map(|(word, count)| {
-        let instead = vocabulary::replacement(word).unwrap_or_default();
-        format!("{count:>6}  {word:<20} {instead}\n")
-    });
-    format!(
-        "\n# Old vocabulary: {total} uses in {lines} lines of prose, {} per 1,000 lines\n\n{}",
-        total * 1000 / lines.max(1),
-        rows.collect::<String>()
-    )
+    uses * 1000 / lines.max(1)
 }
 
 #[cfg(test)]
@@ -251,18 +236,29 @@ mod tests {
     }
 
     #[test]
-    fn measures_user_documentation_only() {
+    fn measures_lengths_of_documents_only() {
         let long = "word ".repeat(PARAGRAPH_WORDS + 1);
-        let report = |file| length_report(&[found(file, Kind::Document, &long)]);
-        assert!(report("docs/backup.md").contains("docs/backup.md:7 (81 words)"));
-        assert!(report("README.md").contains("README.md:7"));
-        for file in [
-            "docs/api.md",
-            "docs/internals/a.md",
-            "docs/benchmarks-history.md",
-        ] {
-            assert!(!report(file).contains(":7"), "{file}");
-        }
+        let report = |kind| length_report(&[found("docs/a.md", kind, &long)]);
+        let documents = report(Kind::Document);
+        assert!(documents.contains("docs/a.md:7 (81 words)"), "{documents}");
+        assert!(!report(Kind::Comment).contains(":7"));
+    }
+
+    #[test]
+    fn documents_are_within_limits() {
+        let report = length_report(&read(&checkout::root()).unwrap());
+        assert_eq!(report.matches("in documents: 0\n").count(), 2, "{report}");
+    }
+
+    #[test]
+    fn old_vocabulary_is_within_limit() {
+        let passages = read(&checkout::root()).unwrap();
+        let uses = vocabulary_uses(&passages).values().sum();
+        let share = per_thousand_lines(uses, &passages);
+        assert!(
+            share <= VOCABULARY_LIMIT,
+            "{share} in 1,000 lines; `cargo xtask prose` lists the words"
+        );
     }
 
     #[test]
@@ -282,7 +278,7 @@ mod tests {
         ];
         let report = vocabulary_report(&passages);
         assert!(
-            report.contains("2 uses in 2 lines of prose, 1000 per 1,000"),
+            report.contains("2 uses, 1000 in 1,000 lines of prose"),
             "{report}"
         );
     }

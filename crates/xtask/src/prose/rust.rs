@@ -93,7 +93,7 @@ fn has_flow_mapping(text: &str) -> bool {
 }
 
 /// The names of functions with a test attribute.
-fn test_names(source: &str) -> Vec<Passage> {
+pub(crate) fn test_names(source: &str) -> Vec<Passage> {
     let mut found = Vec::new();
     let mut is_test = false;
     for (number, line) in source.lines().enumerate() {

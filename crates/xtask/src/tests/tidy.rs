@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 mod chart;
+mod conformance;
 mod documents;
 mod imports;
 
@@ -205,31 +206,6 @@ fn every_file_has_module_documentation() {
     );
 }
 
-#[test]
-fn tests_named_in_conformance_exist() {
-    let sources = sources();
-    let tests = tests(&sources);
-    let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
-    let mut missing = Vec::new();
-    let mut named = 0;
-    for line in document.lines().filter(|line| line.starts_with('|')) {
-        for name in named_tests(line) {
-            named += 1;
-            if !tests.contains(name) {
-                missing.push(name.to_owned());
-            }
-        }
-    }
-    assert!(
-        missing.is_empty(),
-        "docs/conformance.md names tests that do not exist: {missing:#?}"
-    );
-    assert!(
-        named > 50,
-        "docs/conformance.md names only {named} tests: does this check still parse its format?"
-    );
-}
-
 /// A name in backticks with fewer words can also be a field, a label or a function.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
@@ -260,71 +236,8 @@ fn tests_named_in_contributor_pages_exist() {
 }
 
 #[test]
-fn done_lines_in_conformance_name_a_test() {
-    let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
-    let unproven: Vec<&str> = document
-        .lines()
-        .filter(|line| line.starts_with("| ") && line.contains(" | done | "))
-        .filter(|line| named_tests(line).is_empty())
-        .collect();
-    assert!(unproven.is_empty(), "done without a test: {unproven:#?}");
-}
-
-#[test]
-fn conformance_has_every_defect_and_invariant() {
-    let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
-    let first_cells: BTreeSet<&str> = document
-        .lines()
-        .filter_map(|line| line.strip_prefix("| "))
-        .filter_map(|line| line.split(" | ").next())
-        .map(str::trim)
-        .collect();
-    let expected = (1..=34)
-        .map(|n| format!("defect {n}"))
-        .chain((1..=documents::invariants()).map(|n| format!("invariant {n}")));
-    let missing: Vec<String> = expected
-        .filter(|cell| !first_cells.contains(cell.as_str()))
-        .collect();
-    assert!(
-        missing.is_empty(),
-        "docs/conformance.md has no line for: {missing:?}"
-    );
-}
-
-#[test]
-fn conformance_has_every_field() {
-    let document = fs::read_to_string(root().join("docs/conformance.md")).unwrap();
-    let mut missing = Vec::new();
-    for (kind, plural) in [
-        ("EtcdCluster", "etcdclusters"),
-        ("EtcdBackup", "etcdbackups"),
-        ("EtcdRestore", "etcdrestores"),
-    ] {
-        let path = root()
-            .join("charts/etcd-operator/crds-generated")
-            .join(format!("{plural}.etcd.database.coreos.com.yaml"));
-        let text =
-            fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let crd: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
-        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
-        for part in ["spec", "status"] {
-            for (name, _) in schema[part]["properties"].as_mapping().unwrap() {
-                let field = format!("{kind}.{part}.{}", name.as_str().unwrap());
-                if !document.contains(&format!("| {field} |")) {
-                    missing.push(field);
-                }
-            }
-        }
-    }
-    assert!(
-        missing.is_empty(),
-        "docs/conformance.md has no line for: {missing:#?}"
-    );
-}
-
-#[test]
 fn misleading_names_of_old_operator_are_not_used() {
-    // See `docs/architecture.md`, Words. Comments are not checked, because they may quote these names.
+    // See `docs/contributing/language.md`. Comments are not checked, because they may quote these names.
     let banned = [
         "fn get_",
         "struct ClusterManager",

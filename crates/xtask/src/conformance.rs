@@ -1,0 +1,115 @@
+//! `cargo xtask conformance`: prints the tests that prove each line of docs/conformance.md. Reads the checkout and changes
+//! nothing.
+
+mod document;
+mod source;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::checkout;
+
+pub(crate) use document::{Line, lines};
+#[cfg(test)]
+pub(crate) use source::names_invariant;
+pub(crate) use source::{Place, Source};
+
+/// The page with the lines, relative to the checkout.
+const PAGE: &str = "docs/conformance.md";
+
+/// Which lines to print.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Print only the lines with this text, for example "invariant 5" or "EtcdBackup.spec".
+    text: Option<String>,
+}
+
+/// Prints the chosen lines with their tests.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let root = checkout::root();
+    let page =
+        fs::read_to_string(root.join(PAGE)).with_context(|| format!("cannot read {PAGE}"))?;
+    let sources = sources(&root)?;
+    for line in lines(&page) {
+        let text = options.text.as_deref().unwrap_or_default();
+        if line.contains(text) {
+            print!("{}", report(&line, &sources));
+        }
+    }
+    Ok(())
+}
+
+/// All Rust sources of the checkout, in the order of their paths.
+pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
+    let mut found = Vec::new();
+    for path in checkout::files(root)? {
+        let relative = path.strip_prefix(root).unwrap_or(&path);
+        let relative = relative.to_string_lossy().into_owned();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            let text =
+                fs::read_to_string(&path).with_context(|| format!("cannot read {relative}"))?;
+            found.push(Source::new(relative, text));
+        }
+    }
+    Ok(found)
+}
+
+/// The line, the places that enforce it, and its tests.
+fn report(line: &Line, sources: &[Source]) -> String {
+    let mut report = format!("{}: {}\n", line.name, line.state);
+    let mut add = |kind: &str, source: &Source, place: &Place| {
+        let Place { line, text } = place;
+        let _ = writeln!(report, "  {kind} {}:{line} {text}", source.path);
+    };
+    for source in sources {
+        if let Some(number) = line.invariant() {
+            let kind = if source.is_test() {
+                "checked"
+            } else {
+                "enforced"
+            };
+            for place in source.comments(number) {
+                add(kind, source, &place);
+            }
+            for place in source.tests_of(number) {
+                add("test", source, &place);
+            }
+        }
+        if line.files.iter().any(|file| source.is_named(file)) {
+            for place in source.tests() {
+                add("test", source, &place);
+            }
+        }
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_places_and_tests_of_an_invariant() {
+        let plan = "//! Invariant 5: dead members.\nfn plan() {}\n";
+        let test = "#[test]\nfn invariant_5_keeps_disk() {\n}\n\n#[test]\nfn other() {\n}\n";
+        let sources = [
+            Source::new("crates/a/src/plan.rs".to_owned(), plan.to_owned()),
+            Source::new("crates/a/tests/plan.rs".to_owned(), test.to_owned()),
+        ];
+        let page = "| invariant 5 | done | | |\n| clusters 1 | part | `a/tests/plan.rs` | |\n";
+        let reports: Vec<String> = lines(page)
+            .iter()
+            .map(|line| report(line, &sources))
+            .collect();
+        let expected = [
+            "invariant 5: done\n  enforced crates/a/src/plan.rs:1 Invariant 5: dead members.\n  \
+             test crates/a/tests/plan.rs:2 invariant_5_keeps_disk\n",
+            "clusters 1: part\n  test crates/a/tests/plan.rs:2 invariant_5_keeps_disk\n  \
+             test crates/a/tests/plan.rs:6 other\n",
+        ];
+        assert_eq!(reports, expected);
+    }
+}

@@ -1,0 +1,80 @@
+//! Parses the tables of docs/conformance.md.
+
+/// A line of a table: a requirement, its state and the files with its tests.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    /// `done`, `part` or `later`.
+    pub(crate) state: String,
+    /// Ends of paths. Each identifies one source.
+    pub(crate) files: Vec<String>,
+}
+
+impl Line {
+    /// The number of the invariant that this line is about.
+    pub(crate) fn invariant(&self) -> Option<usize> {
+        self.name.strip_prefix("invariant ")?.parse().ok()
+    }
+
+    /// Whether the name contains a text, in any case. "invariant 1" is not part of "invariant 10".
+    pub(super) fn contains(&self, text: &str) -> bool {
+        let (name, text) = (self.name.to_lowercase(), text.to_lowercase());
+        let is_number = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
+        let ends_with_digit = text.ends_with(|c: char| c.is_ascii_digit());
+        name.match_indices(&text)
+            .any(|(at, _)| !(ends_with_digit && is_number(&name[at + text.len()..])))
+    }
+}
+
+/// The lines of all tables with the columns line, state, tests and note.
+pub(crate) fn lines(page: &str) -> Vec<Line> {
+    page.lines().filter_map(line).collect()
+}
+
+fn line(row: &str) -> Option<Line> {
+    let cells = row.strip_prefix("| ")?;
+    let cells: Vec<&str> = cells.split('|').map(str::trim).collect();
+    let [name, state @ ("done" | "part" | "later"), files, ..] = cells[..] else {
+        return None;
+    };
+    Some(Line {
+        name: name.to_owned(),
+        state: state.to_owned(),
+        files: files
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_only_lines_with_a_state() {
+        let page = "| line | state | tests in | note |\n|---|---|---|---|\n\
+                    | clusters 1: start | done | `a.rs`, `b/c.rs` | with `code` |\n\
+                    | done | the whole requirement |\n";
+        let expected = Line {
+            name: "clusters 1: start".to_owned(),
+            state: "done".to_owned(),
+            files: vec!["a.rs".to_owned(), "b/c.rs".to_owned()],
+        };
+        assert_eq!(lines(page), [expected]);
+    }
+
+    #[test]
+    fn number_matches_as_a_whole() {
+        let found = lines("| invariant 10 | done | | |\n");
+        let [line] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!(line.invariant(), Some(10));
+        assert!(line.contains("Invariant 10"));
+        assert!(line.contains("invariant"));
+        assert!(!line.contains("invariant 1"));
+    }
+}

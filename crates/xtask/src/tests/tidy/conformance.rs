@@ -1,0 +1,185 @@
+//! Checks of docs/conformance.md and of the invariants in docs/architecture.md.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use super::{documents, named_tests, root};
+use crate::conformance::{Line, Source, lines, names_invariant, sources};
+
+/// Number of known defects of coreos/etcd-operator v0.9.4.
+const DEFECTS: usize = 34;
+/// A name in backticks with fewer words can also be a field or a function.
+const WORDS_OF_A_TEST_NAME: usize = 4;
+
+fn page() -> String {
+    fs::read_to_string(root().join("docs/conformance.md")).unwrap()
+}
+
+fn listed() -> Vec<Line> {
+    let found = lines(&page());
+    assert!(
+        found.len() > 150,
+        "docs/conformance.md has only {} lines: does this check still parse its format?",
+        found.len()
+    );
+    found
+}
+
+/// Sources that enforce rules or test them. xtask does neither.
+fn product() -> Vec<Source> {
+    let mut found = sources(&root()).unwrap();
+    found.retain(|source| !source.path.starts_with("crates/xtask"));
+    found
+}
+
+#[test]
+fn conformance_names_files_with_tests() {
+    let sources = sources(&root()).unwrap();
+    let mut wrong = Vec::new();
+    for Line { name, files, .. } in &listed() {
+        for file in files {
+            let named = sources.iter().filter(|source| source.is_named(file));
+            let named: Vec<&Source> = named.collect();
+            match named[..] {
+                [] => wrong.push(format!("{name}: {file} does not exist")),
+                [source] if source.tests().is_empty() => {
+                    wrong.push(format!("{name}: {file} contains no test"));
+                }
+                [_] => {}
+                _ => wrong.push(format!("{name}: several sources are named {file}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "docs/conformance.md: {wrong:#?}");
+}
+
+/// A test name in the page would have to follow every rename of the test.
+#[test]
+fn conformance_names_no_tests() {
+    let page = page();
+    let names = page.lines().flat_map(named_tests);
+    let names: Vec<&str> = names
+        .filter(|name| name.split('_').count() >= WORDS_OF_A_TEST_NAME)
+        .collect();
+    let sources = sources(&root()).unwrap();
+    let places = |name: &&str| {
+        let has_test = |source: &&Source| source.tests().iter().any(|test| test.text == *name);
+        let found = sources.iter().filter(has_test);
+        let files: Vec<&str> = found.map(|source| source.path.as_str()).collect();
+        format!("{name} in {files:?}")
+    };
+    let places: Vec<String> = names.iter().map(places).collect();
+    assert!(
+        places.is_empty(),
+        "docs/conformance.md names tests; name their files instead: {places:#?}"
+    );
+}
+
+#[test]
+fn done_lines_in_conformance_have_tests() {
+    let is_unproven =
+        |line: &&Line| line.state == "done" && line.invariant().is_none() && line.files.is_empty();
+    let lines = listed();
+    let unproven: Vec<&Line> = lines.iter().filter(is_unproven).collect();
+    assert!(unproven.is_empty(), "done without a test: {unproven:#?}");
+}
+
+#[test]
+fn each_invariant_is_named_by_code_and_test() {
+    let sources = product();
+    let mut missing = Vec::new();
+    for number in 1..=documents::invariants() {
+        let has_comment =
+            |source: &Source| !source.is_test() && !source.comments(number).is_empty();
+        if !sources.iter().any(has_comment) {
+            missing.push(format!(
+                "no comment in the product names invariant {number}"
+            ));
+        }
+        if !sources
+            .iter()
+            .any(|source| !source.tests_of(number).is_empty())
+        {
+            missing.push(format!("no test names invariant {number}"));
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The entries of the invariants in docs/architecture.md name a file that enforces the invariant and a file that tests it.
+#[test]
+fn architecture_names_place_and_test_of_each_invariant() {
+    let architecture = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let sources = product();
+    let mut wrong = Vec::new();
+    for number in 1..=documents::invariants() {
+        let (_, entry) = architecture.split_once(&format!("\n{number}. **")).unwrap();
+        let entry = entry.split(".\n").find(|part| part.contains("Enforced in"));
+        let files: Vec<&str> = entry
+            .unwrap_or_default()
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .collect();
+        let [place, test] = files[..] else {
+            wrong.push(format!("invariant {number}: names {files:?}"));
+            continue;
+        };
+        let find = |file: &str| sources.iter().find(|source| source.is_named(file));
+        let is_silent = |source: &Source| source.comments(number).is_empty();
+        if find(place).is_none_or(is_silent) {
+            wrong.push(format!(
+                "{place} has no comment that names invariant {number}"
+            ));
+        }
+        let names = |source: &Source| names_invariant(source.text(), number);
+        if !find(test).is_some_and(names) {
+            wrong.push(format!("{test} does not name invariant {number}"));
+        }
+    }
+    assert!(wrong.is_empty(), "docs/architecture.md: {wrong:#?}");
+}
+
+#[test]
+fn conformance_has_every_defect_and_invariant() {
+    let names: BTreeSet<String> = listed().into_iter().map(|line| line.name).collect();
+    let defects = (1..=DEFECTS).map(|number| format!("defect {number}"));
+    let invariants = (1..=documents::invariants()).map(|number| format!("invariant {number}"));
+    let expected = defects.chain(invariants);
+    let missing: Vec<String> = expected.filter(|name| !names.contains(name)).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/conformance.md has no line for: {missing:?}"
+    );
+}
+
+#[test]
+fn conformance_has_every_field() {
+    let document = page();
+    let mut missing = Vec::new();
+    for (kind, plural) in [
+        ("EtcdCluster", "etcdclusters"),
+        ("EtcdBackup", "etcdbackups"),
+        ("EtcdRestore", "etcdrestores"),
+    ] {
+        let path = root()
+            .join("charts/etcd-operator/crds-generated")
+            .join(format!("{plural}.etcd.database.coreos.com.yaml"));
+        let text =
+            fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let crd: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+        for part in ["spec", "status"] {
+            for (name, _) in schema[part]["properties"].as_mapping().unwrap() {
+                let field = format!("{kind}.{part}.{}", name.as_str().unwrap());
+                if !document.contains(&format!("| {field} |")) {
+                    missing.push(field);
+                }
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "docs/conformance.md has no line for: {missing:#?}"
+    );
+}
