@@ -1,7 +1,5 @@
-//! Access control: the planner's view of etcd's authentication and of the NetworkPolicy, and the writes for both. Plain
+//! Access control: the planner's view of etcd's authentication and of the NetworkPolicy. Plain
 //! data without passwords (invariant 14).
-
-use std::fmt;
 
 use etcd::Login;
 use runtime::credentials::Record;
@@ -49,41 +47,5 @@ impl Default for Access {
             network: Kept::Missing,
             network_uid: None,
         }
-    }
-}
-
-/// A write for access control.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessWrite {
-    /// Records the desired password in the operator's own Secret.
-    Record {
-        /// Also keeps the passwords that etcd may still use.
-        others: bool,
-    },
-    /// Deletes that Secret.
-    Forget,
-    /// Creates root and enables authentication.
-    Enable,
-    /// Disables authentication.
-    Disable,
-    /// Sets the desired password in etcd.
-    ChangePassword,
-    /// Applies the NetworkPolicy.
-    ApplyNetwork,
-    /// Deletes the NetworkPolicy.
-    DeleteNetwork,
-}
-
-impl fmt::Display for AccessWrite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Record { .. } => "record the password that is to be etcd's",
-            Self::Forget => "delete the record of etcd's password",
-            Self::Enable => "turn etcd's authentication on",
-            Self::Disable => "turn etcd's authentication off",
-            Self::ChangePassword => "change the password of etcd's user to that of the Secret",
-            Self::ApplyNetwork => "apply the NetworkPolicy",
-            Self::DeleteNetwork => "delete the NetworkPolicy",
-        })
     }
 }

@@ -4,11 +4,12 @@
 //! etcd, records in the status, and Secrets with keys have forms of their own. Keys and passwords are in no plan
 //! (invariant 14), so the Secrets that hold them are completed when they are sent.
 
-use etcd::{Alarm, MemberId};
+use etcd::{Alarm, MemberId, Members};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::ResourceExt;
 use serde_json::Value;
 
 use crate::certificates::CertificateWrite;
@@ -29,6 +30,73 @@ pub struct Action {
     pub request: Request,
 }
 
+impl Action {
+    /// The member whose pod the action creates.
+    pub fn creates_pod(&self) -> Option<String> {
+        match &self.request {
+            Request::Create(Object::Pod(pod)) => Some(pod.name_any()),
+            _ => None,
+        }
+    }
+
+    /// The name of the object of this kind that the action deletes.
+    pub fn deletes(&self, kind: Kind) -> Option<&str> {
+        match &self.request {
+            Request::Delete(deleted) if deleted.kind == kind => Some(&deleted.name),
+            _ => None,
+        }
+    }
+
+    /// Whether the action changes the image of a running pod. The kubelet restarts the container.
+    pub fn changes_image(&self) -> bool {
+        matches!(&self.request, Request::Patch(patch) if patch.form == PatchForm::Strategic)
+    }
+
+    /// Whether the action adds a member to etcd.
+    pub fn adds_member(&self) -> bool {
+        matches!(self.request, Request::Etcd(EtcdCall::AddMember { .. }))
+    }
+
+    /// The member that the action removes from etcd.
+    pub fn removes_member(&self) -> Option<&str> {
+        match &self.request {
+            Request::Etcd(EtcdCall::Remove { member, .. }) => Some(member),
+            _ => None,
+        }
+    }
+}
+
+/// Actions that are sent in this order. The first failure ends the chain, and the rest is planned again.
+pub type Chain = Vec<Action>;
+
+/// A change of etcd's members or of its leader. It is sent only if the member list equals the list from which it was
+/// planned (invariant 11).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// More than one only if learners are added, or if a removal is recorded on the PVC before it is sent.
+    pub chain: Chain,
+    /// The members to call, by name.
+    pub via: Vec<String>,
+    /// The member list from which the change was planned.
+    pub planned_from: Members,
+}
+
+/// One step: independent chains, and at most one change of the members.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// Independent of each other and of the change.
+    pub chains: Vec<Chain>,
+    /// At most one (invariant 2).
+    pub change: Option<Change>,
+}
+
+impl Step {
+    /// Nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty() && self.change.is_none()
+    }
+}
+
 /// The part of an action in the start of a member. A start begins with a mark on the member's Service, which announces
 /// that a pod may exist (invariants 6 and 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +107,8 @@ pub enum StartPart {
     MarkAgain(String),
     /// Follows the mark. If the action fails, the mark is removed.
     Follow(Undo),
+    /// Starts the member again, on the volume that contains its state.
+    Return(String),
 }
 
 /// When a failed action leads to the removal of the mark.
@@ -55,7 +125,7 @@ impl StartPart {
     pub fn announces(&self) -> Option<&str> {
         match self {
             Self::Mark(member) | Self::MarkAgain(member) => Some(member),
-            Self::Follow(_) => None,
+            Self::Follow(_) | Self::Return(_) => None,
         }
     }
 
@@ -63,7 +133,7 @@ impl StartPart {
     pub fn marks(&self) -> Option<&str> {
         match self {
             Self::Mark(member) => Some(member),
-            Self::MarkAgain(_) | Self::Follow(_) => None,
+            Self::MarkAgain(_) | Self::Follow(_) | Self::Return(_) => None,
         }
     }
 
@@ -72,7 +142,7 @@ impl StartPart {
         match self {
             Self::Follow(Undo::Always) => true,
             Self::Follow(Undo::IfNotDone) => not_done,
-            Self::Mark(_) | Self::MarkAgain(_) => false,
+            Self::Mark(_) | Self::MarkAgain(_) | Self::Return(_) => false,
         }
     }
 }
@@ -163,7 +233,7 @@ pub struct Patch {
 pub enum PatchForm {
     /// A JSON merge patch: a list replaces a list.
     Merge,
-    /// A strategic merge patch: containers are merged by name.
+    /// A strategic merge patch: containers are merged by name. Only the image of a pod is changed in this form.
     Strategic,
 }
 
@@ -198,6 +268,17 @@ pub struct StatusRecord {
     pub status: Value,
     /// The resourceVersion of the EtcdCluster that was read.
     pub over: String,
+    /// The work that begins with this record, if certificates may forbid it.
+    pub begins: Option<Begins>,
+}
+
+/// Work that begins with a record in the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begins {
+    /// A bootstrap with members of which no object exists.
+    Bootstrap,
+    /// A recovery from a lost quorum.
+    Recovery,
 }
 
 /// A call to etcd. Members are named; the executor looks up where they answer.
@@ -224,6 +305,8 @@ pub enum EtcdCall {
     },
     /// Removes a member.
     Remove {
+        /// Its name, for rules and messages.
+        member: String,
         /// Its ID.
         id: MemberId,
     },

@@ -25,12 +25,11 @@ use runtime::credentials::ClusterAuth;
 
 pub use self::error::Error;
 use self::error::LONGEST;
-use crate::action::{Action, StartPart};
+use crate::action::{Action, Change, StartPart, Step};
 use crate::plan::actions::unmark;
 use crate::refusals::Refusals;
 use crate::snapshot::Observed;
 use crate::upkeep::Calls;
-use crate::write::{Change, Step};
 
 /// The first pause before an action is retried that the API server could not serve.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -91,7 +90,7 @@ pub struct ExecuteContext<'a> {
 
 impl ExecuteContext<'_> {
     /// Executes the step.
-    pub async fn execute(&self, step: &Step<Action>) -> Acted {
+    pub async fn execute(&self, step: &Step) -> Acted {
         let chains = join_all(step.chains.iter().map(|chain| self.chain(chain)));
         let change = async {
             match &step.change {
@@ -194,7 +193,7 @@ impl ExecuteContext<'_> {
     }
 
     /// Invariant 11: a change is sent only if the member list equals the list from which it was planned.
-    async fn change(&self, change: &Change<Action>) -> Acted {
+    async fn change(&self, change: &Change) -> Acted {
         let mut acted = Acted::default();
         let via = self.client_urls(&change.via);
         match self.etcd.members(&via).await {

@@ -318,8 +318,7 @@ mod tests {
     use prometheus_client::registry::Registry;
 
     use super::*;
-    use crate::plan::tests::scene::Scene;
-    use crate::write::Write;
+    use crate::plan::actions;
 
     fn cluster(uid: &str, generation: i64) -> EtcdCluster {
         let mut cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
@@ -389,12 +388,7 @@ mod tests {
     #[test]
     fn metrics_carry_namespace_and_cluster_name() {
         let figures = Figures::default();
-        let scene = Scene::formed(&["a", "b"]);
-        let done = scene.actions(&[Write::MoveLeader {
-            from: "db-a".into(),
-            to: "db-b".into(),
-            id: MemberId(2),
-        }]);
+        let done = [actions::move_leader("db-a", "db-b", MemberId(2))];
         figures.see(&cluster("1", 1), &status(), &done);
         figures.see(&cluster("1", 2), &status(), &done);
         let page = page(&figures);

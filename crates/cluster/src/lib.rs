@@ -13,6 +13,9 @@
     )
 )]
 
+#[cfg(test)]
+extern crate self as cluster;
+
 pub mod access;
 pub mod action;
 pub mod app;
@@ -42,4 +45,3 @@ pub mod status;
 pub mod switch;
 pub mod tls;
 pub mod upkeep;
-pub mod write;

@@ -192,9 +192,9 @@ fn postponed(error: &execute::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::action::Step;
     use crate::plan::Explanation;
     use crate::plan::tests::scene::Scene;
-    use crate::write::{Step, Write};
     use api::conditions::{Finding, set};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -216,18 +216,13 @@ mod tests {
 
     #[test]
     fn changes_problems_and_rejections_become_events() {
+        let scene = Scene::nothing(1);
         let acted = Acted {
-            done: Scene::nothing(1).actions(&[
-                Write::ApplyHeadless,
-                Write::AddMember {
-                    member: "db-a".into(),
-                    learner: true,
-                },
-                Write::OpenService {
-                    member: "db-a".into(),
-                    uid: "u".into(),
-                },
-            ]),
+            done: vec![
+                scene.build().apply_headless_service(),
+                scene.build().add_member("db-a", true),
+                scene.build().open_service("db-a", "u"),
+            ],
             failed: vec![execute::Error::Etcd {
                 what: "promote db-a".into(),
                 source: etcd::Error::Unavailable("http://x: not in sync".into()),

@@ -1,6 +1,6 @@
 //! The planner: computes one step from the desired and the observed state. Pure, synchronous, total.
 //!
-//! The phases ([`decide`]) request writes; [`actions`] builds the objects, patches and calls to send.
+//! The phases of [`plan`] add actions, which [`actions`] builds. `conflicts` resolves conflicts between phases.
 //!
 //! The planner has no client, clock, randomness or log. It never fails: an obstacle is a [`Reason`] with a text, and
 //! reaches the user as `waitingFor`, a condition and an Event. A step can be interrupted at any point: the next plan
@@ -14,6 +14,7 @@ mod blind;
 mod bootstrap;
 mod certificates;
 mod change;
+mod compared;
 mod conflicts;
 mod disks;
 mod drain;
@@ -52,14 +53,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::action::Action;
+use crate::action::{Action, Chain, Change, Step};
 use crate::naming::Names;
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Seen};
-use crate::write::{Chain, Change, Step, Write};
 
 use actions::Builder;
+pub use actions::{Label, Start, State};
 use certificates::{Keeper, Settled};
+use conflicts::Earlier;
 pub(crate) use joining::is_late_to_serve;
 pub use quorum::Quorum;
 pub(crate) use quorum::quorum_of;
@@ -83,12 +85,11 @@ pub(crate) const STEADY: Duration = Duration::from_secs(10);
 /// A reason with a text for the user: why a step waits, or what is wrong.
 pub type Explanation = runtime::Trouble<Reason>;
 
-/// The step to execute now, the reasons why further steps wait, and the delay until the next reconcile. A plan
-/// consists of writes until [`actions`] has built them; then it consists of actions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan<T = Action> {
-    /// The writes or actions to execute now.
-    pub step: Step<T>,
+/// The step to execute now, the reasons why further steps wait, and the delay until the next reconcile.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The actions to execute now.
+    pub step: Step,
     /// Revision at which the data of the members must be compared before the next step. Each member reads its whole
     /// database for the comparison, so the operator does not compare on every reconcile.
     pub asks: Option<i64>,
@@ -104,6 +105,8 @@ pub struct Plan<T = Action> {
 
 /// A plan under construction.
 struct Draft<'a> {
+    /// Builds the objects of actions.
+    build: Builder<'a>,
     names: &'a dyn Names,
     /// Number of names and tokens taken from `names`.
     members_named: u64,
@@ -115,13 +118,16 @@ struct Draft<'a> {
     waiting_for: Vec<Explanation>,
     problems: Vec<Explanation>,
     requeue: Duration,
+    /// A chain is missing because an object of it cannot be built.
+    incomplete: bool,
     /// Members to remove from the endpoints of the client Service.
     drained: BTreeSet<String>,
 }
 
 impl<'a> Draft<'a> {
-    fn new(names: &'a dyn Names) -> Self {
+    fn new(build: Builder<'a>, names: &'a dyn Names) -> Self {
         Self {
+            build,
             names,
             members_named: 0,
             tokens_used: 0,
@@ -132,18 +138,32 @@ impl<'a> Draft<'a> {
             waiting_for: Vec::new(),
             problems: Vec::new(),
             requeue: STEADY,
+            incomplete: false,
             drained: BTreeSet::new(),
         }
     }
 
-    /// Adds writes that are sent in order.
+    /// Adds actions that are sent in order.
     fn chain(&mut self, chain: Chain) {
         self.chains.push(chain);
     }
 
-    /// Adds a write that depends on no other write.
-    fn write(&mut self, write: Write) {
-        self.chain(vec![write]);
+    /// Adds actions that are sent in order, or the reason why an object of them cannot be built.
+    fn try_chain(&mut self, chain: Result<Chain, Explanation>) {
+        match chain {
+            Ok(chain) => self.chain(chain),
+            Err(problem) => {
+                self.incomplete = true;
+                if !self.problems.contains(&problem) {
+                    self.problems.push(problem);
+                }
+            }
+        }
+    }
+
+    /// Adds an action that depends on no other action.
+    fn add(&mut self, action: Action) {
+        self.chain(vec![action]);
     }
 
     /// Returns the name of a new member. Each call returns a different name.
@@ -171,15 +191,15 @@ impl<'a> Draft<'a> {
         self.problems.push(Explanation::new(reason, message));
     }
 
-    fn finish(self) -> Plan<Write> {
+    fn finish(self) -> Plan {
         let step = Step {
             chains: self.chains,
             change: self.change,
         };
-        let requeue = if step.is_empty() {
-            self.requeue
-        } else {
-            Duration::ZERO
+        let requeue = match (step.is_empty(), self.incomplete) {
+            (true, false) => self.requeue,
+            (true, true) => BLIND,
+            (false, _) => Duration::ZERO,
         };
         let next = (!self.next.is_empty()).then(|| self.next.join("; "));
         Plan {
@@ -195,22 +215,12 @@ impl<'a> Draft<'a> {
 
 /// Plans the actions to send now. New members and clusters take their names from `names`.
 pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Plan {
-    let builder = Builder {
+    let build = Builder {
         desired,
         observed,
         now,
     };
-    builder.plan(decide(desired, observed, names, now))
-}
-
-/// Plans the writes to send now.
-pub fn decide(
-    desired: &Desired,
-    observed: &Observed,
-    names: &dyn Names,
-    now: Timestamp,
-) -> Plan<Write> {
-    let mut draft = Draft::new(names);
+    let mut draft = Draft::new(build, names);
     if observed.deleting {
         draft.wait(
             Reason::Deleting,
@@ -303,15 +313,18 @@ fn formed(
             }
             auth::settle(desired, observed, draft);
             membership::change((desired, observed, now), &view, draft);
-            kept_volumes::clear(desired, &view, draft);
+            let earlier = Earlier::of(draft);
+            kept_volumes::clear(desired, &view, &earlier, draft);
             ended::clear(observed, &view.names(), draft);
-            membership::start(desired, observed, &view, intent, cluster_id, draft);
-            switch::settle(observed, intent, &view, draft);
-            upkeep::keep_up((desired, observed, now), &view, draft);
+            let identity = (intent, cluster_id);
+            membership::start(desired, observed, &view, identity, &earlier, draft);
+            switch::settle(observed, intent, &view, &earlier, draft);
+            let earlier = Earlier::of(draft);
+            upkeep::keep_up((desired, observed, now), &view, &earlier, draft);
             disks::grow(desired, &view, draft);
             settings::metadata(&view, draft);
             settings::volume_versions((desired, observed), &view, draft);
-            settings::resources(&view, draft);
+            settings::resources(&view, &Earlier::of(draft), draft);
             drain::settle((&view, intent, cluster_id), now, draft);
             objects::troubles(observed, &view.names(), now, draft);
         }

@@ -28,7 +28,7 @@ impl ExecuteContext<'_> {
             }
             EtcdCall::UpdatePeerUrls { id, urls } => self.etcd.update_member(via, *id, urls).await,
             EtcdCall::Promote { id } => self.etcd.promote_member(via, *id).await,
-            EtcdCall::Remove { id } => match self.etcd.remove_member(via, *id).await {
+            EtcdCall::Remove { id, .. } => match self.etcd.remove_member(via, *id).await {
                 Err(etcd::Error::MemberNotFound) => Ok(()),
                 answer => answer,
             },

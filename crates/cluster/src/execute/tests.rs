@@ -15,9 +15,9 @@ use tower::service_fn;
 use super::*;
 use crate::desired::desired;
 use crate::observe::{self, tests::look};
-use crate::plan::actions::Builder;
-use crate::snapshot::Role;
-use crate::write::{Start, State, Write};
+use crate::plan::actions::{Builder, mark_service};
+use crate::plan::{Start, State};
+use crate::snapshot::{Role, Service};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
 
@@ -75,22 +75,23 @@ impl Server {
     }
 }
 
+#[derive(Clone, Copy)]
+enum Mark {
+    First,
+    Again,
+}
+
 /// Starts a member with `left` of the observation's permitted age. Returns the requests and the result.
 async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),
 ) -> (Vec<String>, Acted) {
-    let mark = Write::MarkService {
-        member: MEMBER.to_owned(),
-        started: true,
-        over: Some("7".to_owned()),
-    };
-    started_with(what, (State::New, mark), (durable, left)).await
+    started_with(what, (State::New, Mark::First), (durable, left)).await
 }
 
 async fn started_with(
     what: (&'static str, Does),
-    start: (State, Write),
+    start: (State, Mark),
     durably: (bool, Duration),
 ) -> (Vec<String>, Acted) {
     let (asked, mut acted) = Box::pin(started_again(what, start, durably, 1)).await;
@@ -100,7 +101,7 @@ async fn started_with(
 /// Repeats this with several observations, each of which leads to the same step.
 async fn started_again(
     (kind, does): (&'static str, Does),
-    (state, mark): (State, Write),
+    (state, mark): (State, Mark),
     (durable, left): (bool, Duration),
     looks: usize,
 ) -> (Vec<String>, Vec<Acted>) {
@@ -149,17 +150,29 @@ async fn started_again(
         token: "token".to_owned(),
         cluster_id: None,
     };
-    let mut writes = vec![mark];
-    writes.extend(durable.then(|| Write::CreateDisk(start.clone())));
-    writes.push(Write::CreatePod(start));
+    let service = Service {
+        uid: "service".to_owned(),
+        resource_version: "7".to_owned(),
+        owned: true,
+        started: false,
+        renewed: false,
+        drifted: false,
+        closed: false,
+        created: Timestamp::UNIX_EPOCH,
+    };
     let desired = desired(&look.effective, &Operators::default());
     let builder = Builder {
         desired: &desired,
         observed: &observed,
         now: Timestamp::now(),
     };
+    let mark = match mark {
+        Mark::First => mark_service(MEMBER, &service),
+        Mark::Again => builder.mark_service_again(MEMBER, &service),
+    };
+    let rest = builder.create_volume_and_pod(&start).unwrap();
     let step = Step {
-        chains: vec![builder.chain(&writes).unwrap()],
+        chains: vec![[mark].into_iter().chain(rest).collect()],
         change: None,
     };
     let mut acted = Vec::new();
@@ -277,20 +290,11 @@ async fn retries_removal_of_mark() {
 /// Setting and removing the mark are events of the cluster's own objects, which trigger a reconcile at once.
 #[tokio::test]
 async fn rejected_start_backs_off() {
-    let mark = || Write::MarkService {
-        member: MEMBER.to_owned(),
-        started: true,
-        over: Some("7".to_owned()),
-    };
-    let renew = || Write::RenewMark {
-        member: MEMBER.to_owned(),
-        over: "7".to_owned(),
-    };
     let refused = Does::Answers(403, "Forbidden");
     for (kind, mark, requests) in [
-        (CLAIMS, mark(), 3),
-        (CLAIMS, renew(), 2),
-        ("services", mark(), 1),
+        (CLAIMS, Mark::First, 3),
+        (CLAIMS, Mark::Again, 2),
+        ("services", Mark::First, 1),
     ] {
         let start = (State::Join, mark);
         let again = started_again((kind, refused), start, (true, LONG), 4);
@@ -304,7 +308,7 @@ async fn rejected_start_backs_off() {
     }
     // A lost race is no rejection.
     let race = Does::Answers(409, "AlreadyExists");
-    let again = started_again((CLAIMS, race), (State::Join, mark()), (true, LONG), 2);
+    let again = started_again((CLAIMS, race), (State::Join, Mark::First), (true, LONG), 2);
     let (asked, _) = Box::pin(again).await;
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
@@ -313,17 +317,13 @@ async fn rejected_start_backs_off() {
 /// remove the second.
 #[tokio::test]
 async fn renewed_mark_is_never_removed() {
-    let again = || Write::RenewMark {
-        member: MEMBER.to_owned(),
-        over: "7".to_owned(),
-    };
     let mut marks = Vec::new();
     let takes = Does::Takes(Duration::from_millis(600));
     for (what, left) in [
         ((CLAIMS, Does::Answers(403, "Forbidden")), LONG),
         (("services", takes), Duration::from_millis(500)),
     ] {
-        let (asked, acted) = started_with(what, (State::Join, again()), (true, left)).await;
+        let (asked, acted) = started_with(what, (State::Join, Mark::Again), (true, left)).await;
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
         marks.extend(asked.into_iter().filter(|one| one.starts_with("services")));
     }

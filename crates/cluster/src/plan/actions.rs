@@ -1,25 +1,34 @@
-//! Builds the actions for the writes that the phases request: the object, the patch or the call, with its
-//! precondition. Pure, so a plan shows the exact requests.
+//! Constructors of actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Pure,
+//! so a plan shows the exact requests.
 
+mod calls;
 mod patches;
 mod records;
+mod services;
 mod start;
 
 use api::names;
-use etcd::{Alarm, MemberId};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Service;
-use kube::ResourceExt;
 use member::Members;
 
-use crate::access::AccessWrite;
-use crate::action::{Action, AuthChange, EtcdCall, Kind, Object, Passwords, Reference, Request};
-use crate::certificates::CertificateWrite;
-use crate::plan::{BLIND, Explanation, Plan};
-use crate::snapshot::{Desired, Observed, Seen};
-use crate::write::{Chain, Change, Step, Write};
+use crate::action::{Action, Kind, Object, Passwords, Reference, Request, StartPart, Undo};
+use crate::certificates::CertificateWrite as Certificate;
+use crate::reason::Reason;
+use crate::snapshot::{Desired, Observed};
 
-pub(crate) use patches::unmark;
+pub(crate) use calls::{
+    compact, defragment, disarm, downgrade, move_leader, promote, remove, update_peer_urls,
+};
+pub use patches::Label;
+pub(crate) use patches::{
+    change_metadata, clear_image_change, grow_volume, note_removal, note_version, resize_pod,
+};
+pub(crate) use services::{mark_service, unmark};
+pub use start::{Start, State};
+
+/// Reason and verb of an Event. `None`: the action follows from another one that is reported, or does not concern
+/// users.
+type Event = Option<(Reason, &'static str)>;
 
 /// The input for objects: the spec in effect and the observed state.
 #[derive(Clone, Copy)]
@@ -30,132 +39,6 @@ pub(crate) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Builds the plan with its actions. A chain that cannot be built is omitted, and the reason becomes a problem of
-    /// the plan.
-    pub(super) fn plan(&self, decided: Plan<Write>) -> Plan {
-        let Plan {
-            step,
-            asks,
-            next,
-            waiting_for,
-            mut problems,
-            mut requeue,
-        } = decided;
-        let mut complete = true;
-        let mut build = |chain: &Chain| match self.chain(chain) {
-            Ok(actions) => Some(actions),
-            Err(problem) => {
-                complete = false;
-                if !problems.contains(&problem) {
-                    problems.push(problem);
-                }
-                None
-            }
-        };
-        let chains = step.chains.iter().filter_map(&mut build).collect();
-        let change = step.change.and_then(|change| {
-            Some(Change {
-                chain: build(&change.chain)?,
-                via: change.via,
-                planned_from: change.planned_from,
-            })
-        });
-        let step = Step { chains, change };
-        if !complete && step.is_empty() {
-            requeue = requeue.max(BLIND);
-        }
-        Plan {
-            step,
-            asks,
-            next,
-            waiting_for,
-            problems,
-            requeue,
-        }
-    }
-
-    /// Builds the actions of one chain.
-    pub(crate) fn chain(&self, writes: &[Write]) -> Result<Chain<Action>, Explanation> {
-        writes.iter().map(|write| self.action(write)).collect()
-    }
-
-    fn action(&self, write: &Write) -> Result<Action, Explanation> {
-        let (point, event) = write.point_and_event();
-        Ok(Action {
-            point,
-            text: write.to_string(),
-            event,
-            start: write.start(),
-            request: self.request(write)?,
-        })
-    }
-
-    fn request(&self, write: &Write) -> Result<Request, Explanation> {
-        Ok(match write {
-            Write::RecordIntent { .. }
-            | Write::RecordClusterId { .. }
-            | Write::RecordRecovery(_) => self.identity(write),
-            Write::RecordTls { record, over } => records::tls(record, over),
-            Write::RecordDefragmentation { record, over } => records::defragmentation(record, over),
-            Write::ApplyHeadless => apply_service(member::headless_service(&self.members())),
-            Write::ApplyClient { open } => self.client_service(*open),
-            Write::ApplyBudget { quorum } => self.budget(*quorum),
-            Write::DeleteBudget => self.delete_budget(),
-            Write::Access(write) => self.access(*write),
-            Write::Certificate(write) => certificate(write),
-            Write::CreateService {
-                member,
-                started,
-                closed,
-            } => self.create_service(member, *started, *closed),
-            Write::OpenService { member, uid } | Write::RepairService { member, uid } => {
-                self.apply_service(member, uid)
-            }
-            Write::MarkService {
-                member,
-                started,
-                over,
-            } => patches::mark(member, *started, over.as_deref()),
-            Write::RenewMark { member, over } => patches::mark_again(member, over, self.now),
-            Write::DeleteService { member, uid } => delete(Kind::Service, member, uid),
-            Write::CreateDisk(start) => Request::Create(self.volume_claim(start)?),
-            Write::GrowDisk { member, uid, size } => patches::grow(member, uid, size),
-            Write::NoteRemoval {
-                member,
-                over,
-                removal,
-            } => patches::note_removal(member, over, *removal),
-            Write::NoteVersion {
-                member,
-                uid,
-                version,
-            } => patches::note_version(member, uid, version),
-            Write::DeleteDisk { member, uid } => delete(Kind::VolumeClaim, member, uid),
-            Write::CreatePod(start) => Request::Create(self.pod(start)?),
-            Write::DeletePod { member, uid } => delete(Kind::Pod, member, uid),
-            Write::PatchImage {
-                member,
-                uid,
-                version,
-                changed,
-            } => self.patch_image((member, uid), version, changed)?,
-            Write::SettleImage { member, uid } => patches::settle_image(member, uid),
-            Write::PatchMetadata { member, uid, patch } => patches::metadata(member, uid, patch),
-            Write::ResizePod { member, uid, patch } => patches::resize(member, uid, patch),
-            Write::LabelPod(label) => self.label(Kind::Pod, label),
-            Write::LabelDisk(label) => self.label(Kind::VolumeClaim, label),
-            Write::AddMember { member, learner } => self.add_member(member, *learner),
-            Write::UpdatePeerUrls { id, urls, .. } => update_peer_urls(*id, urls),
-            Write::Promote { id, .. } => Request::Etcd(EtcdCall::Promote { id: *id }),
-            Write::Remove { id, .. } => Request::Etcd(EtcdCall::Remove { id: *id }),
-            Write::MoveLeader { from, id, .. } => move_leader(from, *id),
-            Write::Downgrade { to } => Request::Etcd(EtcdCall::Downgrade { to: to.clone() }),
-            Write::Defragment { member, recorded } => defragment(member, *recorded),
-            Write::Compact { revision, via } => compact(*revision, via),
-            Write::Disarm { alarm, via } => disarm(*alarm, via),
-        })
-    }
-
     /// The common part of the objects of all members. Only objects of a single member need the cluster ID.
     fn members(&self) -> Members<'_> {
         let intent = self.observed.intent.as_ref();
@@ -170,137 +53,166 @@ impl Builder<'_> {
         Members::of(object, namespace, token, cluster_id)
     }
 
-    // ---- objects of the cluster ----
-
-    fn client_service(&self, open: bool) -> Request {
-        let mut members = self.members();
-        members.cluster_id = open.then_some("");
-        apply_service(member::client_service(&members))
-    }
-
-    fn budget(&self, quorum: usize) -> Request {
+    pub(crate) fn apply_budget(&self, quorum: usize) -> Action {
         // The smallest number of voters with this quorum.
         let voters = (quorum * 2).saturating_sub(1);
         let budget = member::disruption_budget(&self.members(), voters);
-        Request::Apply(Object::DisruptionBudget(Box::new(budget)))
+        action(
+            "before-apply-budget",
+            Some((Reason::DisruptionBudgetApplied, "Apply")),
+            format!("apply the disruption budget for a quorum of {quorum}"),
+            Request::Apply(Object::DisruptionBudget(Box::new(budget))),
+        )
     }
 
-    fn delete_budget(&self) -> Request {
+    pub(crate) fn delete_budget(&self) -> Action {
         let name = names::disruption_budget(&self.observed.cluster);
         let uid = self.observed.shared.budget_uid.as_deref();
-        delete(Kind::DisruptionBudget, &name, uid.unwrap_or_default())
+        action(
+            "before-delete-budget",
+            Some((Reason::DisruptionBudgetDeleted, "Delete")),
+            "delete the disruption budget",
+            deletion(Kind::DisruptionBudget, &name, uid.unwrap_or_default()),
+        )
     }
 
-    fn access(&self, write: AccessWrite) -> Request {
-        let auth = |change| {
-            Request::Etcd(EtcdCall::Auth {
-                change,
-                via: self.answering_voters(),
-            })
-        };
-        match write {
-            AccessWrite::Record { others } => Request::Passwords(Passwords::Record { others }),
-            AccessWrite::Forget => Request::Passwords(Passwords::Forget),
-            AccessWrite::Enable => auth(AuthChange::Enable),
-            AccessWrite::Disable => auth(AuthChange::Disable),
-            AccessWrite::ChangePassword => auth(AuthChange::ChangePassword),
-            AccessWrite::ApplyNetwork => {
-                let policy = self.desired.object.spec.network_policy.clone();
-                let policy = policy.unwrap_or_default();
-                let operators = &self.desired.operators;
-                let policy = member::network_policy(&self.members(), &policy, operators);
-                Request::Apply(Object::NetworkPolicy(Box::new(policy)))
-            }
-            AccessWrite::DeleteNetwork => {
-                let name = names::network_policy(&self.observed.cluster);
-                let uid = self.observed.access.network_uid.as_deref();
-                delete(Kind::NetworkPolicy, &name, uid.unwrap_or_default())
-            }
-        }
+    pub(crate) fn apply_network_policy(&self) -> Action {
+        let policy = self.desired.object.spec.network_policy.clone();
+        let policy = policy.unwrap_or_default();
+        let operators = &self.desired.operators;
+        let policy = member::network_policy(&self.members(), &policy, operators);
+        action(
+            "before-apply-network-policy",
+            Some((Reason::NetworkPolicyApplied, "Apply")),
+            "apply the NetworkPolicy",
+            Request::Apply(Object::NetworkPolicy(Box::new(policy))),
+        )
     }
 
-    fn answering_voters(&self) -> Vec<String> {
-        let answers = self.observed.statuses.iter();
-        let voters = answers
-            .filter(|(_, answer)| matches!(answer, Seen::Known(status) if !status.is_learner));
-        voters.map(|(name, _)| name.clone()).collect()
-    }
-
-    // ---- the Service of a member ----
-
-    fn create_service(&self, member: &str, started: bool, closed: bool) -> Request {
-        let service = member::member_service(&self.members(), member);
-        let mut service = member::without_second_port(service);
-        if closed {
-            service = member::closed(service);
-        }
-        if started {
-            let annotations = service.annotations_mut();
-            annotations.insert(names::ANNOTATION_STARTED.to_owned(), "true".to_owned());
-        }
-        Request::Create(Object::Service(Box::new(service)))
-    }
-
-    /// Includes the UID, so that a deleted Service is not recreated under a used name.
-    fn apply_service(&self, member: &str, uid: &str) -> Request {
-        let mut service = member::member_service(&self.members(), member);
-        service.metadata.uid = Some(uid.to_owned());
-        apply_service(service)
-    }
-
-    fn add_member(&self, member: &str, learner: bool) -> Request {
-        let url = self.members().addresses().peer_url(member);
-        Request::Etcd(EtcdCall::AddMember { url, learner })
+    pub(crate) fn delete_network_policy(&self) -> Action {
+        let name = names::network_policy(&self.observed.cluster);
+        let uid = self.observed.access.network_uid.as_deref();
+        action(
+            "before-delete-network-policy",
+            Some((Reason::NetworkPolicyDeleted, "Delete")),
+            "delete the NetworkPolicy",
+            deletion(Kind::NetworkPolicy, &name, uid.unwrap_or_default()),
+        )
     }
 }
 
-fn apply_service(service: Service) -> Request {
-    Request::Apply(Object::Service(Box::new(service)))
+/// Deletes the pod of a member.
+pub(crate) fn delete_pod(member: &str, uid: &str) -> Action {
+    action(
+        "before-delete-pod",
+        Some((Reason::PodDeleted, "Delete")),
+        format!("delete the pod of {member}"),
+        deletion(Kind::Pod, member, uid),
+    )
 }
 
-fn delete(kind: Kind, name: &str, uid: &str) -> Request {
-    Request::Delete(Reference {
-        kind,
-        name: name.to_owned(),
-        uid: uid.to_owned(),
-    })
+/// Deletes the PVC of a member.
+pub(crate) fn delete_volume(member: &str, uid: &str) -> Action {
+    action(
+        "before-delete-disk",
+        Some((Reason::VolumeClaimDeleted, "Delete")),
+        format!("delete the volume claim of {member}"),
+        deletion(Kind::VolumeClaim, member, uid),
+    )
 }
 
-fn certificate(write: &CertificateWrite) -> Request {
-    match write {
-        CertificateWrite::Tell {
+/// Deletes the Service of a member.
+pub(crate) fn delete_service(member: &str, uid: &str) -> Action {
+    action(
+        "before-delete-service",
+        Some((Reason::MemberServiceDeleted, "Delete")),
+        format!("delete the Service of {member}"),
+        deletion(Kind::Service, member, uid),
+    )
+}
+
+/// Records the desired password in the operator's own Secret. `others`: keeps the passwords that etcd may still have.
+pub(crate) fn record_passwords(others: bool) -> Action {
+    action(
+        "before-record-passwords",
+        None,
+        "record the password that is to be etcd's",
+        Request::Passwords(Passwords::Record { others }),
+    )
+}
+
+/// Deletes the operator's record of passwords.
+pub(crate) fn forget_passwords() -> Action {
+    action(
+        "before-forget-passwords",
+        None,
+        "delete the record of etcd's password",
+        Request::Passwords(Passwords::Forget),
+    )
+}
+
+/// Writes a Secret of generated certificates, or notifies a pod of one.
+pub(crate) fn certificate(write: Certificate) -> Action {
+    use Certificate as C;
+    let (point, event) = match &write {
+        C::Authority { .. } => ("before-make-authority", Some(Reason::AuthorityCreated)),
+        C::Rejoin { .. } => ("before-rejoin-authority", Some(Reason::AuthorityRejoined)),
+        C::Prepare { .. } => ("before-prepare-authority", Some(Reason::AuthorityPrepared)),
+        C::Switch { .. } => ("before-switch-authority", Some(Reason::AuthoritySwitched)),
+        C::Retire { .. } => ("before-retire-authority", Some(Reason::AuthorityRetired)),
+        C::Issue { over, .. } => {
+            let renews = over.is_some();
+            let reason = if renews {
+                Reason::CertificateRenewed
+            } else {
+                Reason::CertificateIssued
+            };
+            ("before-issue-certificate", Some(reason))
+        }
+        C::Trust { .. } => ("before-write-trust-bundle", None),
+        C::Mark { .. } => ("before-mark-secret", None),
+        C::Tell { .. } => ("before-tell-certificates", None),
+        C::Discard { .. } => ("before-discard-certificate", None),
+    };
+    let event = event.map(|reason| match reason {
+        Reason::AuthorityCreated | Reason::CertificateIssued => (reason, "Create"),
+        Reason::CertificateRenewed => (reason, "Renew"),
+        _ => (reason, "Rotate"),
+    });
+    // The certificates of a member are created before its pod and its PVC, even if an earlier attempt left some.
+    let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
+    let text = write.to_string();
+    let request = match write {
+        C::Tell {
             member,
             uid,
             trust,
             authorities,
             certificates,
-        } => patches::tell((member, uid), (trust, authorities), certificates),
-        CertificateWrite::Discard { secret, uid } => delete(Kind::Secret, secret, uid),
-        write => Request::Certificate(write.clone()),
+        } => patches::tell((&member, &uid), (&trust, &authorities), &certificates),
+        C::Discard { secret, uid } => deletion(Kind::Secret, &secret, &uid),
+        write => Request::Certificate(write),
+    };
+    Action {
+        start,
+        ..action(point, event, text, request)
     }
 }
 
-fn update_peer_urls(id: MemberId, urls: &[String]) -> Request {
-    let urls = urls.to_vec();
-    Request::Etcd(EtcdCall::UpdatePeerUrls { id, urls })
+fn action(point: &'static str, event: Event, text: impl Into<String>, request: Request) -> Action {
+    Action {
+        point,
+        text: text.into(),
+        event,
+        start: None,
+        request,
+    }
 }
 
-fn move_leader(from: &str, id: MemberId) -> Request {
-    let from = from.to_owned();
-    Request::Etcd(EtcdCall::MoveLeader { from, id })
-}
-
-fn defragment(member: &str, recorded: Timestamp) -> Request {
-    let member = member.to_owned();
-    Request::Etcd(EtcdCall::Defragment { member, recorded })
-}
-
-fn compact(revision: i64, via: &[String]) -> Request {
-    let via = via.to_vec();
-    Request::Etcd(EtcdCall::Compact { revision, via })
-}
-
-fn disarm(alarm: Alarm, via: &[String]) -> Request {
-    let via = via.to_vec();
-    Request::Etcd(EtcdCall::Disarm { alarm, via })
+fn deletion(kind: Kind, name: &str, uid: &str) -> Request {
+    Request::Delete(Reference {
+        kind,
+        name: name.to_owned(),
+        uid: uid.to_owned(),
+    })
 }

@@ -13,7 +13,6 @@ use crate::plan::view::{Data, MemberState, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
-use crate::write::Write;
 
 /// Records an existing cluster that carries no mark of this operator. Returns `false` if none exists.
 ///
@@ -158,14 +157,11 @@ fn record(
     draft: &mut Draft,
 ) {
     draft.say(said);
-    draft.write(Write::RecordIntent {
-        intent: Intent {
-            token: token(observed, list.cluster_id),
-            members,
-        },
-        cluster_id: Some(list.cluster_id),
-        over: observed.resource_version.clone(),
-    });
+    let intent = Intent {
+        token: token(observed, list.cluster_id),
+        members,
+    };
+    draft.add(draft.build.record_intent(&intent, Some(list.cluster_id)));
 }
 
 /// Whether the silent quorum may consist of members that other software runs. The remains of this cluster say nothing

@@ -7,11 +7,10 @@ use api::names::auth_secret;
 use etcd::Login;
 use runtime::credentials::Record;
 
-use crate::access::AccessWrite;
-use crate::plan::{Draft, STEADY};
+use crate::action::AuthChange;
+use crate::plan::{Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Kept, Observed, Seen};
-use crate::write::Write;
 
 /// Reports that members rejected the operator's credentials. Such an answer comes from a living cluster: no data is
 /// lost.
@@ -67,25 +66,19 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         }
         (Some(true), Login::Off) => {
             draft.say("turn etcd's authentication on");
-            let mut writes = Vec::new();
             // Invariant 21: an earlier attempt may have set another recorded password in etcd, so it is kept.
-            if !is_recorded {
-                writes.push(Write::Access(AccessWrite::Record { others: true }));
-            }
-            writes.push(Write::Access(AccessWrite::Enable));
-            draft.chain(writes);
+            let record = (!is_recorded).then(|| actions::record_passwords(true));
+            let enable = draft.build.auth(AuthChange::Enable);
+            draft.chain(record.into_iter().chain([enable]).collect());
         }
         (Some(true), Login::Accepted) if seen.record != Record::Wanted => {
-            order(AccessWrite::Record { others: false }, draft);
+            draft.add(actions::record_passwords(false));
         }
         (Some(true), Login::Former) => {
             draft.say("change the password of etcd's user to that of the Secret");
-            let mut writes = Vec::new();
-            if !is_recorded {
-                writes.push(Write::Access(AccessWrite::Record { others: true }));
-            }
-            writes.push(Write::Access(AccessWrite::ChangePassword));
-            draft.chain(writes);
+            let record = (!is_recorded).then(|| actions::record_passwords(true));
+            let change = draft.build.auth(AuthChange::ChangePassword);
+            draft.chain(record.into_iter().chain([change]).collect());
         }
         // The operator disables only what it enabled.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
@@ -94,10 +87,10 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         }
         (Some(false), Login::Accepted | Login::Former) => {
             draft.say("turn etcd's authentication off");
-            order(AccessWrite::Disable, draft);
+            draft.add(draft.build.auth(AuthChange::Disable));
         }
         (Some(false), Login::Off) if seen.record != Record::None => {
-            order(AccessWrite::Forget, draft);
+            draft.add(actions::forget_passwords());
         }
         (None, Login::Former) => {
             let text = "the password of spec.auth.secret is not etcd's; the operator goes on with the one before: set \
@@ -111,24 +104,22 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
 /// Creates or deletes the NetworkPolicy according to the spec.
 pub(super) fn network(desired: &Desired, observed: &Observed, draft: &mut Draft) {
     match (desired.access.network, observed.access.network) {
-        (true, Kept::Missing | Kept::Drifted) => order(AccessWrite::ApplyNetwork, draft),
-        (false, Kept::Drifted | Kept::AsMade(())) => order(AccessWrite::DeleteNetwork, draft),
+        (true, Kept::Missing | Kept::Drifted) => draft.add(draft.build.apply_network_policy()),
+        (false, Kept::Drifted | Kept::AsMade(())) => {
+            draft.add(draft.build.delete_network_policy());
+        }
         (true, Kept::AsMade(())) | (false, Kept::Missing) | (_, Kept::Others) => {}
     }
-}
-
-fn order(write: AccessWrite, draft: &mut Draft) {
-    draft.write(Write::Access(write));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::access::{Access, AccessRule};
-    use crate::plan::Plan;
     use crate::plan::tests::scene::Scene;
+    use crate::plan::tests::writes::{AccessWrite, Plan, Write};
 
-    fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan<Write> {
+    fn planned(enabled: Option<bool>, login: Login, record: Record) -> Plan {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         scene.desired.access = AccessRule {
             auth: enabled,
@@ -144,7 +135,7 @@ mod tests {
         scene.plan()
     }
 
-    fn writes(plan: &Plan<Write>) -> Vec<AccessWrite> {
+    fn writes(plan: &Plan) -> Vec<AccessWrite> {
         let writes = plan.step.chains.iter().flatten();
         let access = writes.filter_map(|write| match write {
             Write::Access(write) => Some(*write),

@@ -10,10 +10,11 @@ use jiff::Timestamp;
 
 use crate::plan::member_objects;
 use crate::plan::versions;
-use crate::plan::{BLIND, Draft, adoption, auth, ended, objects, recovery, roll, second};
+use crate::plan::{
+    BLIND, Draft, Label, Start, State, adoption, auth, ended, objects, recovery, roll, second,
+};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Intent, Observed, Pod, Role};
-use crate::write::{Label, Start, State, Write};
 
 /// Plans without a trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods are recreated on
 /// their volumes, because a quorum of volumes is a cluster (invariant 8).
@@ -49,10 +50,7 @@ pub(super) fn blind(
                 cluster_id: Some(cluster_id),
             };
             draft.say(format!("start {name} again on its disk"));
-            draft.chain(member_objects::pod_on_disk(
-                observed.services.get(name),
-                start,
-            ));
+            member_objects::pod_on_disk(observed.services.get(name), &start, draft);
         }
     }
     ended::clear(observed, &initial, draft);
@@ -105,10 +103,10 @@ fn own(observed: &Observed, intent: &Intent, cluster_id: ClusterId, draft: &mut 
     let orphan = |name: &String, owned: bool| !owned && is_ours(observed, intent, name);
     let disks = observed.disks.iter();
     for (name, disk) in disks.filter(|(name, disk)| orphan(name, disk.owned)) {
-        draft.write(Write::LabelDisk(label(name, &disk.uid)));
+        draft.add(draft.build.label_volume(&label(name, &disk.uid)));
     }
     let pods = observed.pods.iter();
     for (name, pod) in pods.filter(|(name, pod)| orphan(name, pod.owned)) {
-        draft.write(Write::LabelPod(label(name, &pod.uid)));
+        draft.add(draft.build.label_pod(&label(name, &pod.uid)));
     }
 }

@@ -12,10 +12,11 @@ use crate::plan::age::age;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SOON, STEADY, adoption, ended, objects, versions};
+use crate::plan::{
+    BLIND, Draft, SOON, STEADY, Start, State, actions, adoption, ended, objects, versions,
+};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
-use crate::write::{Start, State, Write};
 
 /// Time without endpoints for the Services of first members if no member is seen running.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
@@ -50,12 +51,7 @@ pub(super) fn unrecorded(
                 members.clone()
             },
         };
-        let over = observed.resource_version.clone();
-        draft.write(Write::RecordIntent {
-            intent,
-            cluster_id,
-            over,
-        });
+        draft.add(draft.build.record_intent(&intent, cluster_id));
         return;
     }
     if !traces.is_empty() || recorded.is_some() {
@@ -101,10 +97,10 @@ pub(super) fn unrecorded(
     if adoption::join(observed, recorded, draft) {
         return;
     }
-    begin(desired, observed, draft);
+    begin(desired, draft);
 }
 
-fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
+fn begin(desired: &Desired, draft: &mut Draft) {
     let count = desired.first;
     draft.say(format!("record the names of the first {count} members"));
     // Invariant 10: token and names are in the API server before the first object is created.
@@ -112,11 +108,7 @@ fn begin(desired: &Desired, observed: &Observed, draft: &mut Draft) {
         token: draft.new_token(),
         members: (0..count).map(|_| draft.new_member()).collect(),
     };
-    draft.write(Write::RecordIntent {
-        intent,
-        cluster_id: None,
-        over: observed.resource_version.clone(),
-    });
+    draft.add(draft.build.record_intent(&intent, None));
 }
 
 /// Plans while a bootstrap is recorded and no cluster ID is.
@@ -130,8 +122,7 @@ pub(super) fn unformed(
     {
         let cluster_id = list.cluster_id;
         draft.say(format!("record cluster ID {cluster_id}"));
-        let over = observed.resource_version.clone();
-        draft.write(Write::RecordClusterId { cluster_id, over });
+        draft.add(draft.build.record_cluster_id(cluster_id));
         objects::shared_services(observed, false, draft);
         return;
     }
@@ -149,7 +140,7 @@ pub(super) fn unformed(
     let left = first.iter().filter(usable).count();
     let quorum = quorum_of(intent.members.len());
     if let Some(why) = given_up(desired, observed, intent, left, quorum) {
-        give_up(desired, observed, &why, draft);
+        give_up(desired, &why, draft);
         return;
     }
     if let Some(refused) = &desired.refused {
@@ -159,7 +150,7 @@ pub(super) fn unformed(
     objects::shared_services(observed, false, draft);
     let kept = observed.shared.budget;
     if desired.budget && kept != Kept::AsMade(quorum) && kept != Kept::Others {
-        draft.write(Write::ApplyBudget { quorum });
+        draft.add(draft.build.apply_budget(quorum));
     }
     discard_others(observed, intent, draft);
     let open = may_reach_each_other(observed, intent, now);
@@ -195,9 +186,8 @@ fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
             continue;
         };
         if token.as_ref() == Some(&intent.token) {
-            let over = observed.resource_version.clone();
             draft.say(format!("record cluster ID {cluster_id} found on {name}"));
-            draft.write(Write::RecordClusterId { cluster_id, over });
+            draft.add(draft.build.record_cluster_id(cluster_id));
             return true;
         }
         let text = format!(
@@ -277,7 +267,7 @@ fn given_up(
         .then(|| format!("the spec asks for {size} first members and {first} were planned"))
 }
 
-fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft) {
+fn give_up(desired: &Desired, why: &str, draft: &mut Draft) {
     draft.wait(
         Reason::BootstrapAbandoned,
         format!("{why}: the bootstrap begins again under new names"),
@@ -287,7 +277,7 @@ fn give_up(desired: &Desired, observed: &Observed, why: &str, draft: &mut Draft)
         draft.problem(Reason::NotYetInEffect, refused.clone());
         return;
     }
-    begin(desired, observed, draft);
+    begin(desired, draft);
 }
 
 /// Deletes the remains of an abandoned bootstrap. Each of its pods and PVCs carries its token. Objects without a
@@ -346,24 +336,20 @@ fn start_first(
     };
     match data {
         Data::NeverMade => {
-            let mut writes = match service {
-                None => vec![Write::CreateService {
-                    member: name.to_owned(),
-                    started: true,
-                    closed: !open && intent.members.len() > 1,
-                }],
-                Some(service) => vec![member_objects::mark(name, service)],
+            let closed = !open && intent.members.len() > 1;
+            let announces = match service {
+                None => draft.build.create_service(name, true, closed),
+                Some(service) => actions::mark_service(name, service),
             };
-            writes.extend(member_objects::disk_and_pod(start));
             draft.say(format!("start first member {name}"));
-            draft.chain(writes);
+            member_objects::start([announces], &start, draft);
         }
         Data::There => {
             member_objects::serve(name, service, open, draft);
             ended::clear(observed, [&name.to_owned()], draft);
             if !observed.pods.contains_key(name) {
                 draft.say(format!("start first member {name} on its disk"));
-                draft.chain(member_objects::pod_on_disk(service, start));
+                member_objects::pod_on_disk(service, &start, draft);
             }
         }
         // Invariant 6: the member may have voted already, so it is not restarted under its name.

@@ -25,10 +25,9 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, Circle, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
-use crate::plan::{BLIND, Draft, STEADY};
+use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
-use crate::write::Write;
 
 /// Minimum time for clients to load certificates of the new CA.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
@@ -42,6 +41,8 @@ pub(super) struct Settled {
     pub(super) adds: bool,
     /// Certificates block starts: no serving member is restarted.
     pub(super) held: bool,
+    /// Other phases create or delete a pod.
+    pub(super) touches_pods: bool,
 }
 
 /// Maintains the generated certificates of a cluster.
@@ -78,8 +79,8 @@ pub(super) fn keep(
         }
     }
     keeper.tell(draft);
-    keeper.start_again(settled, draft);
-    keeper.rejoin(settled, draft);
+    let restarts = keeper.start_again(settled, draft);
+    keeper.rejoin(settled, restarts, draft);
 }
 
 /// Renews existing certificates in time and does nothing else. An invalid spec must not let certificates expire.
@@ -101,7 +102,7 @@ pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
 }
 
 fn order(write: CertificateWrite, draft: &mut Draft) {
-    draft.write(Write::Certificate(write));
+    draft.add(actions::certificate(write));
 }
 
 fn say(write: CertificateWrite, draft: &mut Draft) {

@@ -1,41 +1,37 @@
 //! The requests to etcd that change its members or its leader. A plan contains at most one.
 
-use crate::plan::Draft;
+use crate::action::{Action, Change};
 use crate::plan::view::{MemberState, View};
-use crate::snapshot::{Disk, Removal};
-use crate::write::{Change, Write};
+use crate::plan::{Draft, actions};
+use crate::snapshot::Removal;
 
 pub(super) fn decide(
     view: &View,
-    writes: Vec<Write>,
+    chain: Vec<Action>,
     without: Option<&MemberState>,
     said: String,
     draft: &mut Draft,
 ) -> bool {
     let via = view.via(without.map(MemberState::id));
-    draft.say(said);
-    draft.change = Some(Change {
-        chain: writes,
+    let change = Change {
+        chain,
         via,
         planned_from: view.list.clone(),
-    });
-    true
+    };
+    draft.request_change(change, said)
 }
 
 pub(super) fn remove(view: &View, seat: &MemberState, why: &str, draft: &mut Draft) -> bool {
-    let write = Write::Remove {
-        member: seat.name.clone(),
-        id: seat.id(),
-    };
+    let removal = actions::remove(&seat.name, seat.id());
     // Invariant 25: the removal is recorded on the PVC before the request to etcd.
     let by_operator = Some(Removal::ByOperator);
     let disk = seat.disk.filter(|disk| !disk.terminating);
     let noted = disk
         .filter(|disk| disk.removal != by_operator)
-        .map(|disk| note_removal(&seat.name, disk, by_operator));
+        .map(|disk| actions::note_removal(&seat.name, disk, by_operator));
     decide(
         view,
-        noted.into_iter().chain([write]).collect(),
+        noted.into_iter().chain([removal]).collect(),
         Some(seat),
         format!("remove {} ({why})", seat.name),
         draft,
@@ -66,20 +62,7 @@ pub(super) fn move_leader(
     to: &MemberState,
     draft: &mut Draft,
 ) -> bool {
-    let write = Write::MoveLeader {
-        from: from.name.clone(),
-        to: to.name.clone(),
-        id: to.id(),
-    };
     let said = format!("hand leadership from {} to {}", from.name, to.name);
-    decide(view, vec![write], None, said, draft)
-}
-
-/// The removal note on a PVC.
-pub(super) fn note_removal(name: &str, disk: &Disk, removal: Option<Removal>) -> Write {
-    Write::NoteRemoval {
-        member: name.to_owned(),
-        over: disk.resource_version.clone(),
-        removal,
-    }
+    let action = actions::move_leader(&from.name, &to.name, to.id());
+    decide(view, vec![action], None, said, draft)
 }

@@ -1,12 +1,12 @@
 //! Conflicts between the phases of a plan. Only this module resolves them.
 //!
-//! 1. **Priority** is the order in which the phases are called. A phase adds writes. It neither removes nor changes
-//!    the writes of another phase.
+//! 1. **Priority** is the order in which the phases are called. A phase adds actions. It neither removes nor changes
+//!    the actions of another phase.
 //!    At most one phase changes the members (invariant 2): the first that requests it.
-//! 2. **Disturbances.** A phase that takes a member out of service for a deferrable reason first asks the draft
-//!    whether an earlier phase already does so: [`Draft::is_idle`], [`Draft::disturbs_members`],
-//!    [`Draft::touches_pods`].
-//! 3. **Certificates forbid** (invariant 20). [`settle`] removes forbidden writes once, after all other phases. It
+//! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets them as
+//!    [`Earlier`], which says what it gives way to: any action, a change of the members, or a member that is taken out
+//!    of service.
+//! 3. **Certificates forbid** (invariant 20). [`settle`] removes forbidden actions once, after all other phases. It
 //!    removes whole chains, because the mark on a Service announces the pod of the same chain, and it removes the
 //!    membership change.
 //! 4. **Certificates come first.** [`settle`] puts the certificates of a member before its pod and before the mark on
@@ -15,37 +15,64 @@
 
 use std::collections::BTreeSet;
 
+use crate::action::{Action, Begins, Change, EtcdCall, Kind, Object, Request};
 use crate::certificates::CertificateWrite;
 use crate::plan::certificates::{Keeper, Settled};
-use crate::plan::view::is_known;
-use crate::plan::{BLIND, Draft, STEADY};
+use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::Observed;
-use crate::write::Write;
+
+/// The work of earlier phases, to which deferrable work gives way.
+#[allow(clippy::struct_excessive_bools)] // Each is a question of another phase.
+pub(super) struct Earlier {
+    /// Nothing is sent.
+    pub(super) is_idle: bool,
+    /// The members or the leader are changed.
+    pub(super) changes_members: bool,
+    /// Members are added to etcd.
+    pub(super) adds: bool,
+    /// The members that are removed from etcd.
+    pub(super) removed: BTreeSet<String>,
+    /// A member is taken out of service, or the members are changed.
+    pub(super) disturbs_members: bool,
+    /// A pod is created or deleted.
+    pub(super) touches_pods: bool,
+}
+
+impl Earlier {
+    /// An action that cannot be built counts as well: its obstacle may be gone in the next plan.
+    pub(super) fn of(draft: &Draft) -> Self {
+        let of_objects = || draft.chains.iter().flatten();
+        let of_etcd = || draft.change.iter().flat_map(|change| &change.chain);
+        let deletes_pod = |action: &Action| action.deletes(Kind::Pod).is_some();
+        let ends = |action: &Action| deletes_pod(action) || action.changes_image();
+        let touches = |action: &Action| deletes_pod(action) || action.creates_pod().is_some();
+        let changes_members = draft.change.is_some();
+        let removed = of_etcd().filter_map(Action::removes_member);
+        Self {
+            is_idle: draft.chains.is_empty() && !changes_members && !draft.incomplete,
+            changes_members,
+            adds: of_etcd().any(Action::adds_member),
+            removed: removed.map(str::to_owned).collect(),
+            disturbs_members: draft.incomplete || changes_members || of_objects().any(ends),
+            touches_pods: draft.incomplete || of_objects().any(touches),
+        }
+    }
+}
 
 impl Draft<'_> {
-    /// Whether no earlier phase changes anything.
-    pub(super) fn is_idle(&self) -> bool {
-        self.chains.is_empty() && self.change.is_none()
+    /// Requests a change of the members or of the leader. Invariant 2: the first request counts.
+    pub(super) fn request_change(&mut self, change: Change, said: String) -> bool {
+        if self.change.is_some() {
+            return false;
+        }
+        self.say(said);
+        self.change = Some(change);
+        true
     }
 
-    /// Whether an earlier phase takes a member out of service or changes the members.
-    pub(super) fn disturbs_members(&self) -> bool {
-        let ends =
-            |write: &Write| matches!(write, Write::DeletePod { .. } | Write::PatchImage { .. });
-        self.change.is_some() || self.chains.iter().flatten().any(ends)
-    }
-
-    /// Whether an earlier phase creates or deletes a pod.
-    pub(super) fn touches_pods(&self) -> bool {
-        let touches =
-            |write: &Write| matches!(write, Write::DeletePod { .. } | Write::CreatePod(_));
-        let change = self.change.iter().flat_map(|change| &change.chain);
-        self.chains.iter().flatten().chain(change).any(touches)
-    }
-
-    /// Removes the membership change if one of its writes is forbidden, and returns it.
-    fn forbid_change(&mut self, forbidden: impl Fn(&Write) -> bool) -> Option<Vec<Write>> {
+    /// Removes the membership change if one of its actions is forbidden, and returns it.
+    fn forbid_change(&mut self, forbidden: impl Fn(&Action) -> bool) -> Option<Vec<Action>> {
         let change = self
             .change
             .take_if(|change| change.chain.iter().any(forbidden));
@@ -53,7 +80,7 @@ impl Draft<'_> {
     }
 }
 
-/// Applies the restrictions of the certificates to the writes of all other phases.
+/// Applies the restrictions of the certificates to the actions of all other phases.
 pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     let held = hold_back_for_faults(observed, draft);
     let Some(keeper) = keeper else {
@@ -62,7 +89,7 @@ pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut D
     if keeper.cuts_off() {
         // If members reject the operator's certificate, their silence proves no lost quorum. Members that reject each
         // other's certificates have lost no data.
-        drop_recovery(observed, draft);
+        drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(observed, keeper, draft);
     let started = certificates_before_pods(keeper, draft);
@@ -71,6 +98,7 @@ pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut D
         started,
         adds,
         held,
+        touches_pods: Earlier::of(draft).touches_pods,
     }
 }
 
@@ -78,7 +106,7 @@ pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut D
 /// whether certificates block starts.
 fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
     if !observed.tls.faults.is_empty() {
-        drop_recovery(observed, draft);
+        drop_recovery(draft);
     }
     let formed = observed.cluster_id.is_some();
     if observed.tls.in_the_way(formed).next().is_none() {
@@ -86,10 +114,10 @@ fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
     }
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        let mut writes = chain.iter();
-        !writes.any(|write| starts(write, observed) || names_new_members(write, observed))
+        let mut actions = chain.iter();
+        !actions.any(|action| starts(action, observed) || names_new_members(action))
     });
-    let change = draft.forbid_change(|write| starts(write, observed));
+    let change = draft.forbid_change(|action| starts(action, observed));
     if change.is_some() || draft.chains.len() < before {
         draft.next.clear();
         let text = "no member is started or restarted until the certificates hold";
@@ -103,12 +131,12 @@ fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
 fn hold_back_for_authorities(observed: &Observed, keeper: &Keeper, draft: &mut Draft) -> bool {
     let ready = keeper.is_ready();
     let joins = keeper.accepts_new_members();
-    let adds = |write: &Write| matches!(write, Write::AddMember { .. });
-    let held = |write: &Write| !ready && starts(write, observed) || !joins && adds(write);
+    let held =
+        |action: &Action| !ready && starts(action, observed) || !joins && action.adds_member();
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
         // A start waits for its certificates, and is removed together with them.
-        let begins = |write: &Write| matches!(write, Write::CreatePod(_));
+        let begins = |action: &Action| action.creates_pod().is_some();
         chain.iter().any(begins) || !chain.iter().any(held)
     });
     let change = draft.forbid_change(held);
@@ -116,7 +144,7 @@ fn hold_back_for_authorities(observed: &Observed, keeper: &Keeper, draft: &mut D
         let text = "no member is added or restarted until the certificate authorities allow it";
         draft.wait(Reason::AuthorityRotating, text, BLIND);
     }
-    !joins && change.is_some_and(|change| change.iter().any(adds))
+    !joins && change.is_some_and(|change| change.iter().any(Action::adds_member))
 }
 
 /// Creates the certificates of a member before its pod. Returns the members that are started.
@@ -126,10 +154,7 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
     let before = draft.chains.len();
     draft.chains.retain_mut(|chain| {
         let pods = chain.iter().enumerate();
-        let mut pods = pods.filter_map(|(at, write)| match write {
-            Write::CreatePod(start) => Some((at, start.member.clone())),
-            _ => None,
-        });
+        let mut pods = pods.filter_map(|(at, action)| Some((at, action.creates_pod()?)));
         let Some((at, member)) = pods.next() else {
             return true;
         };
@@ -138,15 +163,14 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         }
         // The certificates precede the mark that a pod may exist: a rejected certificate leaves no mark. A new
         // Service precedes them, because the operator finds the Secrets by it.
-        let prepares = |write: &Write| {
-            matches!(
-                write,
-                Write::MarkService { .. } | Write::RenewMark { .. } | Write::CreateDisk(_)
-            )
+        let prepares = |action: &Action| match &action.request {
+            Request::Create(object) => matches!(object, Object::VolumeClaim(_)),
+            Request::Patch(patch) => patch.kind == Kind::Service,
+            _ => false,
         };
         let first = chain.iter().position(prepares).unwrap_or(at);
         let issued = keeper.of_member(&member).into_iter();
-        chain.splice(first..first, issued.map(Write::Certificate));
+        chain.splice(first..first, issued.map(actions::certificate));
         started.insert(member);
         true
     });
@@ -163,63 +187,55 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
 /// Deletes the certificates of a member before its Service, which is needed to find them.
 fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
     for chain in &mut draft.chains {
-        let writes = chain.iter().enumerate();
-        let mut deleted = writes.filter_map(|(at, write)| match write {
-            Write::DeleteService { member, .. } => Some((at, member.clone())),
-            _ => None,
-        });
+        let all = chain.iter().enumerate();
+        let mut deleted = all.filter_map(|(at, action)| Some((at, action.deletes(Kind::Service)?)));
         let Some((at, member)) = deleted.next() else {
             continue;
         };
-        let discards = keeper.held_of(&member).map(|(secret, held)| {
-            Write::Certificate(CertificateWrite::Discard {
+        let discards = keeper.held_of(member).map(|(secret, held)| {
+            actions::certificate(CertificateWrite::Discard {
                 secret: secret.clone(),
                 uid: held.uid.clone(),
             })
         });
-        let discards: Vec<Write> = discards.collect();
+        let discards: Vec<Action> = discards.collect();
         chain.splice(at..at, discards);
     }
 }
 
 /// Starts no recovery if certificates may be the only reason for the silence of members. A recovery in progress
 /// continues.
-fn drop_recovery(observed: &Observed, draft: &mut Draft) {
-    let known = observed.recovery.record.as_ref();
-    let begins = |write: &Write| match write {
-        Write::RecordRecovery(record) => record.begins(known),
-        _ => false,
-    };
+fn drop_recovery(draft: &mut Draft) {
+    let begins = |action: &Action| begins(action, Begins::Recovery);
     draft.chains.retain(|chain| !chain.iter().any(begins));
 }
 
-/// Whether a write starts a member, or leads to the start of one.
-fn starts(write: &Write, observed: &Observed) -> bool {
-    let serves = |member: &String| {
+fn begins(action: &Action, what: Begins) -> bool {
+    matches!(&action.request, Request::Record(record) if record.begins == Some(what))
+}
+
+/// Whether an action starts a member, or leads to the start of one.
+fn starts(action: &Action, observed: &Observed) -> bool {
+    let serves = |member: &str| {
         let pod = observed.pods.get(member);
         pod.is_some_and(|pod| pod.ready && pod.stays())
     };
-    match write {
-        Write::CreatePod(_)
-        | Write::AddMember { .. }
-        | Write::PatchImage { .. }
-        | Write::ResizePod { .. } => true,
+    match &action.request {
+        Request::Create(Object::Pod(_))
+        | Request::Etcd(EtcdCall::AddMember { .. })
+        | Request::Resize(_) => true,
         // A serving member is not stopped for a replacement that could not start.
-        Write::DeletePod { member, .. } | Write::Remove { member, .. } => serves(member),
-        _ => false,
+        Request::Delete(pod) if pod.kind == Kind::Pod => serves(&pod.name),
+        Request::Etcd(EtcdCall::Remove { member, .. }) => serves(member),
+        _ => action.changes_image(),
     }
 }
 
-/// Whether a write uses names of members without objects: a new bootstrap, or the Service of a future member. The
+/// Whether an action uses names of members without objects: a new bootstrap, or the Service of a future member. The
 /// record of a rediscovered cluster names existing members.
-fn names_new_members(write: &Write, observed: &Observed) -> bool {
-    match write {
-        Write::RecordIntent {
-            intent,
-            cluster_id: None,
-            ..
-        } => !intent.members.iter().any(|name| is_known(observed, name)),
-        Write::CreateService { started, .. } => !started,
-        _ => false,
+fn names_new_members(action: &Action) -> bool {
+    match &action.request {
+        Request::Create(Object::Service(_)) => action.start.is_none(),
+        _ => begins(action, Begins::Bootstrap),
     }
 }

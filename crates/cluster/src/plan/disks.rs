@@ -6,11 +6,10 @@
 
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{Draft, STEADY};
+use crate::plan::{Draft, STEADY, actions};
 use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Claim, Desired, Disk};
-use crate::write::Write;
 
 /// Why the volume of a member cannot be changed to meet the spec.
 pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
@@ -79,9 +78,5 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
 
 fn ask(member: &str, disk: &Disk, size: &str, draft: &mut Draft) {
     draft.say(format!("ask for {size} for the volume of {member}"));
-    draft.write(Write::GrowDisk {
-        member: member.to_owned(),
-        uid: disk.uid.clone(),
-        size: size.to_owned(),
-    });
+    draft.add(actions::grow_volume(member, &disk.uid, size));
 }

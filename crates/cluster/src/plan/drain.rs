@@ -14,10 +14,9 @@ use jiff::Timestamp;
 
 use crate::plan::age::age;
 use crate::plan::view::{MemberState, View};
-use crate::plan::{Draft, joining};
+use crate::plan::{Draft, Label, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
-use crate::write::{Label, Write};
 
 /// Time until new connections certainly reach other members: kube-proxy updates its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
@@ -97,13 +96,14 @@ pub(super) fn settle(
             Role::Busy { .. } => format!("lead new clients past {}", seat.name),
             _ => format!("let clients in to {} again", seat.name),
         });
-        draft.write(Write::LabelPod(Label {
+        let label = Label {
             member: seat.name.clone(),
             uid: pod.uid.clone(),
             role: Some(role),
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
-        }));
+        };
+        draft.add(draft.build.label_pod(&label));
     }
 }
 

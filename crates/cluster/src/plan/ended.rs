@@ -4,9 +4,8 @@
 //!
 //! The deletion loses nothing, with or without a quorum: such a pod runs nothing and holds nothing.
 
-use crate::plan::Draft;
+use crate::plan::{Draft, actions};
 use crate::snapshot::{Disk, Observed, Pod};
-use crate::write::Write;
 
 /// Deletes the failed pods of these members.
 pub(super) fn clear<'a>(
@@ -34,8 +33,5 @@ pub(super) fn delete(name: &str, pod: &Pod, draft: &mut Draft) {
     draft.say(format!(
         "clear away the pod of {name}, which has ended for good"
     ));
-    draft.write(Write::DeletePod {
-        member: name.to_owned(),
-        uid: pod.uid.clone(),
-    });
+    draft.add(actions::delete_pod(name, &pod.uid));
 }

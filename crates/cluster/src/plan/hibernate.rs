@@ -5,10 +5,9 @@
 
 use api::cluster::RecoveryPhase;
 
-use crate::plan::{Draft, STEADY, objects, recovery};
+use crate::plan::{Draft, STEADY, actions, objects, recovery};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed};
-use crate::write::Write;
 
 /// Stops the members, or leaves them stopped. Returns `false` if the cluster does not hibernate, or not yet.
 pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
@@ -62,10 +61,7 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
     // All members stop together: the rest would have no quorum anyway.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
-        draft.write(Write::DeletePod {
-            member: member.clone(),
-            uid: pod.uid.clone(),
-        });
+        draft.add(actions::delete_pod(member, &pod.uid));
     }
     if observed.pods.is_empty() {
         let text = "spec.hibernate is true: no member runs, the volumes stay; the same cluster comes back when it \

@@ -5,7 +5,6 @@ use etcd::ClusterId;
 
 use crate::plan::{Draft, bootstrap};
 use crate::snapshot::{Intent, Observed};
-use crate::write::Write;
 
 /// Invariant 26. Returns `true` if the record must be corrected first.
 ///
@@ -20,31 +19,25 @@ pub(super) fn correct(
     let Some((token, cluster_id)) = marked(observed) else {
         return false;
     };
-    let over = observed.resource_version.clone();
-    let write = match (*token == intent.token, cluster_id == recorded) {
+    let action = match (*token == intent.token, cluster_id == recorded) {
         (false, true) => {
             draft.say(format!(
                 "record the token {token} again, found on all pods and volumes"
             ));
             let members = bootstrap::first_members(observed, token);
-            Write::RecordIntent {
-                intent: Intent {
-                    token: token.clone(),
-                    members,
-                },
-                cluster_id: Some(cluster_id),
-                over,
-            }
+            let token = token.clone();
+            let found = Intent { token, members };
+            draft.build.record_intent(&found, Some(cluster_id))
         }
         (true, false) => {
             draft.say(format!(
                 "record cluster ID {cluster_id} again, found on all pods and volumes"
             ));
-            Write::RecordClusterId { cluster_id, over }
+            draft.build.record_cluster_id(cluster_id)
         }
         _ => return false,
     };
-    draft.write(write);
+    draft.add(action);
     true
 }
 

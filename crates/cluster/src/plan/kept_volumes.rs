@@ -13,15 +13,16 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
+use crate::plan::Draft;
+use crate::plan::actions::note_removal;
 use crate::plan::age::age;
-use crate::plan::change::note_removal;
+use crate::plan::compared::holds_the_same;
+use crate::plan::conflicts::Earlier;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::View;
-use crate::plan::{Draft, roll};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed, Removal};
-use crate::write::Write;
 
 /// The PVCs of members that other software removed, by member.
 pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str, &'a Disk> {
@@ -65,7 +66,7 @@ pub(super) fn settle(
         let removal = Some(Removal::ByOthers { since, majority });
         if disk.removal != removal {
             draft.say(format!("keep the volume of {name}"));
-            draft.write(note_removal(name, disk, removal));
+            draft.add(note_removal(name, disk, removal));
         }
         if majority {
             decided_by_person.push(*name);
@@ -86,7 +87,7 @@ pub(super) fn settle(
         return;
     }
     // Invariant 9.
-    if view.is_complete(desired.size) && roll::holds_the_same(observed, view, draft) {
+    if view.is_complete(desired.size) && holds_the_same(observed, view, draft) {
         for (name, _) in over {
             member_objects::discard(observed, name, draft);
         }
@@ -96,13 +97,9 @@ pub(super) fn settle(
 }
 
 /// Removes the note from the PVC of a member that etcd lists and that stays.
-pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
+pub(super) fn clear(desired: &Desired, view: &View, earlier: &Earlier, draft: &mut Draft) {
     let shrinks = view.staying().count() > desired.size;
-    let removes = draft.change.as_ref().is_some_and(|change| {
-        let mut writes = change.chain.iter();
-        writes.any(|write| matches!(write, Write::Remove { .. }))
-    });
-    if shrinks || removes {
+    if shrinks || !earlier.removed.is_empty() {
         return;
     }
     for seat in view.staying() {
@@ -110,7 +107,7 @@ pub(super) fn clear(desired: &Desired, view: &View, draft: &mut Draft) {
             .disk
             .filter(|disk| disk.removal.is_some() && !disk.terminating)
         {
-            draft.write(note_removal(&seat.name, disk, None));
+            draft.add(note_removal(&seat.name, disk, None));
         }
     }
 }

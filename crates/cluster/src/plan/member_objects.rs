@@ -1,13 +1,13 @@
-//! The objects of one member, and the writes that create and delete them.
+//! The objects of one member, and the actions that create and delete them.
 
 use std::collections::BTreeSet;
 
 use etcd::ClusterId;
 
-use crate::plan::Draft;
+use crate::action::Action;
 use crate::plan::view::View;
+use crate::plan::{Draft, Start, actions};
 use crate::snapshot::{Observed, Seen, Service};
-use crate::write::{Start, Write};
 
 /// The names of all members with at least one object.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
@@ -59,73 +59,53 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
     match service {
         None => {
             draft.say(format!("make the Service of {name} again"));
-            let write = Write::CreateService {
-                member: name.to_owned(),
-                started: true,
-                closed: false,
-            };
-            draft.write(write);
+            draft.add(draft.build.create_service(name, true, false));
         }
         Some(service) if service.drifted || !service.owned => {
             draft.say(format!("repair the Service of {name}"));
-            draft.write(Write::RepairService {
-                member: name.to_owned(),
-                uid: service.uid.clone(),
-            });
+            draft.add(draft.build.repair_service(name, &service.uid));
         }
         Some(service) if service.closed && open => {
-            draft.write(Write::OpenService {
-                member: name.to_owned(),
-                uid: service.uid.clone(),
-            });
+            draft.add(draft.build.open_service(name, &service.uid));
         }
         Some(_) => {}
     }
 }
 
-/// Marks the Service: from now on a pod may exist.
-pub(super) fn mark(name: &str, service: &Service) -> Write {
-    let over = Some(service.resource_version.clone());
-    Write::MarkService {
-        member: name.to_owned(),
-        started: true,
-        over,
-    }
-}
-
 /// Renews the mark before a member is started whose start another process has begun and may take back. At most once:
 /// each renewal is a change, which would requeue at once if the API server refuses the following write.
-pub(super) fn mark_again(name: &str, service: &Service) -> Option<Write> {
-    (!service.renewed).then(|| Write::RenewMark {
-        member: name.to_owned(),
-        over: service.resource_version.clone(),
-    })
+pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
+    (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }
 
-/// The last two writes of a start: the PVC, if the member has one, then the pod.
-pub(super) fn disk_and_pod(start: Start) -> Vec<Write> {
-    if start.durable {
-        vec![Write::CreateDisk(start.clone()), Write::CreatePod(start)]
-    } else {
-        vec![Write::CreatePod(start)]
-    }
+/// Starts a member: after these actions, its PVC, if it has one, and its pod are created.
+pub(super) fn start(first: impl IntoIterator<Item = Action>, start: &Start, draft: &mut Draft) {
+    let rest = draft.build.create_volume_and_pod(start);
+    draft.try_chain(rest.map(|rest| first.into_iter().chain(rest).collect()));
+}
+
+/// Starts a member on an existing volume, after these actions.
+pub(super) fn start_on_disk(
+    first: impl IntoIterator<Item = Action>,
+    start: &Start,
+    draft: &mut Draft,
+) {
+    let pod = draft.build.create_pod(start);
+    draft.try_chain(pod.map(|pod| first.into_iter().chain([pod]).collect()));
 }
 
 /// Creates a pod on an existing volume. As before every pod, the mark is set first.
-pub(super) fn pod_on_disk(service: Option<&Service>, start: Start) -> Vec<Write> {
+pub(super) fn pod_on_disk(service: Option<&Service>, start: &Start, draft: &mut Draft) {
     let mark = service
         .filter(|service| !service.started)
-        .map(|service| mark(&start.member, service));
-    mark.into_iter().chain([Write::CreatePod(start)]).collect()
+        .map(|service| actions::mark_service(&start.member, service));
+    start_on_disk(mark, start, draft);
 }
 
 /// Deletes the objects of this name, with the observed UIDs as preconditions.
 pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
     let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
-    let disk = disk.map(|disk| Write::DeleteDisk {
-        member: name.to_owned(),
-        uid: disk.uid.clone(),
-    });
+    let disk = disk.map(|disk| actions::delete_volume(name, &disk.uid));
     discard_with(observed, name, disk, draft);
 }
 
@@ -134,28 +114,22 @@ pub(super) fn discard_all_but_disk(observed: &Observed, name: &str, draft: &mut 
     discard_with(observed, name, None, draft);
 }
 
-fn discard_with(observed: &Observed, name: &str, disk: Option<Write>, draft: &mut Draft) {
-    let mut writes = Vec::new();
+fn discard_with(observed: &Observed, name: &str, disk: Option<Action>, draft: &mut Draft) {
+    let mut chain = Vec::new();
     if let Some(pod) = observed.pods.get(name)
         && !pod.terminating
     {
-        writes.push(Write::DeletePod {
-            member: name.to_owned(),
-            uid: pod.uid.clone(),
-        });
+        chain.push(actions::delete_pod(name, &pod.uid));
     }
-    writes.extend(disk);
+    chain.extend(disk);
     // The name resolves as long as the pod exists, so that a removed member learns of its removal.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {
-        writes.push(Write::DeleteService {
-            member: name.to_owned(),
-            uid: service.uid.clone(),
-        });
+        chain.push(actions::delete_service(name, &service.uid));
     }
-    if !writes.is_empty() {
+    if !chain.is_empty() {
         draft.say(format!("delete what is left of {name}"));
-        draft.chain(writes);
+        draft.chain(chain);
     }
 }

@@ -9,6 +9,7 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::plan::change::{remove, remove_voter};
+use crate::plan::conflicts::Earlier;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::size::{
@@ -18,35 +19,24 @@ use crate::plan::versions::VersionRules;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Health, MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, roll};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, Start, State, actions, roll};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Role};
-use crate::write::{Start, State, Write};
 
 /// Creates pods for members without one, on the existing volume or for the first time.
 pub(super) fn start(
     desired: &Desired,
     observed: &Observed,
     view: &View,
-    intent: &Intent,
-    cluster_id: ClusterId,
+    (intent, cluster_id): (&Intent, ClusterId),
+    earlier: &Earlier,
     draft: &mut Draft,
 ) {
     // A joining member compares `--initial-cluster` with the list: all additions precede the pods.
-    let adding = changes(draft).any(|write| matches!(write, Write::AddMember { .. }));
-    let removed: Vec<String> = changes(draft)
-        .filter_map(|write| {
-            if let Write::Remove { member, .. } = write {
-                Some(member.clone())
-            } else {
-                None
-            }
-        })
-        .collect();
     for seat in view
         .seats
         .iter()
-        .filter(|seat| seat.pod.is_none() && !removed.contains(&seat.name))
+        .filter(|seat| seat.pod.is_none() && !earlier.removed.contains(&seat.name))
     {
         let disk = seat.disk.filter(|disk| disk.stays());
         let start = Start {
@@ -75,21 +65,16 @@ pub(super) fn start(
             (Data::There, _, Some(_)) => {
                 // Invariant 5: the volume exists, so the member gets its pod back and stays in the list.
                 draft.say(format!("start {} again on its disk", seat.name));
-                draft.chain(member_objects::pod_on_disk(seat.service, start));
+                member_objects::pod_on_disk(seat.service, &start, draft);
             }
-            (Data::NeverMade, Some(service), None) if !adding => {
-                let mut writes = vec![member_objects::mark(&seat.name, service)];
-                writes.extend(member_objects::disk_and_pod(start));
+            (Data::NeverMade, Some(service), None) if !earlier.adds => {
                 draft.say(format!("start new member {}", seat.name));
-                draft.chain(writes);
+                let mark = actions::mark_service(&seat.name, service);
+                member_objects::start([mark], &start, draft);
             }
             _ => {}
         }
     }
-}
-
-fn changes<'d>(draft: &'d Draft) -> impl Iterator<Item = &'d Write> {
-    draft.change.iter().flat_map(|change| &change.chain)
 }
 
 /// Requests the next change of the members, or reports what the change waits for.
@@ -200,11 +185,7 @@ fn renew(view: &View, draft: &mut Draft) {
                 "make the pod of {} again for the current list of members",
                 seat.name
             ));
-            let write = Write::DeletePod {
-                member: seat.name.clone(),
-                uid: pod.uid.clone(),
-            };
-            draft.write(write);
+            draft.add(actions::delete_pod(&seat.name, &pod.uid));
         }
     }
 }

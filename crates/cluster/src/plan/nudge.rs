@@ -13,10 +13,9 @@ use api::names::ANNOTATION_NUDGED;
 use jiff::Timestamp;
 use member::MetadataPatch;
 
-use crate::plan::Draft;
 use crate::plan::age::age;
+use crate::plan::{Draft, actions};
 use crate::snapshot::{Observed, Pod};
-use crate::write::Write;
 
 /// Maximum time between assignment and address of a pod: a start takes less than one second, and the API server
 /// reports creation times in whole seconds.
@@ -38,14 +37,11 @@ pub(super) fn slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft
         } else if since < LATE {
             let annotations = [(ANNOTATION_NUDGED.to_owned(), Some("true".to_owned()))];
             draft.say(format!("have the kubelet look at {name} again"));
-            draft.write(Write::PatchMetadata {
-                member: name.clone(),
-                uid: pod.uid.clone(),
-                patch: MetadataPatch {
-                    labels: BTreeMap::new(),
-                    annotations: annotations.into(),
-                },
-            });
+            let patch = MetadataPatch {
+                labels: BTreeMap::new(),
+                annotations: annotations.into(),
+            };
+            draft.add(actions::change_metadata(name, &pod.uid, &patch));
         }
     }
 }
@@ -54,6 +50,7 @@ pub(super) fn slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft
 mod tests {
     use super::*;
     use crate::plan::tests::scene::Scene;
+    use crate::plan::tests::writes::Write;
 
     fn nudged(scene: &Scene) -> Vec<String> {
         let writes = scene.writes().into_iter();

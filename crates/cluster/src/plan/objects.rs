@@ -11,10 +11,9 @@ use crate::plan::age::age;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, STEADY, adoption, joining, member_objects, together};
+use crate::plan::{Draft, Label, STEADY, actions, adoption, joining, member_objects, together};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
-use crate::write::{Label, Write};
 
 /// Time after which the operator reports a pod that does not start; pulling a large image takes time.
 const SLOW: Duration = Duration::from_secs(20);
@@ -27,7 +26,7 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
     match observed.shared.headless {
         Kept::AsMade(()) => {}
         Kept::Others => taken("Service", &headless_service(&observed.cluster), draft),
-        Kept::Missing | Kept::Drifted => draft.write(Write::ApplyHeadless),
+        Kept::Missing | Kept::Drifted => draft.add(draft.build.apply_headless_service()),
     }
     if observed.shared.client == Kept::Others {
         taken("Service", &client_service(&observed.cluster), draft);
@@ -43,7 +42,7 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
         if open {
             draft.say("let clients in");
         }
-        draft.write(Write::ApplyClient { open });
+        draft.add(draft.build.apply_client_service(open));
     }
 }
 
@@ -73,12 +72,12 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
         Kept::Others => {}
         kept if desired.budget => {
             if kept != Kept::AsMade(quorum) {
-                draft.write(Write::ApplyBudget { quorum });
+                draft.add(draft.build.apply_budget(quorum));
             }
         }
         Kept::Missing => {}
         Kept::Drifted | Kept::AsMade(_) => {
-            draft.write(Write::DeleteBudget);
+            draft.add(draft.build.delete_budget());
         }
     }
 }
@@ -124,7 +123,7 @@ pub(super) fn labels(
                 || pod.role != Some(role)
                 || pod.cluster_id != Some(cluster_id))
         {
-            draft.write(Write::LabelPod(label(&pod.uid, Some(role))));
+            draft.add(draft.build.label_pod(&label(&pod.uid, Some(role))));
         }
         if let Some(disk) = seat.disk
             && !disk.terminating
@@ -132,7 +131,7 @@ pub(super) fn labels(
                 || disk.token.as_ref() != Some(&intent.token)
                 || disk.cluster_id != Some(cluster_id))
         {
-            draft.write(Write::LabelDisk(label(&disk.uid, None)));
+            draft.add(draft.build.label_volume(&label(&disk.uid, None)));
         }
     }
 }
@@ -149,7 +148,7 @@ pub(super) fn member_services(
             let service = observed.services.get(&seat.name);
             // Invariant 26: the mark on the Service of a pod that exists.
             if let Some(service) = service.filter(|it| seat.pod.is_some() && !it.started) {
-                draft.write(member_objects::mark(&seat.name, service));
+                draft.add(actions::mark_service(&seat.name, service));
                 continue;
             }
             member_objects::serve(&seat.name, observed.services.get(&seat.name), open, draft);

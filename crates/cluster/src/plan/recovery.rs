@@ -25,7 +25,6 @@ use crate::plan::quorum::quorum_of;
 use crate::plan::{BLIND, Draft, SHORTLY, replaced};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod};
-use crate::write::{RecoveryRecord, Write};
 
 pub(super) use leftover::{Leftover, leftover};
 
@@ -104,7 +103,7 @@ pub(super) fn settle(
     } else if stale == observed.recovery.stale_approval {
         return;
     }
-    write(observed, record, stale, draft);
+    write(record.as_ref(), stale.as_ref(), draft);
 }
 
 fn cancel(recovery: &mut RecoveryStatus, why: &str, now: Timestamp) {
@@ -113,19 +112,8 @@ fn cancel(recovery: &mut RecoveryStatus, why: &str, now: Timestamp) {
     recovery.message = Some(why.to_owned());
 }
 
-fn write(
-    observed: &Observed,
-    recovery: Option<RecoveryStatus>,
-    stale_approval: Option<String>,
-    draft: &mut Draft,
-) {
-    let record = RecoveryRecord {
-        recovery,
-        stale_approval,
-        formed: None,
-        over: observed.resource_version.clone(),
-    };
-    draft.write(Write::RecordRecovery(Box::new(record)));
+fn write(recovery: Option<&RecoveryStatus>, stale_approval: Option<&String>, draft: &mut Draft) {
+    draft.add(draft.build.record_recovery(recovery, stale_approval, None));
 }
 
 /// No quorum answers: reports the remains, and the planned recovery or the decision that the user must make.
@@ -138,7 +126,7 @@ pub(super) fn without_quorum(
 ) {
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
         // The approval was removed: the next one is valid.
-        write(observed, observed.recovery.record.clone(), None, draft);
+        write(observed.recovery.record.as_ref(), None, draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
     if let Some(record) = in_progress(observed) {
@@ -397,12 +385,8 @@ impl Scene<'_> {
             "record the recovery from {survivor} at revision {}",
             status.revision
         ));
-        draft.write(Write::RecordRecovery(Box::new(RecoveryRecord {
-            recovery: Some(recovery),
-            stale_approval: self.observed.recovery.stale_approval.clone(),
-            formed: None,
-            over: self.observed.resource_version.clone(),
-        })));
+        let stale = self.observed.recovery.stale_approval.as_ref();
+        write(Some(&recovery), stale, draft);
     }
 }
 

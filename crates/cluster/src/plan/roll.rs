@@ -15,15 +15,16 @@ use api::version::path::UpgradeDirection;
 use etcd::MemberId;
 use jiff::Timestamp;
 
+use crate::action::Action;
 use crate::plan::age::age;
 use crate::plan::change::{decide, move_leader};
+use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, drain};
+use crate::plan::{BLIND, Draft, Explanation, SHORTLY, actions, drain};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
-use crate::write::Write;
 
 /// Number of log entries by which a member may lag and still count as caught up: clients write while the operator
 /// asks the members one after another.
@@ -152,9 +153,7 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
         };
         drain::keep(seat, draft);
         let Some(why) = unsettled(observed, view, seat) else {
-            let (member, uid) = (seat.name.clone(), pod.uid.clone());
-            let back = Write::SettleImage { member, uid };
-            draft.write(back);
+            draft.add(actions::clear_image_change(&seat.name, &pod.uid));
             continue;
         };
         let fails = matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
@@ -315,75 +314,7 @@ fn told_etcd(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
         Downgrade::Allow(to) => (Some(to.clone()), format!("let etcd go back to {to}")),
         Downgrade::TakeBack => (None, "take the downgrade back".to_owned()),
     };
-    decide(view, vec![Write::Downgrade { to }], None, said, draft)
-}
-
-/// Whether all voters hold the same data: compares etcd's hash of every voter at one revision. It is requested last,
-/// because each member reads its whole database to compute it.
-pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
-    if view.voters().count() < 2 {
-        return true;
-    }
-    let wait = |text: String, look_again: Duration, draft: &mut Draft| {
-        draft.wait(Reason::ComparingData, text, look_again);
-        false
-    };
-    if observed.hashes.is_empty() {
-        let revision =
-            |seat: &MemberState| Some(observed.statuses.get(&seat.name)?.known()?.revision);
-        draft.asks = view.voters().filter_map(revision).min();
-        return wait("the members' data are compared".to_owned(), SOON, draft);
-    }
-    let mut hashes = Vec::new();
-    for seat in view.voters() {
-        match observed.hashes.get(&seat.name) {
-            Some(Seen::Known(Some(hash))) => hashes.push((seat, hash)),
-            Some(Seen::Known(None)) | None => {
-                let text = format!("{} has compacted what was to be compared", seat.name);
-                return wait(text, SHORTLY, draft);
-            }
-            Some(Seen::Unknown(why)) => {
-                let text = format!("{} gives no hash of its data: {why}", seat.name);
-                return wait(text, BLIND, draft);
-            }
-        }
-    }
-    for (seat, hash) in &hashes {
-        let generation = compacts_like(observed, seat);
-        let twins = hashes.iter().filter(|(other, twin)| {
-            twin.compacted == hash.compacted && compacts_like(observed, other) == generation
-        });
-        if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
-            let text = format!(
-                "{} and {} hold different data at the same revision: no member is changed; see which is right, and \
-                 delete the pod and volume claim of the other, which is then replaced",
-                seat.name, other.name
-            );
-            draft.problem(Reason::DataDiffers, text);
-            return false;
-        }
-    }
-    let first = hashes.first().map(|(_, hash)| hash.compacted);
-    if hashes.iter().any(|(_, hash)| Some(hash.compacted) != first) {
-        return wait("the members are compacting".to_owned(), SHORTLY, draft);
-    }
-    true
-}
-
-/// Releases before 3.4.34 and 3.5.16 drop a deletion made at the revision of the compaction, and later releases keep
-/// it (etcd pull requests 18274 and 18475). Their hashes differ although no member has lost data.
-fn compacts_like(observed: &Observed, seat: &MemberState) -> bool {
-    let version = seat
-        .pod
-        .and_then(|pod| versions::runs(observed, &seat.name, pod));
-    version.is_some_and(|version| {
-        let patch = version.semver().patch;
-        match version.minor() {
-            (3, 4) => patch >= 34,
-            (3, 5) => patch >= 16,
-            minor => minor > (3, 5),
-        }
-    })
+    decide(view, vec![actions::downgrade(to)], None, said, draft)
 }
 
 /// Changes one member. The version is recorded on its volume first, so that after an interruption the member does not
@@ -394,44 +325,39 @@ fn change(observed: &Observed, seat: &MemberState, need: &Need, draft: &mut Draf
     };
     let (Need::Image(version) | Need::Pod(version, _)) = need;
     let text = version.to_string();
-    let mut writes = Vec::new();
     let disk = seat.disk.filter(|disk| !disk.terminating);
-    if let Some(disk) = disk.filter(|disk| disk.version.as_ref() != Some(&text)) {
-        writes.push(Write::NoteVersion {
-            member: seat.name.clone(),
-            uid: disk.uid.clone(),
-            version: text.clone(),
-        });
-    }
-    match need {
+    let disk = disk.filter(|disk| disk.version.as_ref() != Some(&text));
+    let noted = disk.map(|disk| actions::note_version(&seat.name, &disk.uid, &text));
+    let change = match need {
         Need::Image(_) => {
             let from = versions::runs(observed, &seat.name, pod);
             draft.say(format!("start {} again with etcd {text}", seat.name));
-            writes.push(patch(&seat.name, pod, text, from));
+            change_image(&seat.name, pod, (from, version), draft)
         }
         Need::Pod(_, why) => {
             draft.say(format!("make the pod of {} again ({why})", seat.name));
-            writes.push(Write::DeletePod {
-                member: seat.name.clone(),
-                uid: pod.uid.clone(),
-            });
+            Ok(actions::delete_pod(&seat.name, &pod.uid))
         }
-    }
-    draft.chain(writes);
+    };
+    draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
 }
 
-fn patch(member: &str, pod: &Pod, version: String, from: Option<EtcdVersion>) -> Write {
-    Write::PatchImage {
-        member: member.to_owned(),
-        uid: pod.uid.clone(),
-        version,
-        changed: Changed {
-            from: from.map(|from| from.to_string()).unwrap_or_default(),
-            // If no container runs, the next start is the one to wait for, whether or not it counts as a restart.
-            restarts: pod.restarts - i32::from(!pod.running),
-            unreadable: is_unreadable(pod),
-        },
-    }
+fn change_image(
+    member: &str,
+    pod: &Pod,
+    (from, to): (Option<EtcdVersion>, &EtcdVersion),
+    draft: &Draft,
+) -> Result<Action, Explanation> {
+    let changed = Changed {
+        from: from.map(|from| from.to_string()).unwrap_or_default(),
+        // If no container runs, the next start is the one to wait for, whether or not it counts as a restart.
+        restarts: pod.restarts - i32::from(!pod.running),
+        unreadable: is_unreadable(pod),
+    };
+    let version = to.to_string();
+    draft
+        .build
+        .change_image((member, &pod.uid), &version, &changed)
 }
 
 /// Whether the version that a pod was made for could not read its data. Failures of versions that were patched in
@@ -501,17 +427,11 @@ pub(super) fn in_the_dark(
         if course.way == Some(UpgradeDirection::Down) {
             continue;
         }
-        let mut writes = Vec::new();
-        if let Some(disk) = observed.disks.get(name).filter(|disk| !disk.terminating) {
-            writes.push(Write::NoteVersion {
-                member: name.clone(),
-                uid: disk.uid.clone(),
-                version: target.to_string(),
-            });
-        }
+        let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
+        let noted = disk.map(|disk| actions::note_version(name, &disk.uid, &target.to_string()));
         let from = versions::runs(observed, name, pod);
         draft.say(format!("start {name} again with etcd {target}"));
-        writes.push(patch(name, pod, target.to_string(), from));
-        draft.chain(writes);
+        let change = change_image(name, pod, (from, target), draft);
+        draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
     }
 }

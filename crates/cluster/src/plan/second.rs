@@ -6,13 +6,12 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
-use crate::plan::Draft;
 use crate::plan::member_objects;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, MemberState, View};
+use crate::plan::{Draft, Start, State, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod, Role, Seen, Service};
-use crate::write::{Start, State, Write};
 
 /// Starts members that were added and do not run. If the list is stale, etcd finds a different list and does not
 /// start. Returns the members that were handled.
@@ -49,21 +48,19 @@ pub(super) fn start_added(
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
         };
-        let writes = if seat.data == Data::NeverMade {
-            let mut writes = vec![member_objects::mark(&seat.name, service)];
-            writes.extend(member_objects::disk_and_pod(start));
-            writes
+        if seat.data == Data::NeverMade {
+            let mark = actions::mark_service(&seat.name, service);
+            member_objects::start([mark], &start, draft);
         } else if !is_second(observed, intent, list, seat) {
             continue;
         } else if disk.is_some() {
-            vec![Write::CreatePod(start)]
+            member_objects::start_on_disk(None, &start, draft);
         } else {
             // Invariant 6: the process that set the mark may have been suspended since.
-            let mark = member_objects::mark_again(&seat.name, service).into_iter();
-            mark.chain(member_objects::disk_and_pod(start)).collect()
-        };
+            let mark = member_objects::mark_again(&seat.name, service, draft);
+            member_objects::start(mark, &start, draft);
+        }
         draft.say(format!("start new member {}", seat.name));
-        draft.chain(writes);
         started.insert(seat.name.clone());
     }
     started
@@ -138,6 +135,7 @@ fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &Memb
 mod tests {
     use super::*;
     use crate::plan::tests::scene::{self, Scene};
+    use crate::plan::tests::writes::Write;
 
     /// The second member was added to `a`, and only `a` answers, without a leader.
     fn added(durable: bool) -> Scene {

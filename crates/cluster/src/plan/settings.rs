@@ -1,11 +1,11 @@
 //! Parts of the spec that are applied to running pods in place: labels and annotations at once, CPU and memory one
 //! member at a time. `roll` handles changes that need a new pod.
 
+use crate::plan::conflicts::Earlier;
 use crate::plan::view::{MemberState, View};
-use crate::plan::{Draft, SHORTLY, STEADY, versions};
+use crate::plan::{Draft, SHORTLY, STEADY, actions, versions};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod};
-use crate::write::Write;
 
 /// Applies labels and annotations. They restart nothing and have no precondition.
 pub(super) fn metadata(view: &View, draft: &mut Draft) {
@@ -15,11 +15,7 @@ pub(super) fn metadata(view: &View, draft: &mut Draft) {
                 "change labels and annotations of the pod of {}",
                 seat.name
             ));
-            draft.write(Write::PatchMetadata {
-                member: seat.name.clone(),
-                uid: pod.uid.clone(),
-                patch: patch.clone(),
-            });
+            draft.add(actions::change_metadata(&seat.name, &pod.uid, patch));
         }
     }
 }
@@ -42,11 +38,7 @@ pub(super) fn volume_versions(
             && !is_changed
             && disk.version.as_ref() != Some(&version)
         {
-            draft.write(Write::NoteVersion {
-                member: seat.name.clone(),
-                uid: disk.uid.clone(),
-                version,
-            });
+            draft.add(actions::note_version(&seat.name, &disk.uid, &version));
         }
     }
 }
@@ -54,7 +46,7 @@ pub(super) fn volume_versions(
 /// Resizes CPU and memory. A resize normally restarts nothing, but a limit below the current usage ends the
 /// container. So members are resized one at a time, and only while the quorum would survive such a restart (invariant
 /// 18). A member that does not serve is resized at once: too little memory may be the cause.
-pub(super) fn resources(view: &View, draft: &mut Draft) {
+pub(super) fn resources(view: &View, earlier: &Earlier, draft: &mut Draft) {
     for (seat, pod) in staying(view) {
         if let Some(resizing) = &pod.difference.resizing {
             let reason = if resizing.deferred {
@@ -78,7 +70,7 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     // Invariant 24: the quorum may count on a member that follows and does not serve yet. A learner counts if it is
     // promoted in this step.
     let counts = seat.serves() || (seat.is_joining() && seat.votes());
-    if (counts || seat.is_joining()) && draft.disturbs_members() {
+    if (counts || seat.is_joining()) && earlier.disturbs_members {
         return;
     }
     if counts && !may_disturb(view, seat, draft) {
@@ -86,11 +78,7 @@ pub(super) fn resources(view: &View, draft: &mut Draft) {
     }
     if let Some(patch) = &pod.difference.resources {
         draft.say(format!("change CPU and memory of {}", seat.name));
-        draft.write(Write::ResizePod {
-            member: seat.name.clone(),
-            uid: pod.uid.clone(),
-            patch: patch.clone(),
-        });
+        draft.add(actions::resize_pod(&seat.name, &pod.uid, patch));
     }
 }
 

@@ -12,10 +12,9 @@ use crate::plan::member_objects;
 use crate::plan::quorum::Quorum;
 use crate::plan::versions::VersionRules;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, objects, together};
+use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, actions, objects, together};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
-use crate::write::Write;
 
 /// Creates the Services of new members before the members, so that DNS never caches a missing name. The Services are
 /// created while dead members are still being removed, so that no later step waits for them.
@@ -50,11 +49,7 @@ pub(super) fn reserve(
         // The Services are independent of each other.
         for _ in 0..count {
             let member = draft.new_member();
-            draft.write(Write::CreateService {
-                member,
-                started: false,
-                closed: apart,
-            });
+            draft.add(draft.build.create_service(&member, false, apart));
         }
     }
     reserved
@@ -260,17 +255,9 @@ pub(super) fn promote(
         );
         return false;
     }
-    let write = Write::Promote {
-        member: seat.name.clone(),
-        id: seat.id(),
-    };
-    decide(
-        view,
-        vec![write],
-        None,
-        format!("make {} a voter", seat.name),
-        draft,
-    )
+    let promotion = actions::promote(&seat.name, seat.id());
+    let said = format!("make {} a voter", seat.name);
+    decide(view, vec![promotion], None, said, draft)
 }
 
 fn wait_for_start(seat: &MemberState, now: Timestamp, draft: &mut Draft) {
@@ -348,12 +335,9 @@ pub(super) fn grow(
         );
         return true;
     }
-    let writes = names
+    let additions = names
         .iter()
-        .map(|name| Write::AddMember {
-            member: (*name).clone(),
-            learner: rules.learners,
-        })
+        .map(|name| draft.build.add_member(name, rules.learners))
         .collect();
     let text = names
         .iter()
@@ -365,5 +349,5 @@ pub(super) fn grow(
     } else {
         " with a vote, because etcd before 3.4 has no learners: a quorum needs one more before it runs"
     };
-    decide(view, writes, None, format!("add {text}{how}"), draft)
+    decide(view, additions, None, format!("add {text}{how}"), draft)
 }

@@ -8,26 +8,32 @@
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
 use crate::plan::change::decide;
+use crate::plan::conflicts::Earlier;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, joining};
+use crate::plan::{BLIND, Draft, SHORTLY, actions, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsRollout, Way};
-use crate::write::Write;
 
 /// Records the TLS settings with which members start, and takes the next step of a switch.
-pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &mut Draft) {
+pub(super) fn settle(
+    observed: &Observed,
+    intent: &Intent,
+    view: &View,
+    earlier: &Earlier,
+    draft: &mut Draft,
+) {
     let Some(rollout) = &observed.tls_rollout else {
         return;
     };
     if !rollout.recorded {
-        draft.write(record(observed, intent, rollout.at.as_ref()));
+        record(intent, rollout.at.as_ref(), draft);
         return;
     }
     if let Some(text) = rollout.under_way() {
         draft.wait(Reason::TLSSwitching, text, BLIND);
     }
-    if draft.change.is_none() && recall(rollout, view, draft) {
+    if !earlier.changes_members && recall(rollout, view, draft) {
         return;
     }
     let Some(next) = &rollout.next else {
@@ -45,7 +51,7 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
         return;
     }
     // Invariant 2: a member that is being added got its URL for the stage that is recorded now.
-    if draft.change.is_some() {
+    if earlier.changes_members {
         return;
     }
     let (here, there) = (peers_of(rollout.at.as_ref()), peers_of(next.to.as_ref()));
@@ -57,14 +63,12 @@ pub(super) fn settle(observed: &Observed, intent: &Intent, view: &View, draft: &
     }
     let words = Way::of(next.to.as_ref()).words();
     draft.say(format!("start members again so that they {words}"));
-    draft.write(record(observed, intent, next.to.as_ref()));
+    record(intent, next.to.as_ref(), draft);
 }
 
-fn record(observed: &Observed, intent: &Intent, policy: Option<&TlsPolicy>) -> Write {
-    Write::RecordTls {
-        record: Box::new(TlsStatus::new(&intent.token, policy)),
-        over: observed.resource_version.clone(),
-    }
+fn record(intent: &Intent, policy: Option<&TlsPolicy>, draft: &mut Draft) {
+    let record = TlsStatus::new(&intent.token, policy);
+    draft.add(draft.build.record_tls(&record));
 }
 
 /// Why the next step has to wait.
@@ -140,13 +144,9 @@ fn redirect(
     let mut urls: Vec<String> = urls.filter_map(|url| at_listener(url, listener)).collect();
     urls.dedup();
     let said = format!("have {} dialled at {}", seat.name, urls.join(", "));
-    let write = Write::UpdatePeerUrls {
-        member: seat.name.clone(),
-        id: seat.id(),
-        urls,
-    };
+    let update = actions::update_peer_urls(&seat.name, seat.id(), urls);
     draft.wait(Reason::TLSSwitching, "peer URLs are being changed", SHORTLY);
-    decide(view, vec![write], None, said, draft)
+    decide(view, vec![update], None, said, draft)
 }
 
 fn parts(url: &str) -> Option<(bool, &str, u16)> {

@@ -16,6 +16,8 @@ mod recovery;
 mod replacing;
 mod rolling;
 pub(crate) mod scene;
+#[path = "../../tests/model/sent.rs"]
+pub(crate) mod sent;
 mod settings;
 mod sidecars;
 mod sizes;
@@ -23,13 +25,16 @@ mod switch;
 mod tls;
 mod under_way;
 mod upkeep;
+#[path = "../../tests/model/writes.rs"]
+pub(crate) mod writes;
 
 use std::time::Duration;
 
 use crate::plan::STEADY;
+use crate::plan::State;
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Trouble};
-use crate::write::{State, Write};
 
 use scene::Scene;
 

@@ -5,22 +5,24 @@
 //! The member is recorded in the status before the call (invariant 10): if the process dies, its successor calls the
 //! same member again. An alarm is disarmed when its cause is removed, and never earlier.
 
+mod alarms;
 mod schedule;
 
 use api::cluster::{DefragmentationCause as Cause, DefragmentationStatus, MemberDefragmentation};
-use etcd::{Alarm, AlarmKind, MemberId, Status};
+use etcd::{AlarmKind, Status};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::plan::change::decide_leader;
-use crate::plan::quorum::quorum_of;
+use crate::plan::conflicts::Earlier;
 use crate::plan::view::{Health, MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, drain};
-use crate::quantity::in_words;
+use crate::plan::{BLIND, Draft, SHORTLY, actions, drain};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
-use crate::write::Write;
+
+pub(super) use alarms::corrupt_members;
+use alarms::{disarm, of_kind, told_of_corruption};
 
 /// Minimum free bytes for a scheduled defragmentation.
 const SENSIBLE: i64 = 1 << 20;
@@ -45,42 +47,16 @@ const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
 type Situation<'a> = (&'a Desired, &'a Observed, Timestamp);
 
-/// The members to replace because etcd reports that their data differs. Only if the correct data is known: fewer than
-/// a quorum are reported, and there are three or more voters. In a smaller cluster the replacement might copy the
-/// wrong data.
-pub(super) fn corrupt_members(members: &[MemberState], observed: &Observed) -> Vec<MemberId> {
-    let voters = members.iter().filter(|member| member.votes()).count();
-    let named: Vec<MemberId> = corrupt(observed).collect();
-    let counted = members
-        .iter()
-        .filter(|member| member.votes() && named.contains(&member.id()))
-        .count();
-    if voters < 3 || voters - counted < quorum_of(voters) {
-        return Vec::new();
-    }
-    named
-}
-
-fn alarms(observed: &Observed) -> &[Alarm] {
-    observed.upkeep.alarms.known().map_or(&[], Vec::as_slice)
-}
-
-fn of_kind(observed: &Observed, kind: AlarmKind) -> impl Iterator<Item = MemberId> {
-    let raised = alarms(observed).iter();
-    raised
-        .filter(move |alarm| alarm.kind == kind)
-        .map(|alarm| alarm.member)
-}
-
-fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
-    of_kind(observed, AlarmKind::Corrupt)
-}
-
 /// Plans the maintenance of the databases, after all other phases.
-pub(super) fn keep_up(situation: Situation, view: &View, draft: &mut Draft) {
+pub(super) fn keep_up(situation: Situation, view: &View, earlier: &Earlier, draft: &mut Draft) {
     let (_, observed, _) = situation;
-    told_of_corruption(observed, view, draft);
-    let run = Run { situation, view };
+    let disarms = told_of_corruption(observed, view, draft);
+    let is_idle = earlier.is_idle && !disarms;
+    let run = Run {
+        situation,
+        view,
+        is_idle,
+    };
     match observed.upkeep.open_run() {
         Some(record) => run.go_on(record, draft),
         None => run.begin(draft),
@@ -88,47 +64,11 @@ pub(super) fn keep_up(situation: Situation, view: &View, draft: &mut Draft) {
     run.told_of_no_space(draft);
 }
 
-/// Reports members that etcd marks as corrupt, and the planned action.
-fn told_of_corruption(observed: &Observed, view: &View, draft: &mut Draft) {
-    let mut named = Vec::new();
-    for id in corrupt(observed) {
-        let seat = view.seats.iter().find(|seat| seat.id() == id);
-        match seat {
-            Some(seat) => named.push(seat),
-            // Invariant 19: the reported member was removed, together with its data.
-            None if id != MemberId(0) => disarm(view, AlarmKind::Corrupt, id, draft),
-            None => {
-                let text = "etcd has found the members' data to differ and cannot tell which is right (alarm \
-                     CORRUPT): nothing is written until a person decides; restore a backup, or remove the members \
-                     that are wrong by deleting their volume claims and take the alarm back with: etcdctl alarm disarm";
-                draft.problem(Reason::Corrupt, text);
-            }
-        }
-    }
-    for seat in named {
-        let then = if seat.leaves() {
-            "it is replaced"
-        } else {
-            "it is not replaced, because what is left would be no quorum to compare with: restore a backup"
-        };
-        let text = format!(
-            "etcd has found the data of {} to differ from the others' (alarm CORRUPT): {then}",
-            seat.name
-        );
-        draft.problem(Reason::Corrupt, text);
-    }
-}
-
-fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut Draft) {
-    let alarm = Alarm { member, kind };
-    draft.say(format!("take the alarm of {member} back"));
-    let via = view.via(None);
-    draft.write(Write::Disarm { alarm, via });
-}
-
 struct Run<'a> {
     situation: Situation<'a>,
     view: &'a View<'a>,
+    /// Nothing else is sent.
+    is_idle: bool,
 }
 
 impl Run<'_> {
@@ -270,7 +210,7 @@ impl Run<'_> {
             return waits(draft, text);
         }
         let settled = self.view.learners().next().is_none();
-        if !settled || !draft.is_idle() {
+        if !settled || !self.is_idle {
             let text = "members are defragmented when nothing else is being changed";
             return waits(draft, text.to_owned());
         }
@@ -289,12 +229,10 @@ impl Run<'_> {
         let (_, observed, now) = self.situation;
         let last = observed.upkeep.record.as_ref();
         let compacted = last.and_then(|last| last.compacted_revision);
-        let mut writes = Vec::new();
-        if let Some(revision) = compact_to {
+        let compact = compact_to.map(|revision| {
             draft.say(format!("compact what is before revision {revision}"));
-            let via = self.view.via(None);
-            writes.push(Write::Compact { revision, via });
-        }
+            actions::compact(revision, self.view.via(None))
+        });
         draft.say("begin to defragment");
         let record = DefragmentationStatus {
             cause,
@@ -303,8 +241,8 @@ impl Run<'_> {
             compacted_revision: compact_to.or(compacted),
             members: Vec::new(),
         };
-        writes.push(recorded(observed, record));
-        draft.chain(writes);
+        let record = draft.build.record_defragmentation(&record);
+        draft.chain(compact.into_iter().chain([record]).collect());
     }
 
     /// Whether defragmenting a member is worthwhile.
@@ -375,17 +313,14 @@ impl Run<'_> {
                 let mut record = record.clone();
                 record.members.pop();
                 draft.say(format!("put the defragmentation of {} off", last.name));
-                draft.write(recorded(observed, record));
+                draft.add(draft.build.record_defragmentation(&record));
                 return;
             }
             (None, Some(seat)) if !drain::is_drained(now, self.view, seat, draft) => return,
             // A former process sent the call, or no call was sent yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
-                draft.write(Write::Defragment {
-                    member: last.name.clone(),
-                    recorded: last.start_time.0,
-                });
+                draft.add(actions::defragment(&last.name, last.start_time.0));
                 return;
             }
         };
@@ -396,7 +331,7 @@ impl Run<'_> {
             last.error = error;
         }
         draft.say(format!("record the defragmentation of {}", last.name));
-        draft.write(recorded(observed, record));
+        draft.add(draft.build.record_defragmentation(&record));
     }
 
     /// Whether every other voter serves and the member is not the leader of others.
@@ -407,7 +342,7 @@ impl Run<'_> {
     }
 
     fn tell_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
-        let (_, observed, now) = self.situation;
+        let (_, _, now) = self.situation;
         let Some(databases) = self.databases() else {
             // Reports the reason.
             self.is_quiet(draft);
@@ -457,42 +392,15 @@ impl Run<'_> {
             error: None,
         });
         draft.say(format!("record that {} is defragmented", seat.name));
-        draft.write(recorded(observed, record));
+        draft.add(draft.build.record_defragmentation(&record));
     }
 
     fn finish(&self, record: &DefragmentationStatus, draft: &mut Draft) {
-        let (_, observed, now) = self.situation;
+        let (_, _, now) = self.situation;
         let mut record = record.clone();
         record.completion_time = Some(Time(now));
         draft.say("record that the defragmentation is over");
-        draft.write(recorded(observed, record));
-    }
-
-    /// Reports a full database as long as the alarm is raised, whatever action is in progress.
-    fn told_of_no_space(&self, draft: &mut Draft) {
-        let (desired, observed, _) = self.situation;
-        if !self.is_full() {
-            return;
-        }
-        let quota = u64::try_from(desired.upkeep.quota).unwrap_or_default();
-        let busy = observed.upkeep.open_run().is_some() || !draft.chains.is_empty();
-        let waits = draft
-            .waiting_for
-            .iter()
-            .any(|reason| reason.reason == Reason::DefragmentationWaits);
-        let then = if desired.upkeep.only_reports {
-            "spec.upkeep.noSpace.policy is Report: compact, defragment and disarm it by hand, or set Cure"
-        } else if busy || waits {
-            "it is being put right"
-        } else {
-            "there is nothing in it to free: delete keys, raise spec.etcd.quotaBackendBytes, or let old revisions \
-             be compacted (spec.etcd.autoCompactionRetention, spec.upkeep.noSpace.keepRevisions)"
-        };
-        let text = format!(
-            "the database has reached its quota of {} bytes and etcd refuses writes (alarm NOSPACE): {then}",
-            in_words(quota)
-        );
-        draft.problem(Reason::NoSpace, text);
+        draft.add(draft.build.record_defragmentation(&record));
     }
 }
 
@@ -501,11 +409,4 @@ fn made_room(run: &DefragmentationStatus, bytes: i64) -> bool {
     let freed = |one: &MemberDefragmentation| Some(one.size_before - one.size_after?);
     let mut freed = run.members.iter().filter_map(freed);
     freed.any(|freed| freed >= bytes)
-}
-
-fn recorded(observed: &Observed, record: DefragmentationStatus) -> Write {
-    Write::RecordDefragmentation {
-        record: Box::new(record),
-        over: observed.resource_version.clone(),
-    }
 }

@@ -7,43 +7,31 @@
 
 use jiff::Timestamp;
 
-use crate::action::Action;
+use crate::action::{Action, StartPart, Step};
 use crate::naming::Names;
-use crate::plan::actions::Builder;
-use crate::plan::decide;
+use crate::plan::plan;
 use crate::snapshot::{Desired, Observed};
-use crate::write::{State, Step, Write};
 
 /// Plans the pods to recreate on their volumes. `observed` contains no answer of etcd.
-pub fn urgent(
-    desired: &Desired,
-    observed: &Observed,
-    names: &dyn Names,
-    now: Timestamp,
-) -> Step<Action> {
-    let mut decided = decide(desired, observed, names, now);
-    decided.step.change = None;
-    decided.step.chains.retain(|chain| {
+pub fn urgent(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Step {
+    let mut step = plan(desired, observed, names, now).step;
+    step.change = None;
+    step.chains.retain(|chain| {
         let member = put_back(chain);
         member.is_some_and(|member| observed.reported_voters.contains(member))
     });
-    let builder = Builder {
-        desired,
-        observed,
-        now,
-    };
-    builder.plan(decided).step
+    step
 }
 
 /// Returns the member whose pod this chain creates on an existing volume. A member that has not joined yet may need
 /// the current member list.
-fn put_back(chain: &[Write]) -> Option<&String> {
-    let Some((Write::CreatePod(start), before)) = chain.split_last() else {
+fn put_back(chain: &[Action]) -> Option<&String> {
+    let (last, before) = chain.split_last()?;
+    let Some(StartPart::Return(member)) = &last.start else {
         return None;
     };
-    let marks = |write: &Write| matches!(write, Write::MarkService { started: true, .. });
-    let only = start.state == State::OnDisk && before.iter().all(marks);
-    only.then_some(&start.member)
+    let marks = |action: &Action| matches!(action.start, Some(StartPart::Mark(_)));
+    before.iter().all(marks).then_some(member)
 }
 
 #[cfg(test)]
@@ -51,7 +39,7 @@ mod tests {
     use super::*;
     use crate::plan::tests::scene::{self, Letters, Scene};
 
-    fn step(scene: Scene) -> Step<Action> {
+    fn step(scene: Scene) -> Step {
         let scene = scene.silent();
         urgent(&scene.desired, &scene.observed, &Letters, scene::at(1000))
     }

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use runtime::Done;
 
-use crate::action::Action;
+use crate::action::Step;
 use crate::desired::desired;
 use crate::execute::{Acted, ExecuteContext};
 use crate::naming::Seed;
@@ -20,7 +20,6 @@ use crate::plan::{Plan, plan, urgent};
 use crate::reconcile::ClusterOperator;
 use crate::snapshot::{Desired, Observed};
 use crate::status::Report;
-use crate::write::Step;
 
 /// How many observations a reconcile drops because pods end. The next one runs to its end.
 const DROPS: usize = 10;
@@ -133,7 +132,7 @@ impl ClusterOperator {
     pub(super) async fn act(
         &self,
         (look, observed, etcd, since): (&Look, &Observed, &Arc<dyn Etcd>, Instant),
-        step: &Step<Action>,
+        step: &Step,
     ) -> Acted {
         let context = ExecuteContext {
             client: &self.writer,

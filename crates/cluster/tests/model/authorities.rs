@@ -8,11 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::writes::Write;
 use api::names::{CertificateUse, certificate_secret};
 use cluster::authority::{Anchor, Circle, Held, Leaf, Rule};
 use cluster::certificates::{CertificateWrite, Certificates, Noted};
 use cluster::snapshot::Observed;
-use cluster::write::Write;
 use jiff::Timestamp;
 use member::tls::Authorities;
 
@@ -21,10 +21,10 @@ use crate::invariants::demand;
 use crate::mutation::Mutation;
 use crate::others::Begun;
 use crate::read::seconds;
-use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 use crate::write::Answer;
+use crate::writes::Plan;
 
 const CIRCLES: [(Circle, CertificateUse); 2] = [
     (Circle::Peers, CertificateUse::Peer),

@@ -8,7 +8,7 @@ use crate::etcd_model::voters;
 use crate::invariants::is_lost;
 use crate::others::is_elsewhere;
 use crate::run::{Fault, Run, said};
-use crate::sent::Plan;
+use crate::writes::Plan;
 
 /// Number of rounds after the last fault within which a cluster converges.
 const ROUNDS: usize = 450;

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::writes::{Change, Write};
+use cluster::plan::{Start, State};
 use cluster::snapshot::Role;
-use cluster::write::{Change, Start, State, Write};
 use etcd::ClusterId;
 
 use crate::etcd_model::{Data, Moved};

@@ -5,9 +5,10 @@
 
 use std::collections::BTreeSet;
 
+use crate::writes::{Change, Write};
+use cluster::plan::Label;
 use cluster::plan::{Fate, MemberState, Quorum, View};
 use cluster::snapshot::{Observed, Role, Seen};
-use cluster::write::{Change, Label, Write};
 use etcd::{MemberId, Pulse};
 
 use crate::etcd_model::Cluster;
@@ -15,9 +16,9 @@ use crate::event::{Dice, Event, Setup, draw};
 use crate::invariants::{demand, is_lost};
 use crate::mutation::Mutation;
 use crate::others::is_elsewhere;
-use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::world::{World, WorldPod, tell};
+use crate::writes::Plan;
 
 /// Number of ticks for which a joining member does not serve clients, by the number of its pod. etcd waits 7 s at most
 /// for its own entry, which is two or three ticks. A member that takes longer has a slow or broken client listener.
@@ -25,7 +26,7 @@ const SILENT: [u64; 8] = [0, 2, 3, 6, 3, 0, 15, 2];
 
 /// Until when the etcd of a pod that starts now does not serve clients; `silent`: joining members take longer.
 pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
-    let joins = silent && pod.start.state == cluster::write::State::Join;
+    let joins = silent && pod.start.state == cluster::plan::State::Join;
     let at = usize::try_from(pod.uid).unwrap() % SILENT.len();
     now + if joins { SILENT[at] } else { 0 }
 }

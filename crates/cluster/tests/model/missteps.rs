@@ -1,19 +1,19 @@
 //! Rounds with TLS changes while members run, together with all other faults, and deliberate mistakes about TLS
 //! changes.
 
+use crate::writes::{Chain, Write};
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
 use cluster::plan::View;
 use cluster::snapshot::{Desired, Kept, Observed, Seen};
 use cluster::switch::Way;
-use cluster::write::{Chain, Write};
 use jiff::Timestamp;
 
 use crate::event::{Dice, Event, Setup, draw};
 use crate::mutation::Mutation;
-use crate::sent::Plan;
 use crate::story::{find, play_drawn};
 use crate::switch;
 use crate::world::World;
+use crate::writes::Plan;
 
 impl Mutation {
     pub(crate) const ABOUT_TLS: [Self; 8] = [

@@ -1,15 +1,16 @@
 //! Deliberate mistakes about user requests and etcd's alarms.
 
+use crate::writes::{Chain, Write};
+use cluster::plan::Label;
 use cluster::plan::View;
 use cluster::reason::Reason;
 use cluster::snapshot::{Changed, Desired, Observed, Pod, Role, Seen};
-use cluster::write::{Chain, Label, Write};
 use etcd::AlarmKind;
 use jiff::Timestamp;
 
 use crate::mutation::Mutation;
 use crate::run::taken_back;
-use crate::sent::Plan;
+use crate::writes::Plan;
 
 impl Mutation {
     /// Adds writes to the plan.

@@ -1,14 +1,16 @@
 //! Deliberate mistakes, made from outside: the planner's input, its plan, the sent requests and the preconditions are
 //! changed in transit. The planner itself knows nothing of them.
 
+use crate::writes::{Chain, Change, Write};
 use cluster::plan::{Data, Fate, VersionRules, View, plan};
+use cluster::plan::{Start, State};
 use cluster::snapshot::{Cause, Desired, Ending, Observed, Role, Seen};
-use cluster::write::{Chain, Change, Start, State, Write};
 use etcd::Members;
 use jiff::Timestamp;
 
-use crate::sent::{self, Plan};
+use crate::sent;
 use crate::world::World;
+use crate::writes::Plan;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {

@@ -3,15 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use cluster::plan::{Start, State};
 use cluster::reason::Reason;
 use cluster::snapshot::{Kept, Observed, Pod, Role, Seen};
-use cluster::write::{Start, State};
 use etcd::ClusterId;
 
 use crate::etcd_model::{Cluster, Config, Data, Member};
-use crate::sent::Plan;
 use crate::switch::PLAIN;
 use crate::world::{Shown, World, WorldDisk, WorldPod, tell};
+use crate::writes::Plan;
 
 /// Who started the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! Deliberate mistakes about the owner's changes, and about clusters that another party started.
 
+use crate::writes::{Change, Write};
 use cluster::plan::{Data, View};
 use cluster::snapshot::{Desired, Observed, Pod, Seen};
-use cluster::write::{Change, Write};
 use jiff::Timestamp;
 
 use crate::mutation::Mutation;
-use crate::sent::Plan;
 use crate::world::World;
+use crate::writes::Plan;
 
 impl Mutation {
     /// Information that is hidden from the planner.

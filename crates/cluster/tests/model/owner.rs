@@ -1,17 +1,17 @@
 //! Changes by the owner of a cluster at any time, besides its size and version: pausing the operator, deleting the
 //! object, changing volumes, breaking a Secret with certificates. Also pods that end permanently.
 
+use crate::writes::Write;
 use cluster::snapshot::{Claim, Observed, Seen};
-use cluster::write::Write;
 use member::tls::{Fault, FaultKind, Purpose};
 
 use crate::event::Event;
 use crate::invariants::demand;
 use crate::others::is_elsewhere;
 use crate::run::said;
-use crate::sent::Plan;
 use crate::world::{Power, World, tell};
 use crate::write::Answer;
+use crate::writes::Plan;
 
 /// The requested storage class and size of a PVC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,15 +1,15 @@
 //! Checks each plan against the world from which it was made, before a request is sent.
 
+use crate::writes::Write;
 use cluster::snapshot::{Disk, Observed, Seen};
-use cluster::write::Write;
 
 use crate::etcd_model::{Cluster, Member};
 use crate::invariants::{demand, is_lost};
 use crate::others::is_elsewhere;
 use crate::run::said;
-use crate::sent::Plan;
 use crate::world::{Power, World};
 use crate::write::is_for_etcd;
+use crate::writes::Plan;
 
 impl World {
     /// `atomic`: the world did not change during the observation.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cluster::plan::State;
 use cluster::snapshot::{Cause, Disk, Ending, Kept, Observed, Pod, Seen, Service, Shared, Trouble};
-use cluster::write::State;
 use etcd::{ClusterId, MemberId, Members, Status};
 use jiff::Timestamp;
 use member::OperatorImage;

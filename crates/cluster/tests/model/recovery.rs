@@ -1,7 +1,8 @@
 //! Recovery from a lost quorum: its records, the start of a new cluster with a survivor's data, and forbidden changes.
 
+use crate::writes::{RecoveryRecord, Write};
+use cluster::plan::Start;
 use cluster::snapshot::{Recovery, SeedAnswer, Seen};
-use cluster::write::{RecoveryRecord, Start, Write};
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::Members;
@@ -9,9 +10,9 @@ use etcd::Members;
 use crate::etcd_model::{Cluster, Config, Data, Member, Spot, quorum};
 use crate::invariants::is_lost;
 use crate::read::{list, seconds};
-use crate::sent::Plan;
 use crate::world::{World, tell};
 use crate::write::Answer;
+use crate::writes::Plan;
 
 /// The records of a recovery in the object.
 #[derive(Clone, Debug, Default)]

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use cluster::plan::Start;
 use cluster::snapshot::{Observed, Removal};
-use cluster::write::Start;
 
 use crate::etcd_model::{Member, Spot};
 use crate::event::{Dice, Event, Setup, draw};

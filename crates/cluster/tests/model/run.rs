@@ -2,20 +2,21 @@
 
 use std::collections::BTreeMap;
 
+use crate::writes::{Change, Write};
 use cluster::action::StartPart;
 use cluster::certificates::CertificateWrite;
 use cluster::plan::{Explanation, plan};
 use cluster::snapshot::{Observed, Pod, Seen, Service};
-use cluster::write::{Change, Write};
 
 use crate::event::Event;
 pub(crate) use crate::event::Setup;
 use crate::mutation::Mutation;
 use crate::others::is_elsewhere;
 use crate::read::seconds;
-use crate::sent::{self, Plan};
+use crate::sent;
 use crate::world::{Late, World, tell};
 use crate::write::{Answer, is_for_etcd};
+use crate::writes::Plan;
 
 /// The reads of an operator so far, and its remaining writes.
 #[derive(Default)]

@@ -1,22 +1,20 @@
 //! Reads the requests of a plan as the API server and etcd would. Objects are parsed by the functions with which the
 //! operator reads them, so the builders are part of each round.
 //!
-//! Mistakes are made in the form that the phases use ([`Write`]), after the requests have been read.
+//! Mistakes are made in the form of [`Write`], after the requests have been read.
 
 use std::collections::BTreeMap;
 
 use api::cluster::BootstrapStatus;
 use api::names;
-use cluster::access::AccessWrite;
 use cluster::action::{
     Action, AuthChange, EtcdCall, Kind, Object, Passwords, Patch, Reference, Request, Resize,
     StatusRecord,
 };
 use cluster::certificates::CertificateWrite;
-use cluster::plan::name_of;
+use cluster::plan::{Label, Start, State, name_of};
 use cluster::snapshot::{Changed, Desired, Intent, Observed, Removal, Role};
-use cluster::write::{Chain, Change, Label, RecoveryRecord, Start, State, Step, Write};
-use cluster::{observe, plan};
+use cluster::{action, observe, plan};
 use etcd::MemberId;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -25,13 +23,12 @@ use member::{Members, MetadataPatch, ResourcesPatch};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// A plan in the form that the model plays.
-pub(crate) type Plan = plan::Plan<Write>;
+use super::writes::{AccessWrite, Change, Plan, RecoveryRecord, Step, Write};
 
 /// Reads the actions of a plan.
 pub(crate) fn read(sent: plan::Plan, desired: &Desired, observed: &Observed) -> Plan {
     let reader = Reader { desired, observed };
-    let chain = |chain: &Chain<Action>| chain.iter().map(|action| reader.write(action)).collect();
+    let chain = |chain: &action::Chain| chain.iter().map(|action| reader.write(action)).collect();
     Plan {
         step: Step {
             chains: sent.step.chains.iter().map(chain).collect(),
@@ -56,6 +53,12 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn write(&self, action: &Action) -> Write {
+        let write = self.request(action);
+        assert_eq!(action.start, write.start(), "{write}");
+        write
+    }
+
+    fn request(&self, action: &Action) -> Write {
         let point = action.point;
         match &action.request {
             Request::Create(Object::Service(service)) => self.create_service(service),
@@ -198,10 +201,10 @@ impl Reader<'_> {
                 member: self.name_of(id),
                 id,
             },
-            EtcdCall::Remove { id } => Write::Remove {
-                member: self.name_of(id),
-                id,
-            },
+            EtcdCall::Remove { member, id } => {
+                assert_eq!(member, self.name_of(id));
+                Write::Remove { member, id }
+            }
             EtcdCall::MoveLeader { from, id } => Write::MoveLeader {
                 from,
                 to: self.name_of(id),

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use cluster::plan::{Start, State};
 use cluster::snapshot::Kept;
-use cluster::write::{Start, State};
 
 use crate::etcd_model::{Cluster, Config, Data, Logs, Member, Moved, Process};
 use crate::joining::serves_from;

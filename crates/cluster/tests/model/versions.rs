@@ -6,17 +6,17 @@
 
 use std::collections::BTreeMap;
 
+use crate::writes::Write;
 use api::version::EtcdVersion;
 use cluster::snapshot::{Changed, Observed, Pod, Role, Seen, Trouble};
-use cluster::write::Write;
 
 use crate::etcd_model::Cluster;
 use crate::invariants::demand;
 use crate::others::is_elsewhere;
 use crate::run::said;
-use crate::sent::Plan;
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
+use crate::writes::Plan;
 
 type Minor = (u64, u64);
 

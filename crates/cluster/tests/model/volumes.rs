@@ -1,8 +1,8 @@
 //! Volumes that are lost while pods have them mounted, in rounds of their own: Kubernetes reports the PVC as `Lost`,
 //! and the pod continues until it restarts. Above all the volume of the seed of a recovery.
 
+use crate::writes::RecoveryRecord;
 use cluster::snapshot::Observed;
-use cluster::write::RecoveryRecord;
 
 use api::cluster::RecoveryPhase;
 

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::writes::Write;
 use api::cluster::DefragmentationStatus;
 use cluster::snapshot::{Observed, Seen};
 use cluster::upkeep::{Call, UpkeepRule};
-use cluster::write::Write;
 use etcd::{Alarm, AlarmKind, KeyHash, MemberId};
 use jiff::Timestamp;
 

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
+use crate::writes::Write;
 use api::EtcdCluster;
 use cluster::naming::Names;
+use cluster::plan::Start;
 use cluster::snapshot::{Desired, Intent, Kept, Observed, RecoveryRule, Removal, Role, Shared};
-use cluster::write::{Start, Write};
 use etcd::ClusterId;
 use member::Operators;
 use serde_json::json;

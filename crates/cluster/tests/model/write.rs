@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::writes::Write;
+use cluster::plan::{Start, State};
 use cluster::snapshot::{Intent, Kept, Removal};
-use cluster::write::{Start, State, Write};
 use etcd::ClusterId;
 
 use crate::etcd_model::Member;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::observe::pods;
 use crate::plan::effective::Effective;
 use crate::plan::tests::scene::{CLUSTER, Scene, at};
+use crate::plan::tests::writes::Write;
 use crate::snapshot::{Kept, Observed, Seen, Trouble};
-use crate::write::Write;
 
 const LETTERS: [&str; 3] = ["a", "b", "c"];
 const NAMES: [&str; 3] = ["db-5zc2k9fz8t", "db-7xwq2m4n6b", "db-d8rk3h9v2s"];
@@ -315,6 +315,6 @@ fn failed_old_pod_is_recreated_on_its_pvc() {
     });
     let made = made.unwrap();
     assert_eq!((made.member.as_str(), made.durable), ("b", true));
-    assert_eq!(made.state, crate::write::State::OnDisk);
+    assert_eq!(made.state, crate::plan::State::OnDisk);
     assert_eq!(made.version, VERSION);
 }

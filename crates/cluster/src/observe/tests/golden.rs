@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::observe::pods;
 use crate::plan::effective::Effective;
 use crate::plan::tests::scene::{CLUSTER, Scene, at};
-use crate::write::Write;
+use crate::plan::tests::writes::Write;
 
 const LETTERS: [&str; 3] = ["a", "b", "c"];
 const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];

@@ -2,100 +2,124 @@
 
 use api::names;
 use api::version::EtcdVersion;
-use jiff::Timestamp;
+use etcd::ClusterId;
 use member::{MetadataPatch, ResourcesPatch};
 use runtime::apply;
 use serde_json::{Value, json};
 
-use super::{Builder, start};
-use crate::action::{Kind, Patch, PatchForm, Rejection, Request, Resize};
+use super::{Builder, Event, action, start};
+use crate::action::{Action, Kind, Patch, PatchForm, Rejection, Request, Resize};
 use crate::plan::Explanation;
 use crate::reason::Reason;
-use crate::snapshot::{Changed, Removal, Role};
-use crate::write::Label;
+use crate::snapshot::{Changed, Disk, Removal, Role};
 
-/// Sets the mark that a pod may exist, or removes it without `started`.
-pub(super) fn mark(member: &str, started: bool, over: Option<&str>) -> Request {
-    Request::Patch(marked(member, started, over))
+/// Labels and annotations of a pod or PVC that follow the answers of etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// The member whose pod and PVC are labeled.
+    pub member: String,
+    /// UID precondition: another object of the same name is not changed.
+    pub uid: String,
+    /// The role label; `None` leaves the label unchanged.
+    pub role: Option<Role>,
+    /// The cluster token.
+    pub token: String,
+    /// The cluster ID once known.
+    pub cluster_id: Option<ClusterId>,
 }
 
-/// Removes a mark. The precondition is the resourceVersion of the Service with the mark.
-pub(crate) fn unmark(member: &str, version: &str) -> Patch {
-    marked(member, false, Some(version))
-}
-
-fn marked(member: &str, started: bool, over: Option<&str>) -> Patch {
-    let value = if started { json!("true") } else { Value::Null };
-    let mut metadata = json!({ "annotations": { names::ANNOTATION_STARTED: value } });
-    if let Some(over) = over {
-        metadata["resourceVersion"] = json!(over);
-    }
-    merge(Kind::Service, member, &metadata)
-}
-
-/// Uses a value that no earlier mark had: a patch without a change keeps the resourceVersion.
-pub(super) fn mark_again(member: &str, over: &str, now: Timestamp) -> Request {
-    let metadata = json!({
-        "annotations": { names::ANNOTATION_STARTED: now.to_string() },
-        "resourceVersion": over,
-    });
-    Request::Patch(merge(Kind::Service, member, &metadata))
-}
-
-pub(super) fn note_removal(member: &str, over: &str, removal: Option<Removal>) -> Request {
+/// Records on a PVC who removed its member from etcd; `None` removes the record.
+pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) -> Action {
     let metadata = json!({
         "annotations": { names::ANNOTATION_REMOVED: removal.map(Removal::note) },
-        "resourceVersion": over,
+        "resourceVersion": disk.resource_version,
     });
-    Request::Patch(merge(Kind::VolumeClaim, member, &metadata))
+    let event: Event = match removal {
+        Some(Removal::ByOthers { .. }) => Some((Reason::VolumeKept, "Keep")),
+        _ => None,
+    };
+    let text = match removal {
+        Some(Removal::ByOperator) => {
+            format!("note on the volume claim of {member} that the member is being removed")
+        }
+        Some(Removal::ByOthers { .. }) => format!(
+            "keep the volume claim of {member}: someone other than the operator removed the member from etcd"
+        ),
+        None => format!("note on the volume claim of {member} that the member stays"),
+    };
+    let patch = merge(Kind::VolumeClaim, member, &metadata);
+    action("before-note-removal", event, text, Request::Patch(patch))
 }
 
-pub(super) fn note_version(member: &str, uid: &str, version: &str) -> Request {
+/// Records on a PVC the version with which its member starts next.
+pub(crate) fn note_version(member: &str, uid: &str, version: &str) -> Action {
     let annotations = json!({ names::ANNOTATION_VERSION: version });
-    annotate(Kind::VolumeClaim, (member, uid), &annotations)
+    action(
+        "before-note-version",
+        None,
+        format!("note etcd {version} on the volume claim of {member}"),
+        annotate(Kind::VolumeClaim, (member, uid), &annotations),
+    )
 }
 
-pub(super) fn settle_image(member: &str, uid: &str) -> Request {
+/// Clears the annotation about an image change once the member is healthy.
+pub(crate) fn clear_image_change(member: &str, uid: &str) -> Action {
     let annotations = json!({ names::ANNOTATION_CHANGED: Value::Null });
-    annotate(Kind::Pod, (member, uid), &annotations)
+    action(
+        "before-settle-image",
+        None,
+        format!("note that {member} is back"),
+        annotate(Kind::Pod, (member, uid), &annotations),
+    )
 }
 
-/// Kubernetes rejects this patch unless the StorageClass allows volume expansion.
-pub(super) fn grow(member: &str, uid: &str, size: &str) -> Request {
-    Request::Patch(Patch {
-        kind: Kind::VolumeClaim,
-        name: member.to_owned(),
+/// Requests a larger volume. Kubernetes rejects this patch unless the StorageClass allows volume expansion.
+pub(crate) fn grow_volume(member: &str, uid: &str, size: &str) -> Action {
+    let patch = Patch {
         body: json!({
             "metadata": { "uid": uid },
             "spec": { "resources": { "requests": { "storage": size } } },
         }),
-        form: PatchForm::Merge,
         rejection: Some(Rejection {
             what: format!("the volume of {member} does not grow"),
             remedy: "set allowVolumeExpansion: true in its StorageClass, or give \
                      spec.pod.persistentVolumeClaimSpec another storageClassName, and members are replaced one by one",
             reason: Reason::VolumeNotGrown,
         }),
-    })
+        ..merge(Kind::VolumeClaim, member, &Value::Null)
+    };
+    action(
+        "before-grow-disk",
+        Some((Reason::VolumeClaimGrown, "Patch")),
+        format!("ask for {size} for the volume of {member}"),
+        Request::Patch(patch),
+    )
 }
 
-pub(super) fn metadata(member: &str, uid: &str, patch: &MetadataPatch) -> Request {
+/// Changes labels and annotations of a pod.
+pub(crate) fn change_metadata(member: &str, uid: &str, patch: &MetadataPatch) -> Action {
     let MetadataPatch {
         labels,
         annotations,
     } = patch;
     let metadata = json!({ "uid": uid, "labels": labels, "annotations": annotations });
-    Request::Patch(merge(Kind::Pod, member, &metadata))
+    action(
+        "before-patch-metadata",
+        Some((Reason::PodPatched, "Patch")),
+        format!("change labels and annotations of the pod of {member}"),
+        Request::Patch(merge(Kind::Pod, member, &metadata)),
+    )
 }
 
-/// The response of the API server is recorded on the pod. A pod whose resize is rejected is recreated later.
-pub(super) fn resize(member: &str, uid: &str, patch: &ResourcesPatch) -> Request {
+/// Changes CPU and memory of a running pod. The response of the API server is recorded on the pod. A pod whose resize
+/// is rejected is recreated later.
+pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Action {
     let container = json!({ "name": names::CONTAINER_ETCD, "resources": patch.resources });
     let note = |annotations: &Value| {
         let metadata = json!({ "uid": uid, "annotations": annotations });
         merge(Kind::Pod, member, &metadata)
     };
-    Request::Resize(Box::new(Resize {
+    let resize = Resize {
         patch: Patch {
             body: json!({ "metadata": { "uid": uid }, "spec": { "containers": [container] } }),
             form: PatchForm::Strategic,
@@ -103,7 +127,13 @@ pub(super) fn resize(member: &str, uid: &str, patch: &ResourcesPatch) -> Request
         },
         accepted: note(&json!(patch.taken)),
         rejected: note(&json!(patch.refused)),
-    }))
+    };
+    action(
+        "before-resize-pod",
+        Some((Reason::PodResized, "Resize")),
+        format!("change CPU and memory of the pod of {member}"),
+        Request::Resize(Box::new(resize)),
+    )
 }
 
 /// Sets annotations that make the kubelet reload the Secrets of a pod at once, instead of within a minute.
@@ -123,17 +153,18 @@ pub(super) fn tell(
 }
 
 impl Builder<'_> {
-    /// Changes image and annotations in one request, so that the annotations always match the running version.
-    pub(super) fn patch_image(
+    /// Changes the image of a running pod; the kubelet restarts the container in place. Image and annotations are
+    /// changed in one request, so that the annotations always match the running version.
+    pub(crate) fn change_image(
         &self,
         (member, uid): (&str, &str),
         version: &str,
         changed: &Changed,
-    ) -> Result<Request, Explanation> {
+    ) -> Result<Action, Explanation> {
         let parsed = EtcdVersion::parse(version);
         let parsed = parsed.map_err(|error| start::no_version(member, &error))?;
         let image = parsed.image(&self.desired.object.spec.repository);
-        Ok(Request::Patch(Patch {
+        let patch = Patch {
             body: json!({
                 "metadata": {
                     "uid": uid,
@@ -147,11 +178,37 @@ impl Builder<'_> {
             }),
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
-        }))
+        };
+        Ok(action(
+            "before-patch-image",
+            Some((Reason::MemberVersionChanged, "Upgrade")),
+            format!("change {member} from etcd {} to {version}", changed.from),
+            Request::Patch(patch),
+        ))
+    }
+
+    /// Sets owner, role and cluster ID of a pod.
+    pub(crate) fn label_pod(&self, label: &Label) -> Action {
+        action(
+            "before-label-pod",
+            None,
+            format!("label the pod of {}", label.member),
+            self.label(Kind::Pod, label),
+        )
+    }
+
+    /// Sets owner and cluster ID of a PVC.
+    pub(crate) fn label_volume(&self, label: &Label) -> Action {
+        action(
+            "before-label-disk",
+            None,
+            format!("label the volume claim of {}", label.member),
+            self.label(Kind::VolumeClaim, label),
+        )
     }
 
     /// Sets owner, labels and identity of a pod or a PVC.
-    pub(super) fn label(&self, kind: Kind, label: &Label) -> Request {
+    fn label(&self, kind: Kind, label: &Label) -> Request {
         let mut annotations = json!({ names::ANNOTATION_CLUSTER_TOKEN: label.token });
         if let Some(id) = label.cluster_id {
             annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
@@ -184,7 +241,7 @@ fn annotate(kind: Kind, (name, uid): (&str, &str), annotations: &Value) -> Reque
     Request::Patch(merge(kind, name, &metadata))
 }
 
-fn merge(kind: Kind, name: &str, metadata: &Value) -> Patch {
+pub(super) fn merge(kind: Kind, name: &str, metadata: &Value) -> Patch {
     Patch {
         kind,
         name: name.to_owned(),

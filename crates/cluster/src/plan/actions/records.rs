@@ -4,12 +4,18 @@
 //! a field that it omits is removed. The report has its own field manager, so no report removes a record, however old
 //! it is.
 
-use api::cluster::{BootstrapStatus, DefragmentationStatus, TlsStatus};
+use api::cluster::{
+    BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
+};
+use etcd::ClusterId;
 use serde_json::{Value, json};
 
-use super::Builder;
-use crate::action::{Request, StatusRecord};
-use crate::write::Write;
+use super::{Builder, Event, action};
+use crate::action::{Action, Begins, Request, StatusRecord};
+use crate::plan::view::is_known;
+use crate::reason::Reason;
+use crate::snapshot::{Intent, Observed};
+use crate::switch::Way;
 
 /// Field manager of the token, the first members, the cluster ID and the recovery.
 const MANAGER_IDENTITY: &str = "etcd-operator-identity";
@@ -18,70 +24,218 @@ const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
 /// Field manager of the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
-impl Builder<'_> {
-    /// Writes the identity of the cluster with the requested change.
-    pub(super) fn identity(&self, write: &Write) -> Request {
-        let observed = self.observed;
-        let mut intent = observed.intent.as_ref();
-        let mut cluster_id = observed.cluster_id;
-        let mut recovery = observed.recovery.record.as_ref();
-        let mut stale_approval = observed.recovery.stale_approval.as_ref();
-        let mut over = &observed.resource_version;
-        match write {
-            Write::RecordIntent {
-                intent: next,
-                cluster_id: id,
-                over: version,
-            } => (intent, cluster_id, over) = (Some(next), *id, version),
-            Write::RecordClusterId {
-                cluster_id: id,
-                over: version,
-            } => (cluster_id, over) = (Some(*id), version),
-            Write::RecordRecovery(record) => {
-                if let Some((next, id)) = &record.formed {
-                    (intent, cluster_id) = (Some(next), Some(*id));
-                }
-                recovery = record.recovery.as_ref();
-                stale_approval = record.stale_approval.as_ref();
-                over = &record.over;
-            }
-            _ => {}
+/// The complete identity of a cluster in the status.
+struct Identity<'a> {
+    intent: Option<&'a Intent>,
+    cluster_id: Option<ClusterId>,
+    recovery: Option<&'a RecoveryStatus>,
+    stale_approval: Option<&'a String>,
+}
+
+impl<'a> Identity<'a> {
+    fn of(observed: &'a Observed) -> Self {
+        Self {
+            intent: observed.intent.as_ref(),
+            cluster_id: observed.cluster_id,
+            recovery: observed.recovery.record.as_ref(),
+            stale_approval: observed.recovery.stale_approval.as_ref(),
         }
+    }
+
+    fn status(&self) -> Value {
         let bootstrap = BootstrapStatus {
-            token: intent
+            token: self
+                .intent
                 .map(|intent| intent.token.clone())
                 .unwrap_or_default(),
-            members: intent
+            members: self
+                .intent
                 .iter()
                 .flat_map(|intent| intent.members.clone())
                 .collect(),
         };
         let mut status = json!({ "bootstrap": bootstrap });
-        if let Some(id) = cluster_id {
+        if let Some(id) = self.cluster_id {
             status["clusterID"] = json!(id.to_string());
         }
-        if let Some(recovery) = recovery {
+        if let Some(recovery) = self.recovery {
             status["recovery"] = json!(recovery);
         }
-        if let Some(approval) = stale_approval {
+        if let Some(approval) = self.stale_approval {
             status["staleApproval"] = json!(approval);
         }
-        record(MANAGER_IDENTITY, status, over)
+        status
     }
 }
 
-pub(super) fn tls(status: &TlsStatus, over: &str) -> Request {
-    record(MANAGER_TLS, json!({ "TLS": status }), over)
+impl Builder<'_> {
+    /// Records a new bootstrap, or the cluster that pods and PVCs with this ID belong to.
+    pub(crate) fn record_intent(&self, intent: &Intent, cluster_id: Option<ClusterId>) -> Action {
+        let identity = Identity {
+            intent: Some(intent),
+            cluster_id,
+            ..Identity::of(self.observed)
+        };
+        let (reason, verb, text) = if let Some(id) = cluster_id {
+            let text = format!("record cluster {id}, which is there");
+            (Reason::ClusterRecorded, "Record", text)
+        } else {
+            let names: Vec<&str> = intent.members.iter().map(String::as_str).collect();
+            let text = format!("record the first members {}", names.join(", "));
+            (Reason::BootstrapBegun, "Bootstrap", text)
+        };
+        let mut members = intent.members.iter();
+        let is_new = cluster_id.is_none() && !members.any(|name| is_known(self.observed, name));
+        self.record(
+            "before-record-intent",
+            Some((reason, verb)),
+            text,
+            (MANAGER_IDENTITY, identity.status()),
+            is_new.then_some(Begins::Bootstrap),
+        )
+    }
+
+    /// Records the cluster ID from etcd's answer.
+    pub(crate) fn record_cluster_id(&self, id: ClusterId) -> Action {
+        let identity = Identity {
+            cluster_id: Some(id),
+            ..Identity::of(self.observed)
+        };
+        self.record(
+            "before-record-cluster-id",
+            Some((Reason::ClusterFormed, "Bootstrap")),
+            format!("record cluster ID {id}"),
+            (MANAGER_IDENTITY, identity.status()),
+            None,
+        )
+    }
+
+    /// Records the state of a recovery and the approval that does not count. `formed`: the cluster that replaces the
+    /// recorded one.
+    pub(crate) fn record_recovery(
+        &self,
+        recovery: Option<&RecoveryStatus>,
+        stale_approval: Option<&String>,
+        formed: Option<(&Intent, ClusterId)>,
+    ) -> Action {
+        let mut identity = Identity::of(self.observed);
+        if let Some((intent, id)) = formed {
+            (identity.intent, identity.cluster_id) = (Some(intent), Some(id));
+        }
+        (identity.recovery, identity.stale_approval) = (recovery, stale_approval);
+        let under_way = |record: &&RecoveryStatus| record.phase == RecoveryPhase::InProgress;
+        let known = self.observed.recovery.record.as_ref().filter(under_way);
+        let begins = recovery
+            .filter(under_way)
+            .is_some_and(|next| known.is_none_or(|known| known.member != next.member));
+        self.record(
+            "before-record-recovery",
+            recovery.and_then(recovery_event),
+            recovery_text(recovery),
+            (MANAGER_IDENTITY, identity.status()),
+            begins.then_some(Begins::Recovery),
+        )
+    }
+
+    /// Records the TLS settings with which members start from now on.
+    pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
+        // A cluster that never had TLS reports nothing.
+        let event = record
+            .policy
+            .as_ref()
+            .map(|_| (Reason::TLSRecorded, "Record"));
+        let words = Way::of(record.policy().as_ref()).words();
+        self.record(
+            "before-record-tls",
+            event,
+            format!("record that members {words}"),
+            (MANAGER_TLS, json!({ "TLS": record })),
+            None,
+        )
+    }
+
+    /// Records the state of a defragmentation.
+    pub(crate) fn record_defragmentation(&self, record: &DefragmentationStatus) -> Action {
+        self.record(
+            "before-record-defragmentation",
+            defragmentation_event(record),
+            defragmentation_text(record),
+            (MANAGER_UPKEEP, json!({ "defragmentation": record })),
+            None,
+        )
+    }
+
+    fn record(
+        &self,
+        point: &'static str,
+        event: Event,
+        text: impl Into<String>,
+        (manager, status): (&'static str, Value),
+        begins: Option<Begins>,
+    ) -> Action {
+        let record = StatusRecord {
+            manager,
+            status,
+            over: self.observed.resource_version.clone(),
+            begins,
+        };
+        action(point, event, text, Request::Record(record))
+    }
 }
 
-pub(super) fn defragmentation(status: &DefragmentationStatus, over: &str) -> Request {
-    record(MANAGER_UPKEEP, json!({ "defragmentation": status }), over)
+fn recovery_event(recovery: &RecoveryStatus) -> Event {
+    match recovery.phase {
+        RecoveryPhase::InProgress => Some((Reason::RecoveryBegun, "Recover")),
+        RecoveryPhase::Complete => Some((Reason::RecoveryComplete, "Recover")),
+        RecoveryPhase::Cancelled => Some((Reason::RecoveryCancelled, "Recover")),
+        RecoveryPhase::Unknown(_) => None,
+    }
 }
 
-fn record(manager: &'static str, status: Value, over: &str) -> Request {
-    Request::Record(StatusRecord {
-        manager,
-        status,
-        over: over.to_owned(),
+fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
+    let Some(recovery) = recovery else {
+        return "record which approval counts".to_owned();
+    };
+    match (&recovery.phase, &recovery.message) {
+        (RecoveryPhase::InProgress, _) => format!(
+            "recover cluster {} from {}, which is at revision {}",
+            recovery.from_cluster_id, recovery.survivor, recovery.revision
+        ),
+        (phase, Some(message)) => format!("recovery {phase}: {message}"),
+        (phase, None) => format!("recovery {phase}"),
+    }
+}
+
+/// The begin of a defragmentation, and the end of each member's, with its failure.
+fn defragmentation_event(record: &DefragmentationStatus) -> Event {
+    let Some(last) = record.members.last() else {
+        let begins = record.completion_time.is_none();
+        return begins.then_some((Reason::DefragmentationBegun, "Defragment"));
+    };
+    if record.completion_time.is_some() || last.completion_time.is_none() {
+        return None;
+    }
+    Some(match last.error {
+        None => (Reason::MemberDefragmented, "Defragment"),
+        Some(_) => (Reason::DefragmentationFailed, "Defragment"),
     })
+}
+
+fn defragmentation_text(record: &DefragmentationStatus) -> String {
+    let Some(last) = record.members.last() else {
+        return format!("begin to defragment ({})", record.cause);
+    };
+    if record.completion_time.is_some() {
+        return format!("the defragmentation is over ({})", record.cause);
+    }
+    match (&last.completion_time, &last.error, last.size_after) {
+        (None, ..) => format!("{} is going to be defragmented", last.name),
+        (_, Some(error), _) => format!("{} was not defragmented: {error}", last.name),
+        (_, None, after) => format!(
+            "{} was defragmented: {} bytes before, {} after",
+            last.name,
+            last.size_before,
+            after.unwrap_or_default()
+        ),
+    }
 }

@@ -1,5 +1,7 @@
 //! The pod and the PVC of a member to start.
 
+use std::collections::BTreeSet;
+
 use api::names;
 use api::version::{EtcdVersion, VersionError};
 use etcd::ClusterId;
@@ -8,20 +10,94 @@ use kube::ResourceExt;
 use member::{self, Member, Members, Seed, Source};
 use runtime::outcome::Chain;
 
-use super::Builder;
-use crate::action::Object;
+use super::{Builder, action};
+use crate::action::{Action, Object, Request, StartPart, Undo};
 use crate::plan::Explanation;
 use crate::plan::view::name_of;
 use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
-use crate::write::{Start, State};
+
+/// How a member's etcd starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// `--initial-cluster-state=new`: only inside the recorded bootstrap (invariant 6).
+    New,
+    /// `--initial-cluster-state=existing`, with all members of the list to which it was added.
+    Join,
+    /// The member ran before. Its disk contains its state; without the disk the member must not start.
+    OnDisk,
+    /// The member starts a new cluster with the data of the survivor that `status.recovery` names. The data is fetched
+    /// before etcd starts; without it the member must not start.
+    FromSurvivor,
+}
+
+/// A member to start: the content of its PVC and its pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The member, which is the name of its pod, PVC and Service.
+    pub member: String,
+    /// How etcd starts if its disk is empty.
+    pub state: State,
+    /// The members in `--initial-cluster`, including itself.
+    pub initial: BTreeSet<String>,
+    /// The role label.
+    pub role: Role,
+    /// The data is on a PVC.
+    pub durable: bool,
+    /// The etcd version it runs.
+    pub version: String,
+    /// The cluster token.
+    pub token: String,
+    /// The cluster ID once known.
+    pub cluster_id: Option<ClusterId>,
+}
 
 /// Increment of the revision of a recovered cluster, as etcd advises for restores. The lost members cannot have been
 /// further ahead of the survivor, so no revision seen by a client is reused for another write.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
-    pub(super) fn volume_claim(&self, start: &Start) -> Result<Object, Explanation> {
+    /// The last actions of a start: the PVC, if the member has one, then the pod.
+    pub(crate) fn create_volume_and_pod(&self, start: &Start) -> Result<Vec<Action>, Explanation> {
+        let volume = start.durable.then(|| self.create_volume(start));
+        volume.into_iter().chain([self.create_pod(start)]).collect()
+    }
+
+    /// Creates the PVC of a member. An existing object is an error.
+    pub(crate) fn create_volume(&self, start: &Start) -> Result<Action, Explanation> {
+        let claim = self.volume_claim(start)?;
+        Ok(Action {
+            start: Some(StartPart::Follow(Undo::IfNotDone)),
+            ..action(
+                "before-create-disk",
+                Some((Reason::VolumeClaimCreated, "Create")),
+                format!("create the volume claim of {}", start.member),
+                Request::Create(claim),
+            )
+        })
+    }
+
+    /// Creates the pod of a member. An existing object is an error.
+    pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
+        let pod = self.pod(start)?;
+        // A pod on a PVC is created again by a later plan, because the PVC exists.
+        let part = match start.state {
+            State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
+            _ if start.durable => None,
+            _ => Some(StartPart::Follow(Undo::IfNotDone)),
+        };
+        Ok(Action {
+            start: part,
+            ..action(
+                "before-create-pod",
+                Some((Reason::MemberStarted, "Start")),
+                format!("create the pod of {}", start.member),
+                Request::Create(pod),
+            )
+        })
+    }
+
+    fn volume_claim(&self, start: &Start) -> Result<Object, Explanation> {
         let cluster_id = start.cluster_id.map(|id| id.to_string());
         let members = self.members_of(&start.token, cluster_id.as_deref());
         let claim = member::volume_claim(&members, &start.member);
@@ -41,7 +117,7 @@ impl Builder<'_> {
         Ok(Object::VolumeClaim(Box::new(claim)))
     }
 
-    pub(super) fn pod(&self, start: &Start) -> Result<Object, Explanation> {
+    fn pod(&self, start: &Start) -> Result<Object, Explanation> {
         let version = EtcdVersion::parse(&start.version);
         let version = version.map_err(|error| no_version(&start.member, &error))?;
         let cluster_id = start.cluster_id.map(|id| id.to_string());

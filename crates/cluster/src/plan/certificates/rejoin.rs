@@ -13,18 +13,18 @@ use super::{Keeper, Settled};
 use crate::authority::{Circle, Leaf};
 use crate::certificates::Noted;
 use crate::plan::age::age;
-use crate::plan::{BLIND, Draft, STEADY, recovery};
+use crate::plan::{BLIND, Draft, STEADY, actions, recovery};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod, Seen};
-use crate::write::Write;
 
 /// Maximum wait for a member that is not ready: longer than a start takes.
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
     /// Restarts members whose CAs have all expired: no member reaches another one, so there is no quorum to ask or to
-    /// lose. Members on volumes are restarted concurrently.
-    pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) {
+    /// lose. Members on volumes are restarted concurrently. Returns whether a member is restarted.
+    pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
+        let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
             let noted = self.certificates.pods.get(member);
             let ended = noted.and_then(Noted::trusts_until);
@@ -49,8 +49,10 @@ impl Keeper<'_> {
             draft.say(format!(
                 "start {member} again with new certificate authorities"
             ));
-            restart(member, pod, draft);
+            draft.add(actions::delete_pod(member, &pod.uid));
+            restarts = true;
         }
+        restarts
     }
 
     /// Whether a TLS switch is in progress. Members then also use listeners that do not depend on these certificates.
@@ -66,8 +68,8 @@ impl Keeper<'_> {
         !self.is_switching() && self.running().any(|(member, _)| cut_off(member))
     }
 
-    /// Restarts the next member that blocks a connection.
-    pub(super) fn rejoin(&self, settled: &Settled, draft: &mut Draft) {
+    /// Restarts the next member that blocks a connection. `restarts`: a member is restarted already.
+    pub(super) fn rejoin(&self, settled: &Settled, restarts: bool, draft: &mut Draft) {
         if self.is_switching() {
             return;
         }
@@ -77,7 +79,7 @@ impl Keeper<'_> {
             return;
         }
         let needed = settled.adds || self.cuts_off();
-        if !needed || !self.is_ready() || draft.touches_pods() {
+        if !needed || !self.is_ready() || settled.touches_pods || restarts {
             return;
         }
         let Some((member, pod)) = self.next_to_restart() else {
@@ -103,7 +105,7 @@ impl Keeper<'_> {
         draft.say(format!(
             "start {member} again with the certificate authorities of the others"
         ));
-        restart(member, pod, draft);
+        draft.add(actions::delete_pod(member, &pod.uid));
     }
 
     /// Whether the member's data outlives its pod. A PVC that is being deleted, or has lost its volume, preserves
@@ -208,13 +210,6 @@ impl Keeper<'_> {
         );
         draft.problem(Reason::AuthorityLost, text);
     }
-}
-
-fn restart(member: &str, pod: &Pod, draft: &mut Draft) {
-    draft.write(Write::DeletePod {
-        member: member.to_owned(),
-        uid: pod.uid.clone(),
-    });
 }
 
 impl Settled {

@@ -15,9 +15,10 @@ use crate::authority::{Anchor, Circle, Held, Leaf};
 use crate::certificates::{CertificateWrite, Certificates};
 use crate::clock::ApiServerClock;
 use crate::plan::tests::scene::{Letters, Scene, at};
-use crate::plan::{Plan, decide};
+use crate::plan::tests::sent;
+use crate::plan::tests::writes::{Plan, Write};
+use crate::plan::{actions, plan};
 use crate::reason::Reason;
-use crate::write::Write;
 
 pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
@@ -86,9 +87,13 @@ impl Story {
         &mut self.scene.observed.certificates
     }
 
-    pub(super) fn plan(&self) -> Plan<Write> {
+    pub(super) fn plan(&self) -> Plan {
         let (desired, observed) = (&self.scene.desired, &self.scene.observed);
-        decide(desired, observed, &Letters, self.now)
+        sent::read(
+            plan(desired, observed, &Letters, self.now),
+            desired,
+            observed,
+        )
     }
 
     pub(super) fn writes(&self) -> Vec<Write> {
@@ -315,13 +320,13 @@ fn invariant_20_creates_certificates_before_pod() {
 /// A Service that is created with its mark precedes the certificates, because they are found by it.
 #[test]
 fn removes_mark_if_certificates_are_rejected() {
-    let issue = Write::Certificate(CertificateWrite::Issue {
+    let issue = actions::certificate(CertificateWrite::Issue {
         owner: "db-a".into(),
         used: CertificateUse::Peer,
         over: None,
         by: "1".into(),
     });
-    let part = issue.start().unwrap();
+    let part = issue.start.unwrap();
     assert!(part.is_undone(true) && part.is_undone(false));
 }
 
@@ -398,7 +403,7 @@ fn renews_certificates_despite_invalid_spec() {
     let mut paused = story.scene.desired.clone();
     (paused.invalid, paused.paused) = (None, true);
     assert!(
-        decide(&paused, &story.scene.observed, &Letters, story.now)
+        plan(&paused, &story.scene.observed, &Letters, story.now)
             .step
             .is_empty()
     );

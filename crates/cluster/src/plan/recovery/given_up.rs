@@ -10,10 +10,9 @@
 
 use api::cluster::RecoveryPhase;
 
-use crate::plan::Draft;
 use crate::plan::evidence::Evidence;
+use crate::plan::{Draft, actions};
 use crate::snapshot::{Observed, Pod};
-use crate::write::Write;
 
 /// Deletes the pod of the seed. Returns `true` if this plan deletes it.
 pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) -> bool {
@@ -32,9 +31,6 @@ pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) 
         "stop {}, with which the recovery that was given up began",
         record.member
     ));
-    draft.write(Write::DeletePod {
-        member: record.member.clone(),
-        uid: pod.uid.clone(),
-    });
+    draft.add(actions::delete_pod(&record.member, &pod.uid));
     true
 }

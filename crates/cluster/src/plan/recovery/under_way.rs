@@ -14,10 +14,9 @@ use crate::plan::evidence::{Evidence, Member};
 use crate::plan::member_objects;
 use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
-use crate::plan::{BLIND, Draft, SHORTLY, ended};
+use crate::plan::{BLIND, Draft, SHORTLY, Start, State, actions, ended};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
-use crate::write::{RecoveryRecord, Start, State, Write};
 
 /// Creates the seed, and records the new cluster when the seed answers.
 pub(super) fn go_on(
@@ -46,7 +45,7 @@ pub(super) fn go_on(
             let alone = matches!(&answer.list.members[..], [one] if one.name == *member);
             let one = alone && answer.status.leader.is_some();
             if one && id.to_string() != *from_cluster_id && serves >= *revision {
-                complete(observed, record, (id, serves), now, draft);
+                complete(record, (id, serves), now, draft);
                 return;
             }
             let text = format!(
@@ -146,8 +145,8 @@ fn abandon(
     let mut given_up = record.clone();
     cancel(&mut given_up, why, now);
     draft.say(format!("give the recovery up: {why}"));
-    let stale = observed.recovery.stale_approval.clone();
-    write(observed, Some(given_up), stale, draft);
+    let stale = observed.recovery.stale_approval.as_ref();
+    write(Some(&given_up), stale, draft);
 }
 
 fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft: &mut Draft) {
@@ -174,33 +173,26 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
         return;
     }
     // Invariant 16: the client Service is closed before the seed can become ready, whatever changed it.
-    let mut writes = Vec::new();
-    if observed.shared.client != Kept::Others {
-        writes.push(Write::ApplyClient { open: false });
-    }
-    match service {
-        None => writes.push(Write::CreateService {
-            member: name.clone(),
-            started: true,
-            closed: false,
-        }),
-        Some(service) if !service.started => writes.push(member_objects::mark(name, service)),
+    let closes = observed.shared.client != Kept::Others;
+    let closes = closes.then(|| draft.build.apply_client_service(false));
+    let mark = match service {
+        None => Some(draft.build.create_service(name, true, false)),
+        Some(service) if !service.started => Some(actions::mark_service(name, service)),
         // Invariant 6: the process that set the mark may have been suspended since.
-        Some(service) if !disk => writes.extend(member_objects::mark_again(name, service)),
-        Some(_) => {}
-    }
-    if disk {
-        writes.push(Write::CreatePod(start));
-    } else {
-        writes.extend(member_objects::disk_and_pod(start));
-    }
+        Some(service) if !disk => member_objects::mark_again(name, service, draft),
+        Some(_) => None,
+    };
     draft.say(format!("start {name} with the data of {}", record.survivor));
-    draft.chain(writes);
+    let first = closes.into_iter().chain(mark);
+    if disk {
+        member_objects::start_on_disk(first, &start, draft);
+    } else {
+        member_objects::start(first, &start, draft);
+    }
 }
 
 /// The seed serves the survivor's data: records the new cluster and the end of the old one in one write.
 fn complete(
-    observed: &Observed,
     record: &RecoveryStatus,
     (id, serves): (ClusterId, i64),
     now: Timestamp,
@@ -240,11 +232,6 @@ fn complete(
         members: [record.member.clone()].into(),
     };
     draft.say(format!("record cluster {id} in place of {from_cluster_id}"));
-    let over = observed.resource_version.clone();
-    draft.write(Write::RecordRecovery(Box::new(RecoveryRecord {
-        recovery: Some(recovery),
-        stale_approval: None,
-        formed: Some((intent, id)),
-        over,
-    })));
+    let formed = Some((&intent, id));
+    draft.add(draft.build.record_recovery(Some(&recovery), None, formed));
 }

@@ -1,4 +1,4 @@
-//! The requests that are built for the writes of a plan.
+//! The requests of actions.
 
 use kube::ResourceExt;
 use member::{OperatorImage, ResourcesPatch};
@@ -7,17 +7,12 @@ use serde_json::{Value, json};
 use crate::action::{Action, EtcdCall, Object, Patch, Request};
 use crate::plan::tests::scene::{CLUSTER, Scene, creates_pod};
 use crate::plan::tests::under_way::under_way;
+use crate::plan::{Label, Start, State, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
-use crate::write::{Label, Start, State, Write};
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
-}
-
-fn request(scene: &Scene, write: Write) -> Request {
-    let mut actions = scene.actions(&[write]);
-    actions.remove(0).request
 }
 
 fn start(durable: bool) -> Start {
@@ -82,14 +77,9 @@ fn seed_without_operator_image_is_a_problem_and_marks_no_service() {
 /// Invariants 10 and 11: what a field manager omits is removed.
 #[test]
 fn record_contains_complete_identity_and_resource_version() {
-    let scene = under_way();
-    let Request::Record(record) = request(
-        &scene,
-        Write::RecordClusterId {
-            cluster_id: CLUSTER,
-            over: "7".into(),
-        },
-    ) else {
+    let mut scene = under_way();
+    scene.observed.resource_version = "7".into();
+    let Request::Record(record) = scene.build().record_cluster_id(CLUSTER).request else {
         panic!("a record in the status");
     };
     assert_eq!(record.over, "7");
@@ -109,43 +99,29 @@ fn patches_and_deletes_have_preconditions() {
         Request::Delete(reference) => json!(reference.uid),
         other => panic!("{other:?}"),
     };
-    let (member, uid) = (|| "a".to_owned(), || "uid".to_owned());
     let label = Label {
-        member: member(),
-        uid: uid(),
+        member: "a".into(),
+        uid: "uid".into(),
         role: Some(Role::Voter),
         token: "token".into(),
         cluster_id: Some(CLUSTER),
     };
-    let grow = Write::GrowDisk {
-        member: member(),
-        uid: uid(),
-        size: "2Gi".into(),
-    };
-    let delete = Write::DeletePod {
-        member: member(),
-        uid: uid(),
-    };
-    let settle = Write::SettleImage {
-        member: member(),
-        uid: uid(),
-    };
-    for write in [
-        Write::LabelPod(label.clone()),
-        Write::LabelDisk(label),
-        grow,
-        delete,
-        settle,
+    let scene = three().reserved("n");
+    let build = scene.build();
+    for action in [
+        build.label_pod(&label),
+        build.label_volume(&label),
+        actions::grow_volume("a", "uid", "2Gi"),
+        actions::delete_pod("a", "uid"),
+        actions::clear_image_change("a", "uid"),
     ] {
-        let request = request(&three(), write);
-        assert_eq!(precondition(&request, "uid"), json!("uid"), "{request:?}");
+        let of = precondition(&action.request, "uid");
+        assert_eq!(of, json!("uid"), "{action:?}");
     }
-    let mark = Write::RenewMark {
-        member: member(),
-        over: "7".into(),
-    };
-    let mark = request(&three(), mark);
-    assert_eq!(precondition(&mark, "resourceVersion"), json!("7"));
+    let service = &scene.observed.services["n"];
+    let mark = build.mark_service_again("n", service).request;
+    let version = json!(service.resource_version);
+    assert_eq!(precondition(&mark, "resourceVersion"), version);
 }
 
 #[test]
@@ -156,12 +132,7 @@ fn resize_contains_record_of_either_answer() {
         taken: [("taken".to_owned(), Some("yes".to_owned()))].into(),
         refused: [("refused".to_owned(), None)].into(),
     };
-    let write = Write::ResizePod {
-        member: "a".into(),
-        uid: "uid".into(),
-        patch,
-    };
-    let Request::Resize(resize) = request(&three(), write) else {
+    let Request::Resize(resize) = actions::resize_pod("a", "uid", &patch).request else {
         panic!("a resize");
     };
     let container = &resize.patch.body["spec"]["containers"][0];
@@ -176,8 +147,8 @@ fn member_keeps_its_volume_after_spec_has_changed() {
     let mut scene = three();
     scene.desired.object.spec.pod = None;
     let on_volume = |durable| {
-        let Request::Create(Object::Pod(pod)) = request(&scene, Write::CreatePod(start(durable)))
-        else {
+        let action = scene.build().create_pod(&start(durable)).unwrap();
+        let Request::Create(Object::Pod(pod)) = action.request else {
             panic!("a pod");
         };
         let volumes = pod.spec.unwrap().volumes.unwrap();
@@ -190,11 +161,9 @@ fn member_keeps_its_volume_after_spec_has_changed() {
 
 #[test]
 fn added_member_is_dialed_at_its_service() {
-    let write = Write::AddMember {
-        member: "n".into(),
-        learner: true,
-    };
-    let Request::Etcd(EtcdCall::AddMember { url, learner }) = request(&three(), write) else {
+    let Request::Etcd(EtcdCall::AddMember { url, learner }) =
+        three().build().add_member("n", true).request
+    else {
         panic!("a call to etcd");
     };
     assert!(learner && url.starts_with("http://n."), "{url}");
@@ -202,17 +171,12 @@ fn added_member_is_dialed_at_its_service() {
 
 #[test]
 fn member_service_is_created_with_mark_and_without_endpoints() {
-    let write = Write::CreateService {
-        member: "n".into(),
-        started: true,
-        closed: true,
-    };
-    let actions = three().actions(&[write]);
-    let Request::Create(Object::Service(service)) = &actions[0].request else {
-        panic!("{actions:?}");
+    let action = three().build().create_service("n", true, true);
+    let Request::Create(Object::Service(service)) = &action.request else {
+        panic!("{action:?}");
     };
     let mark = service.annotations().get(api::names::ANNOTATION_STARTED);
     assert!(mark.is_some() && member::is_closed(service));
-    let part = actions[0].start.as_ref().unwrap();
+    let part = action.start.as_ref().unwrap();
     assert_eq!(part.marks(), Some("n"));
 }

@@ -3,10 +3,10 @@
 use etcd::{ClusterId, Members};
 
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 use crate::switch::TlsRollout;
-use crate::write::Write;
 
 /// The state left by coreos/etcd-operator: no token, no role, no status, and a Service that routes to every pod.
 fn left_by_another() -> Scene {

@@ -4,9 +4,9 @@
 use etcd::{Member, MemberId, Members};
 
 use crate::plan::tests::scene::{self, CLUSTER, Scene, at, delete_pod, makes_pod};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
-use crate::write::Write;
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()

@@ -1,9 +1,9 @@
 //! Volumes that must become larger, smaller or of another class; and hibernation.
 
 use crate::plan::tests::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Claim, Seen};
-use crate::write::Write;
 
 const GI: u64 = 1 << 30;
 
@@ -96,7 +96,7 @@ fn invariant_3_replaces_no_volume_while_member_is_down() {
 #[test]
 fn replaces_member_without_volume_if_spec_requires_one() {
     let mut scene = Scene::formed(&["a", "b", "c"]).leader("c");
-    scene.desired.durable = true;
+    scene = scene.asks_for_volumes();
     scene.desired.claim = Some(claim("fast", 2));
     assert_eq!(scene.changes(), [scene::remove("a")]);
 }

@@ -5,9 +5,9 @@ use etcd::KeyHash;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::scene::{Scene, at};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Role, Seen};
-use crate::write::Write;
 
 fn roles(scene: &Scene) -> Vec<(String, Role)> {
     let writes = scene.writes().into_iter();

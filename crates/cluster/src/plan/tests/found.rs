@@ -3,10 +3,11 @@
 use etcd::{ClusterId, Member, MemberId, Members};
 
 use crate::clock::ApiServerClock;
+use crate::plan::State;
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Kept, Seen};
-use crate::write::{State, Write};
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()

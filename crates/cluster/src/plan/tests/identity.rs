@@ -3,7 +3,7 @@
 use etcd::ClusterId;
 
 use super::scene::Scene;
-use crate::write::Write;
+use crate::plan::tests::writes::Write;
 
 fn scene() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()

@@ -3,9 +3,9 @@
 use etcd::{MemberId, Pulse};
 
 use crate::plan::tests::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
-use crate::write::Write;
 
 impl Scene {
     /// The member does not answer clients, and reports its health.

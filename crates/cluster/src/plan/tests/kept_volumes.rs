@@ -3,9 +3,9 @@
 use etcd::KeyHash;
 
 use crate::plan::tests::scene::{self, Scene, at, makes_pod};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Removal, Seen};
-use crate::write::Write;
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable().aged()

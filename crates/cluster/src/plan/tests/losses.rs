@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::clock::ApiServerClock;
 use crate::plan::STEADY;
 use crate::plan::tests::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Trouble};
-use crate::write::Write;
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()

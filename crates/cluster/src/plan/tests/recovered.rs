@@ -7,9 +7,9 @@ use crate::plan::tests::recovery::{
     NEW, approved, at, begun, destroys, leaderless, list, record, recorded,
 };
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Seen};
-use crate::write::Write;
 
 /// The new cluster answers. Remains of the old one: the survivor with its volume, and another volume.
 pub(super) fn recovered() -> Scene {

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 
 use crate::plan::tests::recovered::recovered;
 use crate::plan::tests::scene::{CLUSTER, Scene, makes_pod};
+use crate::plan::tests::writes::{RecoveryRecord, Write};
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::{RecoveryRecord, Write};
 
 pub(super) const NEW: ClusterId = ClusterId(0xbeef);
 

@@ -1,9 +1,9 @@
 //! Serving members to be replaced, removed leaders, and members that never started.
 
 use crate::plan::tests::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::Write;
 
 fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()

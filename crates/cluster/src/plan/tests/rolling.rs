@@ -3,9 +3,9 @@
 use etcd::KeyHash;
 
 use super::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Seen, Trouble};
-use crate::write::Write;
 
 /// A cluster that runs one version while its spec asks for another.
 fn towards(from: &str, to: &str) -> Scene {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::EtcdCluster;
+use api::cluster::PodPolicy;
 use etcd::{ClusterId, Member, MemberId, Members, Status};
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -12,14 +13,15 @@ use member::{OperatorImage, Operators};
 use crate::action::{Action, Object, Request};
 use crate::naming::Names;
 use crate::plan::actions::Builder;
-use crate::plan::{Plan, decide, plan};
+use crate::plan::plan;
+use crate::plan::tests::sent;
+use crate::plan::tests::writes::{Chain, Plan, Write};
 use crate::reason::Reason;
 use crate::snapshot::{
     Cause, Desired, Disk, Ending, Intent, Kept, Observed, Pod, Recovery, RecoveryRule, Removal,
     Role, Seen, Service, Shared, Trouble,
 };
 use crate::upkeep::{Upkeep, UpkeepRule};
-use crate::write::{Chain, Write};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0x00c0_ffee);
 
@@ -273,9 +275,16 @@ impl Scene {
         self
     }
 
+    /// The spec asks for volumes.
+    pub(crate) fn asks_for_volumes(mut self) -> Self {
+        self.desired.durable = true;
+        self.desired.object.spec.pod = Some(with_volumes());
+        self
+    }
+
     /// Every member has its data on a PVC.
     pub(crate) fn durable(mut self) -> Self {
-        self.desired.durable = true;
+        self = self.asks_for_volumes();
         for (member, pod) in &mut self.observed.pods {
             pod.durable = true;
             let disk = disk(member, self.observed.cluster_id);
@@ -475,23 +484,22 @@ impl Scene {
         scene
     }
 
-    pub(crate) fn plan(&self) -> Plan<Write> {
-        decide(&self.desired, &self.observed, &Letters, at(1000))
+    pub(crate) fn plan(&self) -> Plan {
+        sent::read(self.built(), &self.desired, &self.observed)
     }
 
     /// The plan with its actions.
-    pub(crate) fn built(&self) -> Plan {
+    pub(crate) fn built(&self) -> crate::plan::Plan {
         plan(&self.desired, &self.observed, &Letters, at(1000))
     }
 
-    /// The actions that are built for these writes.
-    pub(crate) fn actions(&self, writes: &[Write]) -> Vec<Action> {
-        let builder = Builder {
+    /// Builds actions for this state.
+    pub(crate) fn build(&self) -> Builder<'_> {
+        Builder {
             desired: &self.desired,
             observed: &self.observed,
             now: at(1000),
-        };
-        builder.chain(writes).unwrap()
+        }
     }
 
     /// All writes to Kubernetes, chain by chain.
@@ -617,11 +625,16 @@ pub(crate) fn makes_pod(write: &Write, member: &str) -> bool {
     matches!(write, Write::CreatePod(start) if start.member == member)
 }
 
-/// The object of a cluster with volumes.
+/// The settings of members with volumes.
+fn with_volumes() -> PodPolicy {
+    let spec = serde_json::json!({ "persistentVolumeClaimSpec": { "accessModes": ["ReadWriteOnce"],
+        "resources": { "requests": { "storage": "1Gi" } } } });
+    serde_json::from_value(spec).unwrap()
+}
+
+/// The object of a cluster without volumes.
 fn object() -> EtcdCluster {
-    let spec = serde_json::json!({ "size": 3, "version": "3.6.16", "repository": "etcd", "pod": {
-        "persistentVolumeClaimSpec": { "accessModes": ["ReadWriteOnce"],
-            "resources": { "requests": { "storage": "1Gi" } } } } });
+    let spec = serde_json::json!({ "size": 3, "version": "3.6.16", "repository": "etcd" });
     let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
     object.metadata.namespace = Some("prod".into());
     object.metadata.uid = Some("uid".into());

@@ -6,8 +6,8 @@ use member::{Difference, MetadataPatch, Resizing, ResourcesPatch};
 use serde_json::json;
 
 use crate::plan::tests::scene::Scene;
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
-use crate::write::Write;
 
 fn metadata() -> Difference {
     Difference {

@@ -1,8 +1,8 @@
 //! Scaling up and down, also if the target changes midway.
 
 use crate::plan::tests::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
-use crate::write::Write;
 
 #[test]
 fn several_learners_join_concurrently_since_3_6() {

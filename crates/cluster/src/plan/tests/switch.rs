@@ -8,10 +8,10 @@ use member::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::Scene;
 use crate::plan::switch::listens;
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::Seen;
 use crate::switch::{Next, Step, TlsRollout, Way, next};
-use crate::write::Write;
 
 const MEMBERS: [&str; 3] = ["a", "b", "c"];
 const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;

@@ -3,9 +3,9 @@
 use member::tls::{Fault, FaultKind, Purpose};
 
 use super::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::Write;
 
 fn with_fault(mut scene: Scene, purpose: Purpose) -> Scene {
     scene.observed.tls.from = Some("Secrets".into());

@@ -4,13 +4,14 @@ use api::cluster::RecoveryPhase;
 use etcd::{ClusterId, MemberId};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::plan::State;
 use crate::plan::tests::recovery::{
     NEW, approved, at, begun, destroys, list, loss, one_left, problem, record, recorded,
 };
 use crate::plan::tests::scene::{self, CLUSTER, Scene, makes_pod};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, SeedAnswer, Seen};
-use crate::write::{State, Write};
 
 pub(super) fn under_way() -> Scene {
     let mut scene = approved(one_left());
@@ -42,8 +43,7 @@ fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
 /// Invariant 16: no client reaches the seed through the client Service.
 #[test]
 fn creates_seed_behind_closed_client_service() {
-    let mut scene = under_way();
-    scene.desired.durable = true;
+    let scene = under_way().asks_for_volumes();
     let writes = scene.writes();
     let closed = Write::ApplyClient { open: false };
     assert_eq!(writes[0], closed);

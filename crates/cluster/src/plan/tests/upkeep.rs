@@ -8,10 +8,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::plan::tests::scene::{self, Scene};
+use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::Seen;
 use crate::upkeep::Call;
-use crate::write::Write;
 
 const QUOTA: i64 = 100 << 20;
 

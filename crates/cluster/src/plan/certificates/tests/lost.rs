@@ -6,9 +6,9 @@ use super::{MEMBERS, Story, anchor, held, issues, trusts};
 use crate::authority::Circle;
 use crate::authority::tests::rule;
 use crate::certificates::CertificateWrite;
+use crate::plan::tests::writes::{Chain, Write};
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::write::{Chain, Write};
 
 fn retires(write: &CertificateWrite) -> bool {
     matches!(write, CertificateWrite::Retire { .. })

@@ -1,0 +1,157 @@
+//! Calls to etcd.
+
+use etcd::{Alarm, AlarmKind, MemberId};
+use jiff::Timestamp;
+
+use super::{Builder, Event, action};
+use crate::action::{Action, AuthChange, EtcdCall, Request};
+use crate::reason::Reason;
+use crate::snapshot::Seen;
+
+impl Builder<'_> {
+    /// Adds a member. The peer URL is made from its name.
+    pub(crate) fn add_member(&self, member: &str, learner: bool) -> Action {
+        let url = self.members().addresses().peer_url(member);
+        let kind = if learner { "learner" } else { "voter" };
+        call(
+            "before-add-member",
+            Some((Reason::MemberAdded, "Add")),
+            format!("add {member} as a {kind}"),
+            EtcdCall::AddMember { url, learner },
+        )
+    }
+
+    /// Changes etcd's authentication.
+    pub(crate) fn auth(&self, change: AuthChange) -> Action {
+        let (point, event, text) = match change {
+            AuthChange::Enable => (
+                "before-enable-auth",
+                (Reason::AuthEnabled, "Enable"),
+                "turn etcd's authentication on",
+            ),
+            AuthChange::Disable => (
+                "before-disable-auth",
+                (Reason::AuthDisabled, "Disable"),
+                "turn etcd's authentication off",
+            ),
+            AuthChange::ChangePassword => (
+                "before-change-password",
+                (Reason::PasswordChanged, "Change"),
+                "change the password of etcd's user to that of the Secret",
+            ),
+        };
+        let via = self.answering_voters();
+        call(point, Some(event), text, EtcdCall::Auth { change, via })
+    }
+
+    fn answering_voters(&self) -> Vec<String> {
+        let answers = self.observed.statuses.iter();
+        let voters = answers
+            .filter(|(_, answer)| matches!(answer, Seen::Known(status) if !status.is_learner));
+        voters.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// Sets the peer URLs of a member. The other members dial these URLs from then on.
+pub(crate) fn update_peer_urls(member: &str, id: MemberId, urls: Vec<String>) -> Action {
+    call(
+        "before-update-peer-urls",
+        Some((Reason::PeerUrlChanged, "Update")),
+        format!("have {member} dialled at {}", urls.join(", ")),
+        EtcdCall::UpdatePeerUrls { id, urls },
+    )
+}
+
+/// Promotes a learner to voter.
+pub(crate) fn promote(member: &str, id: MemberId) -> Action {
+    call(
+        "before-promote-member",
+        Some((Reason::MemberPromoted, "Promote")),
+        format!("make {member} a voter"),
+        EtcdCall::Promote { id },
+    )
+}
+
+/// Removes a member from etcd.
+pub(crate) fn remove(member: &str, id: MemberId) -> Action {
+    let text = format!("remove {member} from the cluster");
+    let member = member.to_owned();
+    call(
+        "before-remove-member",
+        Some((Reason::MemberRemoved, "Remove")),
+        text,
+        EtcdCall::Remove { member, id },
+    )
+}
+
+/// Moves leadership to the member with this name and ID.
+pub(crate) fn move_leader(from: &str, to: &str, id: MemberId) -> Action {
+    let text = format!("hand leadership from {from} to {to}");
+    let from = from.to_owned();
+    call(
+        "before-move-leader",
+        Some((Reason::LeaderMoved, "Move")),
+        text,
+        EtcdCall::MoveLeader { from, id },
+    )
+}
+
+/// Enables a downgrade of etcd to this minor release, or cancels it.
+pub(crate) fn downgrade(to: Option<String>) -> Action {
+    let (reason, text) = match &to {
+        Some(to) => (
+            Reason::DowngradeAllowed,
+            format!("let etcd go back to {to}"),
+        ),
+        None => (
+            Reason::DowngradeTakenBack,
+            "take the downgrade back".to_owned(),
+        ),
+    };
+    call(
+        "before-downgrade",
+        Some((reason, "Downgrade")),
+        text,
+        EtcdCall::Downgrade { to },
+    )
+}
+
+/// Defragments one member. It may take minutes: the records before and after it are reported.
+pub(crate) fn defragment(member: &str, recorded: Timestamp) -> Action {
+    let text = format!("defragment {member}");
+    let member = member.to_owned();
+    call(
+        "before-defragment",
+        None,
+        text,
+        EtcdCall::Defragment { member, recorded },
+    )
+}
+
+/// Compacts the history before this revision.
+pub(crate) fn compact(revision: i64, via: Vec<String>) -> Action {
+    call(
+        "before-compact",
+        Some((Reason::Compacted, "Compact")),
+        format!("compact what is before revision {revision}"),
+        EtcdCall::Compact { revision, via },
+    )
+}
+
+/// Disarms an alarm.
+pub(crate) fn disarm(alarm: Alarm, via: Vec<String>) -> Action {
+    let kind = match alarm.kind {
+        AlarmKind::NoSpace => "NOSPACE",
+        AlarmKind::Corrupt => "CORRUPT",
+    };
+    call(
+        "before-disarm",
+        Some((Reason::AlarmDisarmed, "Disarm")),
+        format!("take back the alarm {kind} of {}", alarm.member),
+        EtcdCall::Disarm { alarm, via },
+    )
+}
+
+fn call(point: &'static str, event: Event, text: impl Into<String>, call: EtcdCall) -> Action {
+    action(point, event, text, Request::Etcd(call))
+}

@@ -1,0 +1,153 @@
+//! The Services: of the whole cluster, and of each member. The mark on the Service of a member announces that its pod
+//! may exist.
+
+use api::names;
+use k8s_openapi::api::core::v1;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::patches::merge;
+use super::{Builder, Event, action};
+use crate::action::{Action, Kind, Object, Patch, Request, StartPart};
+use crate::reason::Reason;
+use crate::snapshot::Service;
+
+impl Builder<'_> {
+    pub(crate) fn apply_headless_service(&self) -> Action {
+        apply(
+            "before-apply-headless",
+            Some((Reason::HeadlessServiceApplied, "Apply")),
+            "apply the headless Service",
+            member::headless_service(&self.members()),
+        )
+    }
+
+    /// Applies the client Service. `open`: it has endpoints for clients.
+    pub(crate) fn apply_client_service(&self, open: bool) -> Action {
+        let mut members = self.members();
+        members.cluster_id = open.then_some("");
+        let (reason, text) = if open {
+            (
+                Reason::ClientServiceOpened,
+                "let clients in through the client Service",
+            )
+        } else {
+            (
+                Reason::ClientServiceApplied,
+                "apply the client Service, closed",
+            )
+        };
+        apply(
+            "before-apply-client",
+            Some((reason, "Apply")),
+            text,
+            member::client_service(&members),
+        )
+    }
+
+    /// Creates the Service of a member. `started`: it carries the mark that a pod may exist. `closed`: it has no
+    /// endpoints until it is opened.
+    pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
+        let service = member::member_service(&self.members(), member);
+        let mut service = member::without_second_port(service);
+        if closed {
+            service = member::closed(service);
+        }
+        if started {
+            let annotations = service.annotations_mut();
+            annotations.insert(names::ANNOTATION_STARTED.to_owned(), "true".to_owned());
+        }
+        Action {
+            start: started.then(|| StartPart::Mark(member.to_owned())),
+            ..action(
+                "before-create-service",
+                Some((Reason::MemberServiceCreated, "Create")),
+                format!("create the Service of {member}"),
+                Request::Create(Object::Service(Box::new(service))),
+            )
+        }
+    }
+
+    /// Gives the Service of a member its endpoints.
+    pub(crate) fn open_service(&self, member: &str, uid: &str) -> Action {
+        apply(
+            "before-open-service",
+            None,
+            format!("open the Service of {member}"),
+            self.member_service(member, uid),
+        )
+    }
+
+    /// Applies the Service of a member that differs from the builder's object.
+    pub(crate) fn repair_service(&self, member: &str, uid: &str) -> Action {
+        apply(
+            "before-repair-service",
+            Some((Reason::ServiceRepaired, "Repair")),
+            format!("repair the Service of {member}"),
+            self.member_service(member, uid),
+        )
+    }
+
+    /// Includes the UID, so that a deleted Service is not recreated under a used name.
+    fn member_service(&self, member: &str, uid: &str) -> v1::Service {
+        let mut service = member::member_service(&self.members(), member);
+        service.metadata.uid = Some(uid.to_owned());
+        service
+    }
+
+    /// Sets the mark again on a Service that another process marked, to continue that start. The changed
+    /// resourceVersion keeps that process from removing the mark later. The value is one that no earlier mark had: a
+    /// patch without a change keeps the resourceVersion.
+    pub(crate) fn mark_service_again(&self, member: &str, service: &Service) -> Action {
+        let mark = json!(self.now.to_string());
+        Action {
+            start: Some(StartPart::MarkAgain(member.to_owned())),
+            ..action(
+                "before-mark-service",
+                None,
+                format!("mark the Service of {member} again"),
+                Request::Patch(marked(member, &mark, &service.resource_version)),
+            )
+        }
+    }
+}
+
+/// Sets the mark that a pod may exist.
+pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
+    Action {
+        start: Some(StartPart::Mark(member.to_owned())),
+        ..action(
+            "before-mark-service",
+            None,
+            format!("mark the Service of {member}"),
+            Request::Patch(marked(member, &json!("true"), &service.resource_version)),
+        )
+    }
+}
+
+/// Removes a mark. The precondition is the resourceVersion of the Service with the mark.
+pub(crate) fn unmark(member: &str, version: &str) -> Patch {
+    marked(member, &Value::Null, version)
+}
+
+fn marked(member: &str, mark: &Value, version: &str) -> Patch {
+    let metadata = json!({
+        "annotations": { names::ANNOTATION_STARTED: mark },
+        "resourceVersion": version,
+    });
+    merge(Kind::Service, member, &metadata)
+}
+
+fn apply(
+    point: &'static str,
+    event: Event,
+    text: impl Into<String>,
+    service: v1::Service,
+) -> Action {
+    action(
+        point,
+        event,
+        text,
+        Request::Apply(Object::Service(Box::new(service))),
+    )
+}

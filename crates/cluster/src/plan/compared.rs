@@ -1,0 +1,77 @@
+//! The comparison of the data of all voters.
+
+use std::time::Duration;
+
+use crate::plan::versions;
+use crate::plan::view::{MemberState, View};
+use crate::plan::{BLIND, Draft, SHORTLY, SOON};
+use crate::reason::Reason;
+use crate::snapshot::{Observed, Seen};
+
+/// Whether all voters hold the same data: compares etcd's hash of every voter at one revision. It is requested last,
+/// because each member reads its whole database to compute it.
+pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+    if view.voters().count() < 2 {
+        return true;
+    }
+    let wait = |text: String, look_again: Duration, draft: &mut Draft| {
+        draft.wait(Reason::ComparingData, text, look_again);
+        false
+    };
+    if observed.hashes.is_empty() {
+        let revision =
+            |seat: &MemberState| Some(observed.statuses.get(&seat.name)?.known()?.revision);
+        draft.asks = view.voters().filter_map(revision).min();
+        return wait("the members' data are compared".to_owned(), SOON, draft);
+    }
+    let mut hashes = Vec::new();
+    for seat in view.voters() {
+        match observed.hashes.get(&seat.name) {
+            Some(Seen::Known(Some(hash))) => hashes.push((seat, hash)),
+            Some(Seen::Known(None)) | None => {
+                let text = format!("{} has compacted what was to be compared", seat.name);
+                return wait(text, SHORTLY, draft);
+            }
+            Some(Seen::Unknown(why)) => {
+                let text = format!("{} gives no hash of its data: {why}", seat.name);
+                return wait(text, BLIND, draft);
+            }
+        }
+    }
+    for (seat, hash) in &hashes {
+        let generation = compacts_like(observed, seat);
+        let twins = hashes.iter().filter(|(other, twin)| {
+            twin.compacted == hash.compacted && compacts_like(observed, other) == generation
+        });
+        if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
+            let text = format!(
+                "{} and {} hold different data at the same revision: no member is changed; see which is right, and \
+                 delete the pod and volume claim of the other, which is then replaced",
+                seat.name, other.name
+            );
+            draft.problem(Reason::DataDiffers, text);
+            return false;
+        }
+    }
+    let first = hashes.first().map(|(_, hash)| hash.compacted);
+    if hashes.iter().any(|(_, hash)| Some(hash.compacted) != first) {
+        return wait("the members are compacting".to_owned(), SHORTLY, draft);
+    }
+    true
+}
+
+/// Releases before 3.4.34 and 3.5.16 drop a deletion made at the revision of the compaction, and later releases keep
+/// it (etcd pull requests 18274 and 18475). Their hashes differ although no member has lost data.
+fn compacts_like(observed: &Observed, seat: &MemberState) -> bool {
+    let version = seat
+        .pod
+        .and_then(|pod| versions::runs(observed, &seat.name, pod));
+    version.is_some_and(|version| {
+        let patch = version.semver().patch;
+        match version.minor() {
+            (3, 4) => patch >= 34,
+            (3, 5) => patch >= 16,
+            minor => minor > (3, 5),
+        }
+    })
+}

@@ -1,0 +1,117 @@
+//! The alarms of etcd: a full database, and data that differs.
+
+use etcd::{Alarm, AlarmKind, MemberId};
+
+use super::Run;
+use crate::plan::quorum::quorum_of;
+use crate::plan::view::{MemberState, View};
+use crate::plan::{Draft, actions};
+use crate::quantity::in_words;
+use crate::reason::Reason;
+use crate::snapshot::Observed;
+
+/// The members to replace because etcd reports that their data differs. Only if the correct data is known: fewer than
+/// a quorum are reported, and there are three or more voters. In a smaller cluster the replacement might copy the
+/// wrong data.
+pub(in crate::plan) fn corrupt_members(
+    members: &[MemberState],
+    observed: &Observed,
+) -> Vec<MemberId> {
+    let voters = members.iter().filter(|member| member.votes()).count();
+    let named: Vec<MemberId> = corrupt(observed).collect();
+    let counted = members
+        .iter()
+        .filter(|member| member.votes() && named.contains(&member.id()))
+        .count();
+    if voters < 3 || voters - counted < quorum_of(voters) {
+        return Vec::new();
+    }
+    named
+}
+
+fn alarms(observed: &Observed) -> &[Alarm] {
+    observed.upkeep.alarms.known().map_or(&[], Vec::as_slice)
+}
+
+pub(super) fn of_kind(observed: &Observed, kind: AlarmKind) -> impl Iterator<Item = MemberId> {
+    let raised = alarms(observed).iter();
+    raised
+        .filter(move |alarm| alarm.kind == kind)
+        .map(|alarm| alarm.member)
+}
+
+fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
+    of_kind(observed, AlarmKind::Corrupt)
+}
+
+/// Reports members that etcd marks as corrupt, and the planned action. Returns whether an alarm is disarmed.
+pub(super) fn told_of_corruption(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+    let mut named = Vec::new();
+    let mut disarms = false;
+    for id in corrupt(observed) {
+        let seat = view.seats.iter().find(|seat| seat.id() == id);
+        match seat {
+            Some(seat) => named.push(seat),
+            // Invariant 19: the reported member was removed, together with its data.
+            None if id != MemberId(0) => {
+                disarm(view, AlarmKind::Corrupt, id, draft);
+                disarms = true;
+            }
+            None => {
+                let text = "etcd has found the members' data to differ and cannot tell which is right (alarm \
+                     CORRUPT): nothing is written until a person decides; restore a backup, or remove the members \
+                     that are wrong by deleting their volume claims and take the alarm back with: etcdctl alarm disarm";
+                draft.problem(Reason::Corrupt, text);
+            }
+        }
+    }
+    for seat in named {
+        let then = if seat.leaves() {
+            "it is replaced"
+        } else {
+            "it is not replaced, because what is left would be no quorum to compare with: restore a backup"
+        };
+        let text = format!(
+            "etcd has found the data of {} to differ from the others' (alarm CORRUPT): {then}",
+            seat.name
+        );
+        draft.problem(Reason::Corrupt, text);
+    }
+    disarms
+}
+
+pub(super) fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut Draft) {
+    let alarm = Alarm { member, kind };
+    draft.say(format!("take the alarm of {member} back"));
+    let via = view.via(None);
+    draft.add(actions::disarm(alarm, via));
+}
+
+impl Run<'_> {
+    /// Reports a full database as long as the alarm is raised, whatever action is in progress.
+    pub(super) fn told_of_no_space(&self, draft: &mut Draft) {
+        let (desired, observed, _) = self.situation;
+        if !self.is_full() {
+            return;
+        }
+        let quota = u64::try_from(desired.upkeep.quota).unwrap_or_default();
+        let busy = observed.upkeep.open_run().is_some() || !draft.chains.is_empty();
+        let waits = draft
+            .waiting_for
+            .iter()
+            .any(|reason| reason.reason == Reason::DefragmentationWaits);
+        let then = if desired.upkeep.only_reports {
+            "spec.upkeep.noSpace.policy is Report: compact, defragment and disarm it by hand, or set Cure"
+        } else if busy || waits {
+            "it is being put right"
+        } else {
+            "there is nothing in it to free: delete keys, raise spec.etcd.quotaBackendBytes, or let old revisions \
+             be compacted (spec.etcd.autoCompactionRetention, spec.upkeep.noSpace.keepRevisions)"
+        };
+        let text = format!(
+            "the database has reached its quota of {} bytes and etcd refuses writes (alarm NOSPACE): {then}",
+            in_words(quota)
+        );
+        draft.problem(Reason::NoSpace, text);
+    }
+}
