@@ -34,6 +34,7 @@ pub mod expiry;
 pub mod in_place;
 pub mod joining;
 pub mod pod;
+mod recorded_spec;
 pub mod refused;
 pub mod target;
 #[cfg(test)]

@@ -50,6 +50,8 @@ api::reasons! {
         Paused,
         /// The seed's pod does not start.
         PodNotStarting,
+        /// The spec in the backup's manifest has parts that a store must not decide.
+        RecordedSpecRefused,
         /// The members of the EtcdCluster are replaced by the seed.
         Replacing,
         /// The restored cluster serves.

@@ -1,4 +1,5 @@
-//! Restores that are rejected, fail or are canceled do not change the running cluster. Invariant 9.
+//! Restores that are rejected, fail or are canceled do not change the running cluster. Invariant 9. The spec in a
+//! backup's manifest runs no other programs. Invariant 27.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Sandbox, Writer, scenario, step, until};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::DeleteParams;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::all_pods_lost::same_members;
@@ -39,6 +41,8 @@ async fn failed_restores_leave_running_cluster_unchanged() {
         ensure_unchanged_by("restore without overwrite", rejected, sandbox, before).await?;
         let damaged = of_a_damaged_backup(sandbox, &running);
         ensure_unchanged_by("restore a damaged backup", damaged, sandbox, before).await?;
+        let changed = invariant_27_refuses_recorded_sidecar(sandbox, &running);
+        ensure_unchanged_by("restore a changed spec", changed, sandbox, before).await?;
         let missing = new_cluster_without_class(sandbox, &running);
         ensure_unchanged_by("restore without StorageClass", missing, sandbox, before).await?;
         let exceeded = running_cluster_without_quota(sandbox, &running);
@@ -134,6 +138,47 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     ensure!(field(&refused, "/status/phase") == "Failed", "{text}");
     ensure!(field(&refused, "/status/succeeded") != true);
     Ok(())
+}
+
+/// Invariant 27: everyone who can write to the bucket can add a sidecar to the recorded spec. No EtcdCluster is created
+/// from such a spec.
+async fn invariant_27_refuses_recorded_sidecar(
+    sandbox: &Sandbox,
+    running: &RunningCluster,
+) -> Result<()> {
+    let bucket = &running.bucket;
+    let manifest = bucket.read("etcd.backup.manifest.json").await?;
+    let mut manifest: Value = serde_json::from_slice(&manifest)?;
+    let spec = manifest
+        .pointer_mut("/cluster/spec")
+        .context("the manifest has no spec")?;
+    spec["pod"]["sidecars"] = json!([{ "name": "tool", "image": "registry.example/tool:1" }]);
+    let content = bucket.read("etcd.backup").await?;
+    bucket.write("changed", content).await?;
+    let manifest = serde_json::to_vec(&manifest)?;
+    bucket.write("changed.manifest.json", manifest).await?;
+    let path = format!("{}/changed", bucket.name);
+    let restore = restore_with(sandbox.env.s3()?, "changed", "{name: f}", &path, "");
+    sandbox.apply(&restore).await?;
+
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    let reason = "RecordedSpecRefused";
+    let refused = await_object(&restores, "changed", reason, DEADLINE, |object| {
+        has_condition(object, "Complete", "False") && has_failed_for(object, reason)
+    })
+    .await?;
+    let text = conditions_line(&refused);
+    for part in ["spec.pod.sidecars", "spec.etcdCluster.template"] {
+        ensure!(text.contains(part), "{text}");
+    }
+    let created = sandbox.objects(Kind::EtcdCluster).get_opt("f").await?;
+    ensure!(
+        created.is_none(),
+        "an EtcdCluster was created from the spec"
+    );
+    let delete = DeleteParams::default();
+    restores.delete("changed", &delete).await?;
+    await_restore_deleted(sandbox, "changed").await
 }
 
 /// An in-place restore, and a restore into a new cluster. The damage is detected before the data directory is used.

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::{ObserveContext, STORE, read};
 use crate::plan::choice;
-use crate::plan::target::{check_version, cluster_to_make};
+use crate::plan::target::spec_to_restore;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
@@ -161,10 +161,7 @@ pub(super) async fn look(
         source::fits(manifest.as_ref(), stored)?;
         choice::is_unchanged(backup, manifest.as_ref(), stored)?;
         choice::seen(backup, manifest.as_ref(), stored);
-        match there {
-            Some(there) => check_version(restore, there, manifest.as_ref()).map(|()| there.clone()),
-            None => cluster_to_make(restore, manifest.as_ref()),
-        }
+        spec_to_restore(restore, there, manifest.as_ref())
     };
     let recorded = choice::stands(restore, false).is_some();
     match timeout(STORE, look).await {
@@ -203,8 +200,7 @@ async fn on_claim(
         return Err(Trouble::new(Reason::BackupMissing, message));
     }
     match (there, &restore.spec.etcd_cluster.template) {
-        (Some(there), _) => check_version(restore, there, None).map(|()| there.clone()),
-        (None, Some(_)) => cluster_to_make(restore, None),
+        (Some(_), _) | (None, Some(_)) => spec_to_restore(restore, there, None),
         (None, None) => {
             let message = "spec.etcdCluster.template: the operator cannot see what is recorded beside a backup on a \
                            claim: give the spec of the cluster to make";

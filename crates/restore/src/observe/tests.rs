@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::backup::place_of;
 use super::members::{child, former_of};
 use super::*;
-use crate::plan::target::{check_version, cluster_to_make};
+use crate::plan::target::{check_version, cluster_to_create};
 use crate::snapshot::is_in_the_way;
 
 mod asked;
@@ -37,7 +37,7 @@ fn manifest(version: &str, spec: Value) -> BackupManifest {
 }
 
 fn refused(restore: &EtcdRestore, manifest: Option<&BackupManifest>) -> Trouble {
-    cluster_to_make(restore, manifest).unwrap_err()
+    cluster_to_create(restore, manifest).unwrap_err()
 }
 
 #[test]
@@ -45,11 +45,11 @@ fn template_overrides_spec_of_manifest() {
     let recorded = manifest("3.6.16", json!({ "size": 5, "version": "3.6.16" }));
     let templated = restore(json!({ "spec": { "size": 1, "version": "3.6.16" } }));
     assert_eq!(
-        cluster_to_make(&templated, Some(&recorded)).unwrap().size,
+        cluster_to_create(&templated, Some(&recorded)).unwrap().size,
         1
     );
     assert_eq!(
-        cluster_to_make(&restore(Value::Null), Some(&recorded))
+        cluster_to_create(&restore(Value::Null), Some(&recorded))
             .unwrap()
             .size,
         5
@@ -61,7 +61,7 @@ fn backup_without_manifest_requires_template() {
     let trouble = refused(&restore(Value::Null), None);
     assert_eq!(trouble.reason, Reason::InvalidSpec);
     assert!(trouble.message.contains("spec.etcdCluster.template"));
-    assert!(cluster_to_make(&restore(json!({ "spec": { "size": 3 } })), None).is_ok());
+    assert!(cluster_to_create(&restore(json!({ "spec": { "size": 3 } })), None).is_ok());
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn rejects_version_older_than_backup() {
         trouble.message
     );
     assert!(
-        cluster_to_make(
+        cluster_to_create(
             &restore(json!({ "spec": { "version": "3.6.1" } })),
             Some(&recorded)
         )
@@ -89,7 +89,7 @@ fn rejects_version_older_than_backup() {
 #[test]
 fn spec_of_manifest_keeps_tls() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
-    let made = cluster_to_make(&restore(Value::Null), Some(&manifest("3.6.16", tls))).unwrap();
+    let made = cluster_to_create(&restore(Value::Null), Some(&manifest("3.6.16", tls))).unwrap();
     assert!(made.tls.unwrap().encrypts_peers());
 }
 
@@ -274,7 +274,7 @@ fn rejects_bump_revision_before_etcd_3_6() {
         assert_eq!(trouble.reason, Reason::NotSupported);
         assert!(trouble.message.contains(version), "{}", trouble.message);
     }
-    assert!(cluster_to_make(&bumping("3.6.16"), None).is_ok());
+    assert!(cluster_to_create(&bumping("3.6.16"), None).is_ok());
 }
 
 #[test]

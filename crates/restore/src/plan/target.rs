@@ -6,13 +6,26 @@ use api::problem;
 use api::version::EtcdVersion;
 use api::{EtcdCluster, EtcdRestore};
 
+use super::recorded_spec::refused_fields;
 use crate::reason::{Reason, Trouble};
 
 /// The first minor version whose etcdutl can raise revisions.
 const BUMPS_FROM: (u64, u64) = (3, 6);
 
+/// The spec of the restored cluster: that of the `existing` cluster, or of the cluster to create.
+pub(crate) fn spec_to_restore(
+    restore: &EtcdRestore,
+    existing: Option<&EtcdClusterSpec>,
+    manifest: Option<&BackupManifest>,
+) -> Result<EtcdClusterSpec, Trouble> {
+    match existing {
+        Some(existing) => check_version(restore, existing, manifest).map(|()| existing.clone()),
+        None => cluster_to_create(restore, manifest),
+    }
+}
+
 /// The spec of the cluster to create: the template, or the spec in the manifest of the backup.
-pub(crate) fn cluster_to_make(
+pub(crate) fn cluster_to_create(
     restore: &EtcdRestore,
     manifest: Option<&BackupManifest>,
 ) -> Result<EtcdClusterSpec, Trouble> {
@@ -20,10 +33,10 @@ pub(crate) fn cluster_to_make(
     let recorded = manifest.and_then(|manifest| manifest.cluster.as_ref());
     let spec = match (&target.template, recorded) {
         (Some(template), _) => template.spec.clone(),
-        (None, Some(recorded)) => recorded.spec.clone(),
+        (None, Some(recorded)) => accepted(&recorded.spec)?,
         (None, None) => {
-            let message = "spec.etcdCluster.template: nothing is recorded beside the backup about its cluster: give \
-                           the spec of the cluster to make";
+            let message = "spec.etcdCluster.template is missing, and the backup's manifest contains no spec of the \
+                           cluster: give the spec of the cluster to create";
             return Err(Trouble::new(Reason::InvalidSpec, message));
         }
     };
@@ -48,6 +61,21 @@ pub(crate) fn cluster_to_make(
     }
     check_version(restore, &cluster.spec, manifest)?;
     Ok(cluster.spec)
+}
+
+/// The recorded spec. Invariant 27: fails if the spec has a part that a store must not decide.
+fn accepted(recorded: &EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
+    let refused = refused_fields(recorded);
+    if refused.is_empty() {
+        return Ok(recorded.clone());
+    }
+    let message = format!(
+        "spec.etcdCluster.template is missing, and the backup's manifest sets {}: the operator does not accept such \
+         settings from a store, because they can run other programs or reach the node. Write the spec of the cluster \
+         in spec.etcdCluster.template, and repeat these settings there if you trust them",
+        refused.join(", ")
+    );
+    Err(Trouble::new(Reason::RecordedSpecRefused, message))
 }
 
 /// Fails if the etcd of the cluster is older than the backup, because it cannot read the database, or if its etcdutl
