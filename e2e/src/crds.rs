@@ -18,7 +18,7 @@ static CRDS: OnceCell<()> = OnceCell::const_new();
 ///
 /// # Errors
 /// If Helm or kubectl fails.
-pub async fn install_once(env: &Env) -> Result<()> {
+pub(crate) async fn install_once(env: &Env) -> Result<()> {
     CRDS.get_or_try_init(|| install_once_per_run(env)).await?;
     Ok(())
 }
