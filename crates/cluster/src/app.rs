@@ -21,10 +21,10 @@ use runtime::controller::{Guarded, controller, drive, watched, without_concurren
 use runtime::image::OwnImage;
 
 use crate::clients::Clients;
-use crate::endings::Endings;
-use crate::figures::Figures;
-use crate::recall::Recall;
+use crate::metrics::Metrics;
+use crate::pod_deletions::PodDeletions;
 use crate::reconcile::ClusterOperator;
+use crate::snapshot_cache::SnapshotCache;
 
 /// Each reconcile reads the health of all members: a hanging member delays its own cluster by this much.
 const DEADLINES: Deadlines = Deadlines {
@@ -44,27 +44,27 @@ const FORGET_EVERY: Duration = Duration::from_mins(1);
 /// with `image`, or with the image of the operator's own pod. NetworkPolicies admit the `pods` with these labels in the
 /// operator's namespace.
 pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<String, String>) {
-    let recall = Arc::new(Recall::default());
-    let endings = Arc::new(Endings::default());
-    let told = Told {
-        recall: Arc::clone(&recall),
-        endings: Arc::clone(&endings),
+    let cache = Arc::new(SnapshotCache::default());
+    let deletions = Arc::new(PodDeletions::default());
+    let receivers = EventReceivers {
+        cache: Arc::clone(&cache),
+        deletions: Arc::clone(&deletions),
     };
     let controller = without_concurrency_limit(controller::<EtcdCluster>(&operator));
-    let controller = children::<Pod>(&operator, controller, &told);
-    let controller = children::<Service>(&operator, controller, &told);
-    let controller = children::<PersistentVolumeClaim>(&operator, controller, &told);
-    let controller = children::<PodDisruptionBudget>(&operator, controller, &told);
-    let controller = children::<NetworkPolicy>(&operator, controller, &told);
-    let figures = Figures::default();
+    let controller = children::<Pod>(&operator, controller, &receivers);
+    let controller = children::<Service>(&operator, controller, &receivers);
+    let controller = children::<PersistentVolumeClaim>(&operator, controller, &receivers);
+    let controller = children::<PodDisruptionBudget>(&operator, controller, &receivers);
+    let controller = children::<NetworkPolicy>(&operator, controller, &receivers);
+    let metrics = Metrics::default();
     let store = controller.store();
-    figures.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
-    operator.metrics.collect(figures.clone());
+    metrics.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
+    operator.metrics.collect(metrics.clone());
     let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
     let etcd = Clients::new(Arc::clone(&plain) as Arc<dyn Etcd>, DEADLINES);
     let image = OwnImage::new(&operator, image);
-    let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, recall, figures)
-        .told_by(endings)
+    let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, cache, metrics)
+        .with_pod_deletions(deletions)
         .writing_by(operator.client_without_retry.clone())
         .of(Operators {
             namespace: operator.namespace.clone(),
@@ -86,17 +86,17 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
 
 /// The receivers of the children's events.
 #[derive(Clone)]
-struct Told {
-    recall: Arc<Recall>,
-    endings: Arc<Endings>,
+struct EventReceivers {
+    cache: Arc<SnapshotCache>,
+    deletions: Arc<PodDeletions>,
 }
 
-impl Told {
-    fn of<K>(&self, uid: &str, child: &PartialObjectMeta<K>) {
-        self.recall.stir(uid);
+impl EventReceivers {
+    fn notify<K>(&self, uid: &str, child: &PartialObjectMeta<K>) {
+        self.cache.invalidate(uid);
         // The last event of a deleted pod is that it was ending.
         if child.metadata.deletion_timestamp.is_some() {
-            self.endings.tell(uid);
+            self.deletions.notify(uid);
         }
     }
 }
@@ -105,7 +105,7 @@ impl Told {
 fn children<K>(
     operator: &Operator,
     controller: Controller<Guarded<EtcdCluster>>,
-    told: &Told,
+    receivers: &EventReceivers,
 ) -> Controller<Guarded<EtcdCluster>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -114,12 +114,12 @@ where
         + Send
         + 'static,
 {
-    let told = told.clone();
+    let receivers = receivers.clone();
     let config = watcher::Config::default().labels("app=etcd,etcd_cluster");
     controller.watches(watched::<K>(operator), config, move |child| {
         let owner = owner(&child);
         if let Some((uid, _)) = &owner {
-            told.of(uid, &child);
+            receivers.notify(uid, &child);
         }
         owner.map(|(_, cluster)| cluster)
     })

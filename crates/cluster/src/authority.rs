@@ -38,23 +38,23 @@ pub enum Error {
     #[error("the key cannot be used")]
     Key,
     /// A certificate could not be written or parsed.
-    #[error("the certificate cannot be made")]
+    #[error("the certificate cannot be created")]
     Certificate,
     /// No certificate can be made for this name.
-    #[error("a name in it is no DNS name and no address")]
+    #[error("a name in it is neither a DNS name nor an IP address")]
     Name,
 }
 
 /// The scope of a CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Circle {
+pub enum CaScope {
     /// Between members.
     Peers,
     /// Between members and clients.
     Clients,
 }
 
-impl Circle {
+impl CaScope {
     /// The name of the CA's Secret.
     pub fn secret(self, cluster: &str) -> String {
         match self {
@@ -107,9 +107,9 @@ pub struct Rule {
 
 impl Rule {
     /// The scopes in use.
-    pub fn circles(&self) -> impl Iterator<Item = Circle> {
-        let peers = self.peers.then_some(Circle::Peers);
-        let clients = self.clients.then_some(Circle::Clients);
+    pub fn scopes(&self) -> impl Iterator<Item = CaScope> {
+        let peers = self.peers.then_some(CaScope::Peers);
+        let clients = self.clients.then_some(CaScope::Clients);
         peers.into_iter().chain(clients)
     }
 

@@ -14,7 +14,7 @@ use member::certificate::certificates;
 use member::seed_name;
 use member::tls::{Authorities, ClusterTls};
 
-use crate::authority::{Circle, Held, Rule, digest, held};
+use crate::authority::{CaScope, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
 
 /// The generated certificates of a cluster.
@@ -68,8 +68,8 @@ impl Certificates {
             .iter()
             .map(|secret| (secret.name_any(), held(secret, (&name, &uid))))
             .collect();
-        for circle in rule.iter().flat_map(Rule::circles) {
-            let name = circle.secret(&cluster.name_any());
+        for scope in rule.iter().flat_map(Rule::scopes) {
+            let name = scope.secret(&cluster.name_any());
             if let Some(held) = secrets.remove(&name) {
                 secrets.insert(name, held.of_authority());
             }
@@ -111,9 +111,9 @@ impl Certificates {
     }
 
     /// The Secret of a CA.
-    pub fn authority(&self, circle: Circle) -> Option<&Held> {
+    pub fn authority(&self, scope: CaScope) -> Option<&Held> {
         self.secrets
-            .get(&circle.secret(&self.rule.as_ref()?.cluster))
+            .get(&scope.secret(&self.rule.as_ref()?.cluster))
     }
 
     /// The Secret of a certificate.
@@ -122,7 +122,7 @@ impl Certificates {
     }
 
     /// The annotation about certificates for a pod; `None` until all certificates exist.
-    pub fn told(&self, member: &str) -> Option<String> {
+    pub fn notification(&self, member: &str) -> Option<String> {
         let rule = self.rule.as_ref()?;
         let prints: Option<Vec<&str>> = rule
             .uses_of_member()
@@ -173,7 +173,7 @@ pub enum CertificateWrite {
     /// Makes a CA. Its trust bundle also contains the CAs that existing certificates trusted.
     Authority {
         /// The scope.
-        circle: Circle,
+        scope: CaScope,
         /// Further trusted CAs, in PEM.
         beside: Vec<Vec<u8>>,
         /// The resourceVersion precondition of the replaced Secret, if one exists.
@@ -182,7 +182,7 @@ pub enum CertificateWrite {
     /// Puts CAs that running members still trust and use back into the trust bundle of a replaced CA.
     Rejoin {
         /// The scope.
-        circle: Circle,
+        scope: CaScope,
         /// All trusted CAs besides the current and the next signer, in PEM.
         beside: Vec<Vec<u8>>,
         /// The resourceVersion precondition of the Secret.
@@ -191,21 +191,21 @@ pub enum CertificateWrite {
     /// Makes the CA that signs next. Members must trust it first.
     Prepare {
         /// The scope.
-        circle: Circle,
+        scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Makes the next CA the signer.
     Switch {
         /// The scope.
-        circle: Circle,
+        scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Removes all CAs but the signer from the trust bundle.
     Retire {
         /// The scope.
-        circle: Circle,
+        scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
@@ -239,7 +239,7 @@ pub enum CertificateWrite {
         over: String,
     },
     /// Annotates a pod with its certificates. The kubelet then reads the Secrets at once instead of within a minute.
-    Tell {
+    Notify {
         /// The member.
         member: String,
         /// The UID precondition of the pod.
@@ -263,26 +263,36 @@ pub enum CertificateWrite {
 impl fmt::Display for CertificateWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Authority { circle, .. } => write!(f, "make the {} authority", circle.word()),
-            Self::Rejoin { circle, .. } => {
-                let word = circle.word();
+            Self::Authority { scope, .. } => {
+                write!(f, "create the {} certificate authority", scope.word())
+            }
+            Self::Rejoin { scope, .. } => {
+                let word = scope.word();
                 write!(
                     f,
-                    "trust the {word} authorities that members use, beside the one in the Secret"
+                    "add the {word} certificate authorities that members use to the trust bundle in the Secret"
                 )
             }
-            Self::Prepare { circle, .. } => {
+            Self::Prepare { scope, .. } => {
                 write!(
                     f,
-                    "make the next {} authority, to be trusted first",
-                    circle.word()
+                    "create the next {} certificate authority; members trust it before it signs",
+                    scope.word()
                 )
             }
-            Self::Switch { circle, .. } => {
-                write!(f, "let the next {} authority sign", circle.word())
+            Self::Switch { scope, .. } => {
+                write!(
+                    f,
+                    "sign with the next {} certificate authority",
+                    scope.word()
+                )
             }
-            Self::Retire { circle, .. } => {
-                write!(f, "trust the {} authority before no longer", circle.word())
+            Self::Retire { scope, .. } => {
+                write!(
+                    f,
+                    "remove the former {} certificate authority from the trust bundle",
+                    scope.word()
+                )
             }
             Self::Issue {
                 owner, used, over, ..
@@ -295,10 +305,12 @@ impl fmt::Display for CertificateWrite {
                 let word = used.word();
                 write!(
                     f,
-                    "write the trust bundle beside the {word} certificate of {owner}"
+                    "update the trust bundle in the Secret of the {word} certificate of {owner}"
                 )
             }
-            Self::Tell { member, .. } => write!(f, "tell the pod of {member} of its certificates"),
+            Self::Notify { member, .. } => {
+                write!(f, "annotate the pod of {member} with its certificates")
+            }
             Self::Discard { secret, .. } => write!(f, "delete Secret {secret}"),
         }
     }
@@ -313,7 +325,7 @@ mod tests {
 
     fn made() -> Made {
         let day = std::time::Duration::from_hours(24);
-        authority(Circle::Peers, day, "2026-11-21T12:00:00Z".parse().unwrap()).unwrap()
+        authority(CaScope::Peers, day, "2026-11-21T12:00:00Z".parse().unwrap()).unwrap()
     }
 
     /// A Secret of another party with these CAs.

@@ -8,13 +8,13 @@ pub mod access;
 mod certificates;
 mod children;
 mod clock;
-mod company;
+mod deadline;
 mod elsewhere;
 mod ending;
-mod patience;
 mod pods;
 mod pulse;
 mod recovery;
+mod sidecars;
 mod switch;
 mod tls;
 mod unlabelled;
@@ -84,7 +84,7 @@ pub enum Error {
 
 /// The part of the objects that is needed to call etcd and to plan; small enough to cache.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct KubeSnapshot {
     /// The object as it was read.
     pub cluster: EtcdCluster,
     /// The spec in effect.
@@ -102,8 +102,8 @@ pub struct Look {
 
 impl Objects {
     /// Reduces the objects to the needed part, with the spec in effect.
-    pub fn look(self, effective: Effective) -> Look {
-        Look {
+    pub fn snapshot(self, effective: Effective) -> KubeSnapshot {
+        KubeSnapshot {
             urls: client_urls(&self.pods, effective.cluster()),
             health: pulse::addresses(&self.pods),
             without_etcd: without_etcd(&self, &effective),
@@ -115,7 +115,7 @@ impl Objects {
     }
 }
 
-impl Look {
+impl KubeSnapshot {
     /// How to reach the members, or why they cannot be reached.
     pub fn access(&self) -> Result<Access, String> {
         // While TLS is being enabled, no member needs a certificate yet.
@@ -218,26 +218,26 @@ pub async fn objects(
 
 /// The complete observation: the Kubernetes objects and the answers of running members. The seed of a recovery has a
 /// client of its own: it is another cluster, and a call with a login of the previous cluster hangs there.
-pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), look: &Look) -> Observed {
-    let mut observed = unanswered(look);
-    if let Err(why) = look.access() {
+pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapshot) -> Observed {
+    let mut observed = unanswered(snapshot);
+    if let Err(why) = snapshot.access() {
         observed.members = Seen::Unknown(why);
         return observed;
     }
     let mut asked = asked(&observed);
-    asked.retain(|name| look.urls.contains_key(name));
+    asked.retain(|name| snapshot.urls.contains_key(name));
     if !asked.is_empty() || !elsewhere::via(&observed).is_empty() {
-        ask(etcd, look, asked, &mut observed).await;
+        ask(etcd, snapshot, asked, &mut observed).await;
         elsewhere::ask(etcd, &mut observed).await;
     }
-    recovery::ask((etcd, seed), look, &mut observed).await;
+    recovery::ask((etcd, seed), snapshot, &mut observed).await;
     observed
 }
 
 /// The observation before any member has answered.
-pub fn unanswered(look: &Look) -> Observed {
-    let mut observed = look.without_etcd.clone();
-    observed.tls = tls::seen(look, jiff::Timestamp::now());
+pub fn unanswered(snapshot: &KubeSnapshot) -> Observed {
+    let mut observed = snapshot.without_etcd.clone();
+    observed.tls = tls::seen(snapshot, jiff::Timestamp::now());
     certificates::expect(&mut observed);
     observed
 }
@@ -254,19 +254,30 @@ pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
 }
 
 /// The members' data hashes at one revision, for a plan that requested them.
-pub async fn hashes(etcd: &dyn Etcd, look: &Look, observed: &mut Observed, revision: i64) {
+pub async fn hashes(
+    etcd: &dyn Etcd,
+    snapshot: &KubeSnapshot,
+    observed: &mut Observed,
+    revision: i64,
+) {
     let answering = observed.statuses.iter();
     let answering = answering.filter(|(_, seen)| seen.known().is_some_and(|it| !it.is_learner));
-    let asked = answering.filter_map(|(name, _)| Some((name.clone(), look.urls.get(name)?)));
+    let asked = answering.filter_map(|(name, _)| Some((name.clone(), snapshot.urls.get(name)?)));
     let answers = asked.map(async |(name, url)| (name, seen(etcd.hash(url, revision).await)));
     observed.hashes = join_all(answers).await.into_iter().collect();
 }
 
-async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Observed) {
-    let via: Vec<String> = asked.iter().map(|name| look.urls[name].clone()).collect();
+async fn ask(
+    etcd: &dyn Etcd,
+    snapshot: &KubeSnapshot,
+    asked: Vec<String>,
+    observed: &mut Observed,
+) {
+    let url = |name: &String| snapshot.urls[name].clone();
+    let via: Vec<String> = asked.iter().map(url).collect();
     let now = jiff::Timestamp::now();
     let own = asked.iter().zip(&via).map(|(name, url)| {
-        let health = look.health.get(name).map(String::as_str);
+        let health = snapshot.health.get(name).map(String::as_str);
         pulse::status(etcd, url, (&observed.pods[name], now), health)
     });
     let own = async {
@@ -279,8 +290,8 @@ async fn ask(etcd: &dyn Etcd, look: &Look, asked: Vec<String>, observed: &mut Ob
     let list = etcd.members(&everybody);
     let list = timed(tokio::time::timeout(recovery::patience(observed), list));
     let joined = !elsewhere::via(observed).is_empty();
-    let too_few = |own: &(Vec<_>, Vec<_>)| !joined && patience::too_few(observed, &asked, &own.0);
-    let (list, (statuses, pulses)) = patience::both(list, own, too_few).await;
+    let too_few = |own: &(Vec<_>, Vec<_>)| !joined && deadline::too_few(observed, &asked, &own.0);
+    let (list, (statuses, pulses)) = deadline::both(list, own, too_few).await;
     let (members, took) = list.map_or((None, Duration::MAX), |(members, took)| {
         (members.ok(), took)
     });

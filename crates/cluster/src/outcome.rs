@@ -165,7 +165,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
             Notice::change(
                 Reason::Resumed.as_str(),
                 "Resume",
-                "spec.paused is false: the operator goes on",
+                "spec.paused is false: the operator continues",
             )
         });
     }

@@ -15,6 +15,7 @@ mod bootstrap;
 mod certificates;
 mod change;
 mod compared;
+mod concurrent_join;
 mod conflicts;
 mod disks;
 mod drain;
@@ -26,9 +27,9 @@ mod hibernate;
 mod identity;
 mod joining;
 mod kept_volumes;
+mod kubelet_retry;
 mod member_objects;
 mod membership;
-mod nudge;
 mod objects;
 mod quorum;
 mod recovery;
@@ -39,7 +40,6 @@ mod settings;
 mod size;
 mod survey;
 mod switch;
-mod together;
 mod upkeep;
 mod urgent;
 mod versions;
@@ -182,9 +182,9 @@ impl<'a> Draft<'a> {
         self.next.push(text.into());
     }
 
-    fn wait(&mut self, reason: Reason, message: impl Into<String>, look_again: Duration) {
+    fn wait(&mut self, reason: Reason, message: impl Into<String>, delay: Duration) {
         self.waiting_for.push(Explanation::new(reason, message));
-        self.requeue = self.requeue.min(look_again);
+        self.requeue = self.requeue.min(delay);
     }
 
     fn problem(&mut self, reason: Reason, message: impl Into<String>) {
@@ -256,7 +256,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     if hibernate::hibernates(desired, observed, &mut draft) {
         return draft.finish();
     }
-    nudge::slow_starts(observed, now, &mut draft);
+    kubelet_retry::for_slow_starts(observed, now, &mut draft);
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: a cluster with a recorded ID is never bootstrapped again.
         (Some(cluster_id), Some(intent)) => {

@@ -15,12 +15,12 @@ use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
 use crate::clients::Clients;
-use crate::endings::Endings;
-use crate::figures::Figures;
+use crate::metrics::Metrics;
 use crate::outcome::{Error, turns};
+use crate::pod_deletions::PodDeletions;
 use crate::reason::Reason;
-use crate::recall::Recall;
 use crate::refusals::Refusals;
+use crate::snapshot_cache::SnapshotCache;
 use crate::upkeep::Calls;
 
 /// Number of clusters that are read from the API server concurrently. Waiting for etcd does not count, so hanging
@@ -34,13 +34,13 @@ pub struct ClusterOperator {
     writer: Client,
     clients: Clients,
     image: OwnImage,
-    recall: Arc<Recall>,
-    figures: Figures,
+    cache: Arc<SnapshotCache>,
+    metrics: Metrics,
     reads: Semaphore,
     operators: Operators,
     refusals: Refusals,
     calls: Calls,
-    endings: Arc<Endings>,
+    deletions: Arc<PodDeletions>,
 }
 
 impl ClusterOperator {
@@ -49,28 +49,28 @@ impl ClusterOperator {
         client: Client,
         clients: Clients,
         image: OwnImage,
-        recall: Arc<Recall>,
-        figures: Figures,
+        cache: Arc<SnapshotCache>,
+        metrics: Metrics,
     ) -> Self {
         Self {
             writer: client.clone(),
             client,
             clients,
             image,
-            recall,
-            figures,
+            cache,
+            metrics,
             reads: Semaphore::new(READS),
             operators: Operators::default(),
             refusals: Refusals::default(),
             calls: Calls::default(),
-            endings: Arc::default(),
+            deletions: Arc::default(),
         }
     }
 
     /// Sets the source of notifications about ending pods during an observation.
     #[must_use]
-    pub fn told_by(self, endings: Arc<Endings>) -> Self {
-        Self { endings, ..self }
+    pub fn with_pod_deletions(self, deletions: Arc<PodDeletions>) -> Self {
+        Self { deletions, ..self }
     }
 
     /// Sets the client for the writes of a step. It must send each request once: a client that retries after a pause
@@ -88,11 +88,11 @@ impl ClusterOperator {
 
     /// Drops the state of deleted clusters. A deleted object triggers no reconcile.
     pub fn forget(&self, now: Instant) {
-        self.recall.forget(now);
+        self.cache.forget(now);
         self.clients.forget(now);
         self.calls.forget(now);
         self.refusals.forget(now);
-        self.figures.forget();
+        self.metrics.forget();
     }
 }
 
@@ -107,8 +107,8 @@ impl Reconcile for ClusterOperator {
         let Some((round, since, early)) = Box::pin(self.fresh(&object)).await? else {
             return Ok(Done::default());
         };
-        let cluster = &round.look.cluster;
-        let seen = (&round.look, &round.observed, &round.etcd, since);
+        let cluster = &round.snapshot.cluster;
+        let seen = (&round.snapshot, &round.observed, &round.etcd, since);
         let acted = early.merge(self.act(seen, &round.plan.step).await);
         let report = round.report(acted.in_words());
         let (current, status) = (report.current(), report.status(&Time(round.at)));

@@ -95,7 +95,7 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::tests::look;
+    use crate::observe::tests::snapshot;
 
     fn refusal() -> Error {
         Error::Missing("no Secret".to_owned())
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn repeated_rejections_back_off() {
-        let (refusals, cluster) = (Refusals::default(), look().cluster);
+        let (refusals, cluster) = (Refusals::default(), snapshot().cluster);
         let mut now = Instant::now();
         let left = |now| refusals.holds(&cluster, "a", now)?.held();
         assert_eq!(left(now), None);
@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn new_spec_and_lost_race_retry_at_once() {
-        let (refusals, mut cluster, now) = (Refusals::default(), look().cluster, Instant::now());
+        let (refusals, mut cluster, now) =
+            (Refusals::default(), snapshot().cluster, Instant::now());
         refusals.refused(&cluster, "a", &Error::TooOld, now);
         assert!(refusals.holds(&cluster, "a", now).is_none());
         refusals.refused(&cluster, "a", &refusal(), now);

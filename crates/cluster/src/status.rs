@@ -143,7 +143,7 @@ impl Report<'_> {
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     let idle = plan.step.is_empty() && !plan.problems.is_empty();
     match waiting {
-        [] if idle => Some("somebody to put right what the condition Degraded says".to_owned()),
+        [] if idle => Some("manual action required: see the condition Degraded".to_owned()),
         [] => None,
         _ => Some(waiting.join("; ")),
     }

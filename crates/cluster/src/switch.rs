@@ -34,7 +34,7 @@ pub enum Clients {
 
 /// How members communicate with each other and with clients, and who issues their certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct TlsMode {
     /// Between members.
     pub peers: PeerStage,
     /// With clients.
@@ -43,7 +43,7 @@ pub struct Way {
     pub maker: Option<Maker>,
 }
 
-impl Way {
+impl TlsMode {
     /// The communication of members that start with this policy.
     pub fn of(policy: Option<&TlsPolicy>) -> Self {
         let encrypts = |tls: &&TlsPolicy| tls.encrypts_peers() || tls.encrypts_clients();
@@ -66,17 +66,17 @@ impl Way {
     /// As text, with members as the subject.
     pub fn words(self) -> String {
         let peers = match self.peers {
-            PeerStage::Plain => "talk to each other without TLS",
+            PeerStage::Plain => "communicate with each other without TLS",
             PeerStage::PlainAndTls => {
-                "listen for each other without TLS and, on a second port, with it"
+                "listen for each other without TLS, and with TLS on a second port"
             }
             PeerStage::TlsTwice => "listen for each other with TLS on two ports",
-            PeerStage::Tls => "talk TLS to each other",
+            PeerStage::Tls => "communicate with each other over TLS",
         };
         let clients = match self.clients {
-            Clients::Plain => "let clients in without TLS",
-            Clients::Both => "let clients in with TLS and without",
-            Clients::Tls => "let clients in with TLS alone",
+            Clients::Plain => "accept clients without TLS",
+            Clients::Both => "accept clients with and without TLS",
+            Clients::Tls => "accept clients with TLS only",
         };
         format!("{peers} and {clients}")
     }
@@ -94,7 +94,7 @@ pub enum Next {
 /// The next step from the settings of running members to the spec. An error explains why running members cannot reach
 /// the spec.
 pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, String> {
-    let (here, there) = (Way::of(at), Way::of(wanted));
+    let (here, there) = (TlsMode::of(at), TlsMode::of(wanted));
     if here == there {
         return Ok(Next::There);
     }
@@ -110,12 +110,13 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if leaps {
         let text = match there.clients {
             Clients::Plain => {
-                "TLS towards clients cannot be switched off at once: give spec.TLS back with acceptPlaintext: true, \
-                 change all clients when TLSReady is True, and take spec.TLS away then; the cluster goes on as it was"
+                "TLS for clients cannot be disabled in one step, and the cluster keeps its settings: restore \
+                 spec.TLS with acceptPlaintext: true, change all clients when TLSReady is True, then remove spec.TLS"
             }
             _ => {
-                "TLS towards clients cannot be switched on at once: set spec.TLS.acceptPlaintext to true, change all \
-                 clients when TLSReady is True, and take acceptPlaintext away then; the cluster goes on as it was"
+                "TLS for clients cannot be enabled in one step, and the cluster keeps its settings: set \
+                 spec.TLS.acceptPlaintext to true, change all clients when TLSReady is True, then remove \
+                 acceptPlaintext"
             }
         };
         return Err(text.to_owned());
@@ -139,15 +140,15 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
 /// Changes from static to generated certificates, or back. Neither set trusts the other. So members first return to
 /// plain text between each other, and clients use plain text meanwhile.
 fn exchange(
-    (at, here): (Option<&TlsPolicy>, Way),
-    (wanted, there): (Option<&TlsPolicy>, Way),
+    (at, here): (Option<&TlsPolicy>, TlsMode),
+    (wanted, there): (Option<&TlsPolicy>, TlsMode),
 ) -> Result<Next, String> {
     if here.clients == Clients::Tls || there.clients == Clients::Tls {
         return Err(
-            "clients cannot be brought from static to generated certificates, or back, at once, because neither trust \
-             the others: give spec.TLS back with acceptPlaintext: true, change all clients to http:// when TLSReady \
-             is True, give the other certificates with acceptPlaintext: true then, and when TLSReady is True again \
-             change all clients to https:// and take acceptPlaintext away; the cluster goes on as it was"
+            "clients cannot change between static and generated certificates in one step, because neither trust the \
+             others, and the cluster keeps its settings: restore spec.TLS with acceptPlaintext: true, change all \
+             clients to http:// when TLSReady is True, then set the other certificates with acceptPlaintext: true, \
+             and when TLSReady is True again, change all clients to https:// and remove acceptPlaintext"
                 .to_owned(),
         );
     }
@@ -174,7 +175,7 @@ pub struct Started {
     /// The policy of each pod, by name.
     pub made: BTreeMap<String, Option<TlsPolicy>>,
     /// How each pod's etcd communicates according to its flags, by name.
-    pub ways: BTreeMap<String, Way>,
+    pub modes: BTreeMap<String, TlsMode>,
 }
 
 /// Progress of a TLS change: the current settings of members and the next step.
@@ -187,7 +188,7 @@ pub struct TlsRollout {
     /// The next step, if any.
     pub next: Option<Step>,
     /// How each member communicates, by name, for pods that show it.
-    pub ways: BTreeMap<String, Way>,
+    pub modes: BTreeMap<String, TlsMode>,
     /// Why running members cannot reach the settings of the spec.
     pub refused: Option<String>,
 }
@@ -209,9 +210,13 @@ impl TlsRollout {
             peer_stage: None,
             ..tls
         });
-        let Started { record, made, ways } = started;
-        let to = Way::of(wanted.as_ref());
-        let as_wanted = |policy: &Option<TlsPolicy>| Way::of(policy.as_ref()) == to;
+        let Started {
+            record,
+            made,
+            modes,
+        } = started;
+        let to = TlsMode::of(wanted.as_ref());
+        let as_wanted = |policy: &Option<TlsPolicy>| TlsMode::of(policy.as_ref()) == to;
         let record = record.as_ref().map(TlsStatus::policy);
         let mut at = match &record {
             Some(record) => record.clone(),
@@ -232,7 +237,7 @@ impl TlsRollout {
                 to,
                 faults: Vec::new(),
             }),
-            ways: ways.clone(),
+            modes: modes.clone(),
             refused,
             at,
         }
@@ -240,24 +245,27 @@ impl TlsRollout {
 
     /// The members that have not yet been restarted with the next settings.
     pub fn waits_for(&self) -> Vec<&str> {
-        let at = Way::of(self.at.as_ref());
-        let others = self.ways.iter().filter(|(_, way)| **way != at);
+        let at = TlsMode::of(self.at.as_ref());
+        let others = self.modes.iter().filter(|(_, mode)| **mode != at);
         others.map(|(name, _)| name.as_str()).collect()
     }
 
     /// The change in progress as text, if any.
     pub fn under_way(&self) -> Option<String> {
-        let at = Way::of(self.at.as_ref());
+        let at = TlsMode::of(self.at.as_ref());
         let waits = self.waits_for();
         if !waits.is_empty() {
             let (words, waits) = (at.words(), waits.join(", "));
             return Some(format!(
-                "members are started again so that they {words}; still to come: {waits}"
+                "members are restarted so that they {words}; still to be restarted: {waits}"
             ));
         }
         let next = self.next.as_ref()?;
-        let to = Way::of(next.to.as_ref()).words();
-        Some(format!("all members {}; next they {to}", at.words()))
+        let to = TlsMode::of(next.to.as_ref()).words();
+        Some(format!(
+            "all members {}; in the next stage they {to}",
+            at.words()
+        ))
     }
 }
 
@@ -277,7 +285,7 @@ mod tests {
     }
 
     /// The stages of the change, including the last.
-    fn way(from: &str, to: &str) -> Vec<PeerStage> {
+    fn mode(from: &str, to: &str) -> Vec<PeerStage> {
         let (mut at, to) = (policy(from), policy(to));
         let mut stages = Vec::new();
         while let Next::Step(step) = next(at.as_ref(), to.as_ref()).unwrap() {
@@ -293,8 +301,8 @@ mod tests {
     fn enables_and_disables_tls_in_stages() {
         use PeerStage::{Plain, PlainAndTls, Tls, TlsTwice};
         for tls in [PEERS, BOTH, GENERATED] {
-            assert_eq!(way("null", tls), [PlainAndTls, TlsTwice, Tls], "{tls}");
-            assert_eq!(way(tls, "null"), [TlsTwice, PlainAndTls, Plain], "{tls}");
+            assert_eq!(mode("null", tls), [PlainAndTls, TlsTwice, Tls], "{tls}");
+            assert_eq!(mode(tls, "null"), [TlsTwice, PlainAndTls, Plain], "{tls}");
         }
         for (from, to) in [
             (BOTH, GENERATED),
@@ -302,11 +310,11 @@ mod tests {
             (PEERS, GENERATED_PEERS),
         ] {
             let over = [TlsTwice, PlainAndTls, Plain, PlainAndTls, TlsTwice, Tls];
-            assert_eq!(way(from, to), over, "{from} to {to}");
+            assert_eq!(mode(from, to), over, "{from} to {to}");
         }
-        assert_eq!(way(BOTH, ALL), [Tls]);
-        assert_eq!(way(ALL, BOTH), [Tls]);
-        assert_eq!(way(ALL, ALL), []);
+        assert_eq!(mode(BOTH, ALL), [Tls]);
+        assert_eq!(mode(ALL, BOTH), [Tls]);
+        assert_eq!(mode(ALL, ALL), []);
     }
 
     #[test]
@@ -335,7 +343,7 @@ mod tests {
         }
         for (from, to) in [(GENERATED, ALL), (ALL, GENERATED)] {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
-            assert!(why.contains("static to generated"), "{why}");
+            assert!(why.contains("static and generated"), "{why}");
         }
     }
 

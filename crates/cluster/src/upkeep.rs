@@ -151,7 +151,7 @@ impl Calls {
             under.answer = Some(match ended {
                 Some(Ok(Ok(()))) => Call::Done,
                 Some(Ok(Err(error))) => Call::Failed(error.to_string()),
-                Some(Err(_)) | None => Call::Failed("the call was ended".to_owned()),
+                Some(Err(_)) | None => Call::Failed("the call was aborted".to_owned()),
             });
         }
         Some(under.answer.clone().unwrap_or(Call::Running))

@@ -242,9 +242,9 @@ fn invariant_6_suspended_operator_keeps_starts_of_others() {
 #[test]
 fn reaches_every_size_despite_changed_target() {
     let sizes = || 1..=7_usize;
-    let ways = sizes()
+    let modes = sizes()
         .flat_map(|from| sizes().flat_map(move |via| sizes().map(move |to| (from, via, to))));
-    for (from, via, to) in ways {
+    for (from, via, to) in modes {
         let version = ["3.6.16", "3.5.35", "3.3.27"][from % 3];
         let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
         // The target changes at a different time in each case.

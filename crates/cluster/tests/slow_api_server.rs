@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use api::EtcdCluster;
 use api::names;
 use cluster::clients::Clients;
-use cluster::figures::Figures as ClusterFigures;
-use cluster::recall::Recall;
+use cluster::metrics::Metrics as ClusterMetrics;
 use cluster::reconcile::ClusterOperator;
+use cluster::snapshot_cache::SnapshotCache;
 use etcd::fake::{FakeEtcd, FakeMember};
 use etcd::{Deadlines, Etcd, Member, MemberId};
 use futures::future::join_all;
@@ -114,7 +114,7 @@ struct Story {
     client: Client,
     slow: Slow,
     operator: ClusterOperator,
-    recall: Arc<Recall>,
+    cache: Arc<SnapshotCache>,
     etcd: Arc<FakeEtcd>,
     begun: Instant,
 }
@@ -139,9 +139,12 @@ impl Story {
             },
         );
         let image = OwnImage::new(&operator(&behind), Some("operator".to_owned()));
-        let (recall, figures) = (Arc::new(Recall::default()), ClusterFigures::default());
-        let kept = Arc::clone(&recall);
-        let operator = ClusterOperator::new(behind, clients, image, kept, figures);
+        let (cache, metrics) = (
+            Arc::new(SnapshotCache::default()),
+            ClusterMetrics::default(),
+        );
+        let kept = Arc::clone(&cache);
+        let operator = ClusterOperator::new(behind, clients, image, kept, metrics);
         let spec: serde_json::Value = serde_json::from_str(spec).unwrap();
         let cluster = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
             "metadata": { "name": name, "namespace": NAMESPACE }, "spec": spec });
@@ -150,7 +153,7 @@ impl Story {
             client,
             slow,
             operator,
-            recall,
+            cache,
             etcd,
             begun: Instant::now(),
         };
@@ -249,9 +252,9 @@ impl Story {
                 return first.unwrap_or_default();
             }
             // Nothing is watched here, so any object may have changed.
-            self.recall.stir(&cluster.uid().unwrap_or_default());
-            let look = Box::pin(self.operator.reconcile(Arc::new(cluster)));
-            let pause = match look.await {
+            self.cache.invalidate(&cluster.uid().unwrap_or_default());
+            let snapshot = Box::pin(self.operator.reconcile(Arc::new(cluster)));
+            let pause = match snapshot.await {
                 Ok(done) => done.requeue.unwrap_or_default(),
                 Err(error) => {
                     eprintln!("{}: {}", self.name, runtime::outcome::Chain(&error));

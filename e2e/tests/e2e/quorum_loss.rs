@@ -210,7 +210,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
 
     // The ID of another cluster approves nothing, and the status reports this.
     approve(sandbox, "deadbeef").await?;
-    await_loss(sandbox, &["deadbeef", "nothing is recovered"]).await?;
+    await_loss(sandbox, &["deadbeef", "no recovery starts"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
     let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
     ensure_no_recovery(&before, &object)?;

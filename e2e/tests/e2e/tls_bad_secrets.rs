@@ -123,7 +123,7 @@ pub(crate) async fn lost_secret_stops_changes(
     sandbox.scale("c", 5).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", "the growth waits", DEADLINE, |object| {
-        conditions_line(object).contains("until the certificates hold")
+        conditions_line(object).contains("until the certificates are valid")
     })
     .await?;
     ensure!(uids(sandbox).await? == before, "a pod was changed");

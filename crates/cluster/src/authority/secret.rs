@@ -11,7 +11,7 @@ use member::certificate::{Certificate, certificates};
 use runtime::apply::is_marked;
 use sha2::{Digest, Sha256};
 
-use super::{Circle, Key, Made, Rule, renewal};
+use super::{CaScope, Key, Made, Rule, renewal};
 use crate::observe::is_of_others;
 
 /// Keys of the Secrets, in the form cert-manager and `kubectl create secret tls` write.
@@ -123,8 +123,8 @@ pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, Strin
         labels.insert(LABEL_CERTIFICATE.to_owned(), kind.to_owned());
         labels
     };
-    let mut circles = [Circle::Peers, Circle::Clients].into_iter();
-    if circles.any(|circle| circle.secret(cluster) == name) {
+    let mut scopes = [CaScope::Peers, CaScope::Clients].into_iter();
+    if scopes.any(|scope| scope.secret(cluster) == name) {
         return Some(with(names::cluster_labels(cluster), "authority"));
     }
     let uses = [
@@ -238,7 +238,7 @@ pub(crate) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a [u8]>) -> Ve
 /// The Secret of a CA: the signer, the trusted CAs, and the next signer.
 pub(crate) fn authority_secret(
     rule: &Rule,
-    circle: Circle,
+    scope: CaScope,
     owner: Option<OwnerReference>,
     (signs, next, trusted): (&Made, Option<&Made>, Vec<u8>),
 ) -> Secret {
@@ -261,7 +261,7 @@ pub(crate) fn authority_secret(
         .rotate
         .clone()
         .map(|text| BTreeMap::from([(names::ANNOTATION_ROTATE_AUTHORITY.to_owned(), text)]));
-    let name = circle.secret(&rule.cluster);
+    let name = scope.secret(&rule.cluster);
     Secret {
         metadata: ObjectMeta {
             labels: labels(&rule.cluster, &name),

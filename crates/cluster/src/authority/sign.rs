@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 use time::OffsetDateTime;
 
-use super::{Circle, Error, Key, life};
+use super::{CaScope, Error, Key, life};
 
 /// A certificate with its key, in PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -36,11 +36,11 @@ pub(crate) struct Request<'a> {
 }
 
 /// Makes a new CA with a unique name, so that a certificate identifies its signer.
-pub(crate) fn authority(circle: Circle, validity: Duration, now: Timestamp) -> Result<Made, Error> {
+pub(crate) fn authority(scope: CaScope, validity: Duration, now: Timestamp) -> Result<Made, Error> {
     let key = Key::draw()?;
     let (serial, text) = serial();
     let short = text.get(..12).unwrap_or_default();
-    let mut params = params(&format!("etcd {} authority {short}", circle.word()), serial);
+    let mut params = params(&format!("etcd {} authority {short}", scope.word()), serial);
     (params.not_before, params.not_after) = times(life(now, validity, None))?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

@@ -60,8 +60,8 @@ fn verifies(made: &Made, trusted: &Made, usage: KeyUsage, at: Timestamp) -> bool
 
 #[test]
 fn certificate_is_verified_only_by_its_issuer() {
-    let peers = authority(Circle::Peers, rule().authority_validity, now()).unwrap();
-    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let peers = authority(CaScope::Peers, rule().authority_validity, now()).unwrap();
+    let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
     let peer = made(CertificateUse::Peer, &peers);
     assert!(verifies(&peer, &peers, KeyUsage::server_auth(), now()));
     assert!(verifies(&peer, &peers, KeyUsage::client_auth(), now()));
@@ -70,7 +70,7 @@ fn certificate_is_verified_only_by_its_issuer() {
 
 #[test]
 fn client_cert_is_rejected_for_server_auth() {
-    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
     let client = made(CertificateUse::Client, &clients);
     assert!(verifies(&client, &clients, KeyUsage::client_auth(), now()));
     assert!(!verifies(&client, &clients, KeyUsage::server_auth(), now()));
@@ -78,7 +78,7 @@ fn client_cert_is_rejected_for_server_auth() {
 
 #[test]
 fn member_cert_has_all_addresses_and_no_wildcard() {
-    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
     let one = certificates(&server.certificate).unwrap().remove(0);
     for host in [
@@ -109,7 +109,7 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
 #[test]
 fn renews_at_two_thirds_and_never_outlives_issuer() {
     let short = Duration::from_hours(1);
-    let clients = authority(Circle::Clients, short, now()).unwrap();
+    let clients = authority(CaScope::Clients, short, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
     let one = certificates(&server.certificate).unwrap().remove(0);
     assert_eq!(one.not_after, now() + short);
@@ -126,7 +126,7 @@ fn renews_at_two_thirds_and_never_outlives_issuer() {
 
 #[test]
 fn certificates_have_unique_keys_and_serial_numbers() {
-    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
     let read = |made: &Made| certificates(&made.certificate).unwrap().remove(0);
     let (a, b) = (
         read(&made(CertificateUse::Server, &clients)),
@@ -140,7 +140,7 @@ fn certificates_have_unique_keys_and_serial_numbers() {
 
 #[test]
 fn invariant_14_planner_view_of_secret_has_no_key() {
-    let clients = authority(Circle::Clients, rule().authority_validity, now()).unwrap();
+    let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
     let owner = OwnerReference {
         uid: "cluster-uid".into(),

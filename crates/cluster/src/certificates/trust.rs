@@ -9,24 +9,24 @@ use jiff::Timestamp;
 use member::tls::Authorities;
 
 use super::{Certificates, Noted};
-use crate::authority::{Circle, Held, digest};
+use crate::authority::{CaScope, Held, digest};
 
 /// The form on pods: the first sixteen digits of a fingerprint.
 fn short(fingerprint: &str) -> String {
     fingerprint.chars().take(16).collect()
 }
 
-fn of_circle(authorities: &Authorities, circle: Circle) -> &BTreeSet<String> {
-    match circle {
-        Circle::Peers => &authorities.peer,
-        Circle::Clients => &authorities.server,
+fn of_circle(authorities: &Authorities, scope: CaScope) -> &BTreeSet<String> {
+    match scope {
+        CaScope::Peers => &authorities.peer,
+        CaScope::Clients => &authorities.server,
     }
 }
 
 impl Certificates {
     /// The Secret of a CA that can sign; `None` while it is missing, damaged, or not owned by the cluster.
-    pub fn signer(&self, circle: Circle) -> Option<&Held> {
-        self.authority(circle)
+    pub fn signer(&self, scope: CaScope) -> Option<&Held> {
+        self.authority(scope)
             .filter(|held| held.owned && held.certificate.is_some())
     }
 
@@ -44,10 +44,10 @@ impl Certificates {
         Some(format!("{digest}@{until}"))
     }
 
-    fn signers(&self) -> Option<Vec<(Circle, &Held)>> {
-        let circles = self.rule.as_ref()?.circles();
-        circles
-            .map(|circle| Some((circle, self.signer(circle)?)))
+    fn signers(&self) -> Option<Vec<(CaScope, &Held)>> {
+        let scopes = self.rule.as_ref()?.scopes();
+        scopes
+            .map(|scope| Some((scope, self.signer(scope)?)))
             .collect()
     }
 
@@ -74,16 +74,16 @@ impl Certificates {
     fn with_digest(&self, noted: &str) -> Option<Authorities> {
         let rule = self.rule.as_ref()?;
         let mut found: Vec<(Vec<String>, Authorities)> = vec![Default::default()];
-        for circle in rule.circles() {
-            let sets = subsets(self.prints(circle));
+        for scope in rule.scopes() {
+            let sets = subsets(self.prints(scope));
             let with = |(digests, all): &(Vec<String>, Authorities), set: &BTreeSet<&String>| {
                 let own = digest(set.iter().map(|print| print.as_str()));
                 let digests = digests.iter().cloned().chain([own]).collect();
                 let mut all = all.clone();
                 let ids = set.iter().map(|print| short(print)).collect();
-                match circle {
-                    Circle::Peers => all.peer = ids,
-                    Circle::Clients => all.server = ids,
+                match scope {
+                    CaScope::Peers => all.peer = ids,
+                    CaScope::Clients => all.server = ids,
                 }
                 (digests, all)
             };
@@ -98,14 +98,14 @@ impl Certificates {
     }
 
     /// Every CA of this scope in a Secret.
-    fn prints(&self, circle: Circle) -> BTreeSet<&String> {
+    fn prints(&self, scope: CaScope) -> BTreeSet<&String> {
         let Some(rule) = &self.rule else {
             return BTreeSet::new();
         };
-        let own = circle.secret(&rule.cluster);
+        let own = scope.secret(&rule.cluster);
         let uses = rule
             .uses_of_member()
-            .filter(|used| Circle::of(*used) == circle);
+            .filter(|used| CaScope::of(*used) == scope);
         let members = self.pods.keys();
         let leaves = uses.flat_map(|used| members.clone().map(move |name| (name, used)));
         let leaves = leaves.filter_map(|(member, used)| self.leaf(member, used));
@@ -115,53 +115,54 @@ impl Certificates {
 
     /// Whether the etcd in this pod accepts certificates of the CA with this name. A CA that is no longer in a Secret
     /// is unknown, and so is the trust in it.
-    pub fn accepts(&self, member: &str, circle: Circle, issuer: &[u8]) -> bool {
+    pub fn accepts(&self, member: &str, scope: CaScope, issuer: &[u8]) -> bool {
         let Some(started) = self.started_with(member) else {
             return false;
         };
         let anchors = self.secrets.values().flat_map(|held| &held.trusts);
         let mut named = anchors.filter(|(_, anchor)| anchor.subject == issuer);
-        named.any(|(print, _)| of_circle(&started, circle).contains(&short(print)))
+        named.any(|(print, _)| of_circle(&started, scope).contains(&short(print)))
     }
 
     /// Whether the etcd in this pod was started with this CA.
-    pub fn trusts(&self, member: &str, circle: Circle, fingerprint: &str) -> bool {
+    pub fn trusts(&self, member: &str, scope: CaScope, fingerprint: &str) -> bool {
         let started = self.started_with(member);
-        started.is_some_and(|started| of_circle(&started, circle).contains(&short(fingerprint)))
+        started.is_some_and(|started| of_circle(&started, scope).contains(&short(fingerprint)))
     }
 
     /// Whether the etcd in this pod was started with exactly the trust bundle of this CA's Secret.
-    pub fn started_with_bundle(&self, member: &str, circle: Circle, authority: &Held) -> bool {
+    pub fn started_with_bundle(&self, member: &str, scope: CaScope, authority: &Held) -> bool {
         let bundle: BTreeSet<String> = authority.trusts.keys().map(|print| short(print)).collect();
         let started = self.started_with(member);
-        started.is_some_and(|started| *of_circle(&started, circle) == bundle)
+        started.is_some_and(|started| *of_circle(&started, scope) == bundle)
     }
 
     /// Whether all these members accept certificates of the current signer.
     pub fn all_accept_signer<'a>(
         &self,
-        circle: Circle,
+        scope: CaScope,
         mut members: impl Iterator<Item = &'a String>,
     ) -> bool {
         let signs = self
-            .signer(circle)
+            .signer(scope)
             .and_then(|held| held.certificate.as_ref());
         let Some(signs) = signs else {
             return false;
         };
-        members.all(|member| self.trusts(member, circle, &signs.fingerprint))
+        members.all(|member| self.trusts(member, scope, &signs.fingerprint))
     }
 
     /// Whether a joining member can connect to the running members: the current signer issues its certificate.
     pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
-        let signs = self.signer(Circle::Peers);
+        let signs = self.signer(CaScope::Peers);
         let signs = signs.and_then(|held| held.certificate.as_ref());
         // A pod without this annotation was just created by a restore.
         let accepts = |member: &String| {
             let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
             self.pods.get(member).is_none_or(silent)
-                || signs.is_some_and(|signs| self.trusts(member, Circle::Peers, &signs.fingerprint))
+                || signs
+                    .is_some_and(|signs| self.trusts(member, CaScope::Peers, &signs.fingerprint))
         };
         !peers || running.all(accepts)
     }
@@ -194,15 +195,15 @@ fn subsets(all: BTreeSet<&String>) -> Vec<BTreeSet<&String>> {
     sets
 }
 
-fn authorities_in(secrets: &[(Circle, &Held)]) -> Authorities {
-    let of = |circle: Circle| {
-        let of_circle = secrets.iter().filter(|(of, _)| *of == circle);
+fn authorities_in(secrets: &[(CaScope, &Held)]) -> Authorities {
+    let of = |scope: CaScope| {
+        let of_circle = secrets.iter().filter(|(of, _)| *of == scope);
         let all = of_circle.flat_map(|(_, held)| held.trusts.keys());
         all.map(|print| short(print)).collect()
     };
     Authorities {
-        peer: of(Circle::Peers),
-        server: of(Circle::Clients),
+        peer: of(CaScope::Peers),
+        server: of(CaScope::Clients),
     }
 }
 

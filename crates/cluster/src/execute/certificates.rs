@@ -15,7 +15,7 @@ use runtime::apply;
 
 use super::send::{failed, patched};
 use crate::authority::{
-    self, AUTHORITIES, Circle, Made, NEXT_CERTIFICATE, NEXT_KEY, Request, Rule, TLS_CERTIFICATE,
+    self, AUTHORITIES, CaScope, Made, NEXT_CERTIFICATE, NEXT_KEY, Request, Rule, TLS_CERTIFICATE,
     TLS_KEY,
 };
 use crate::certificates::CertificateWrite;
@@ -39,48 +39,48 @@ impl ExecuteContext<'_> {
             rule.ok_or_else(|| Error::Missing("spec.TLS.generated is not set".to_owned()))?;
         match write {
             CertificateWrite::Authority {
-                circle,
+                scope,
                 beside,
                 over,
             } => {
-                let made = self.draw_authority(rule, *circle)?;
+                let made = self.draw_authority(rule, *scope)?;
                 let all = beside.iter().map(Vec::as_slice);
                 let trusted = authority::bundle(all.chain([made.certificate.as_slice()]));
-                self.put_authority(rule, *circle, (&made, None, trusted), over.as_deref())
+                self.put_authority(rule, *scope, (&made, None, trusted), over.as_deref())
                     .await
             }
             CertificateWrite::Rejoin {
-                circle,
+                scope,
                 beside,
                 over,
             } => {
-                let held = self.held_authority(rule, *circle, over).await?;
+                let held = self.held_authority(rule, *scope, over).await?;
                 let own = [Some(&held.signs), held.next.as_ref()]
                     .into_iter()
                     .flatten();
                 let own = own.map(|made| made.certificate.as_slice());
                 let trusted = authority::bundle(beside.iter().map(Vec::as_slice).chain(own));
                 let said = (&held.signs, held.next.as_ref(), trusted);
-                self.put_authority(rule, *circle, said, Some(over)).await
+                self.put_authority(rule, *scope, said, Some(over)).await
             }
-            CertificateWrite::Prepare { circle, over } => {
-                let held = self.held_authority(rule, *circle, over).await?;
-                let next = self.draw_authority(rule, *circle)?;
+            CertificateWrite::Prepare { scope, over } => {
+                let held = self.held_authority(rule, *scope, over).await?;
+                let next = self.draw_authority(rule, *scope)?;
                 let trusted = authority::bundle([&*held.trusted, &*next.certificate]);
                 let said = (&held.signs, Some(&next), trusted);
-                self.put_authority(rule, *circle, said, Some(over)).await
+                self.put_authority(rule, *scope, said, Some(over)).await
             }
-            CertificateWrite::Switch { circle, over } => {
-                let held = self.held_authority(rule, *circle, over).await?;
-                let next = held.next.ok_or_else(|| changed(rule, *circle))?;
+            CertificateWrite::Switch { scope, over } => {
+                let held = self.held_authority(rule, *scope, over).await?;
+                let next = held.next.ok_or_else(|| changed(rule, *scope))?;
                 let said = (&next, None, held.trusted);
-                self.put_authority(rule, *circle, said, Some(over)).await
+                self.put_authority(rule, *scope, said, Some(over)).await
             }
-            CertificateWrite::Retire { circle, over } => {
-                let held = self.held_authority(rule, *circle, over).await?;
+            CertificateWrite::Retire { scope, over } => {
+                let held = self.held_authority(rule, *scope, over).await?;
                 let trusted = held.signs.certificate.clone();
                 let said = (&held.signs, None, trusted);
-                self.put_authority(rule, *circle, said, Some(over)).await
+                self.put_authority(rule, *scope, said, Some(over)).await
             }
             CertificateWrite::Issue {
                 owner,
@@ -96,14 +96,14 @@ impl ExecuteContext<'_> {
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
             // These are generic actions (`plan::actions`).
-            CertificateWrite::Tell { .. } | CertificateWrite::Discard { .. } => Ok(None),
+            CertificateWrite::Notify { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
 
-    fn draw_authority(&self, rule: &Rule, circle: Circle) -> Result<Made, Error> {
-        authority::authority(circle, rule.authority_validity, self.time()).map_err(|source| {
+    fn draw_authority(&self, rule: &Rule, scope: CaScope) -> Result<Made, Error> {
+        authority::authority(scope, rule.authority_validity, self.time()).map_err(|source| {
             Error::Certificate {
-                what: circle.secret(&rule.cluster),
+                what: scope.secret(&rule.cluster),
                 source,
             }
         })
@@ -117,12 +117,12 @@ impl ExecuteContext<'_> {
     async fn put_authority(
         &self,
         rule: &Rule,
-        circle: Circle,
+        scope: CaScope,
         said: (&Made, Option<&Made>, Vec<u8>),
         over: Option<&str>,
     ) -> Result<Option<String>, Error> {
         let owner = apply::owner_reference(self.cluster);
-        self.put(authority::authority_secret(rule, circle, owner, said), over)
+        self.put(authority::authority_secret(rule, scope, owner, said), over)
             .await
     }
 
@@ -133,7 +133,7 @@ impl ExecuteContext<'_> {
         over: Option<&str>,
         by: &str,
     ) -> Result<Option<String>, Error> {
-        let held = self.held_authority(rule, Circle::of(used), by).await?;
+        let held = self.held_authority(rule, CaScope::of(used), by).await?;
         let what = names::certificate_secret(owner, used);
         let broken = |source| Error::Certificate {
             what: what.clone(),
@@ -170,7 +170,7 @@ impl ExecuteContext<'_> {
         over: &str,
         by: &str,
     ) -> Result<Option<String>, Error> {
-        let held = self.held_authority(rule, Circle::of(used), by).await?;
+        let held = self.held_authority(rule, CaScope::of(used), by).await?;
         let name = names::certificate_secret(owner, used);
         self.change_secret(&name, over, |secret| {
             let data = secret.data.get_or_insert_default();
@@ -216,10 +216,10 @@ impl ExecuteContext<'_> {
     async fn held_authority(
         &self,
         rule: &Rule,
-        circle: Circle,
+        scope: CaScope,
         version: &str,
     ) -> Result<Authority, Error> {
-        let name = circle.secret(&rule.cluster);
+        let name = scope.secret(&rule.cluster);
         let read = self.api::<Secret>().get_opt(&name).await;
         let secret = read.map_err(|source| failed("read", "Secret", &name, source))?;
         let held = secret.and_then(|secret| {
@@ -239,7 +239,7 @@ impl ExecuteContext<'_> {
             })
         });
         held.filter(|held| held.version == version)
-            .ok_or_else(|| changed(rule, circle))
+            .ok_or_else(|| changed(rule, scope))
     }
 
     async fn put(&self, mut secret: Secret, over: Option<&str>) -> Result<Option<String>, Error> {
@@ -265,8 +265,8 @@ fn read_one(pem: &[u8]) -> Result<Certificate, authority::Error> {
     all.into_iter().next().ok_or(authority::Error::Certificate)
 }
 
-fn changed(rule: &Rule, circle: Circle) -> Error {
+fn changed(rule: &Rule, scope: CaScope) -> Error {
     Error::Changed {
-        what: format!("Secret {}", circle.secret(&rule.cluster)),
+        what: format!("Secret {}", scope.secret(&rule.cluster)),
     }
 }

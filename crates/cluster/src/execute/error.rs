@@ -18,7 +18,7 @@ pub enum Error {
     #[error("the API server")]
     Api(#[from] runtime::apply::Error),
     /// An object of this name exists already.
-    #[error("{what} exists already")]
+    #[error("{what} already exists")]
     Exists {
         /// Kind and name.
         what: String,

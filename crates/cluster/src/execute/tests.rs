@@ -14,7 +14,7 @@ use tower::service_fn;
 
 use super::*;
 use crate::desired::desired;
-use crate::observe::{self, tests::look};
+use crate::observe::{self, tests::snapshot};
 use crate::plan::actions::{Builder, mark_service};
 use crate::plan::{Start, State};
 use crate::snapshot::{Role, Service};
@@ -103,7 +103,7 @@ async fn started_again(
     (kind, does): (&'static str, Does),
     (state, mark): (State, Mark),
     (durable, left): (bool, Duration),
-    looks: usize,
+    snapshots: usize,
 ) -> (Vec<String>, Vec<Acted>) {
     let server = Arc::new(Server {
         kind,
@@ -120,24 +120,24 @@ async fn started_again(
         }),
         "prod",
     );
-    let look = look();
-    let observed = observe::unanswered(&look);
+    let snapshot = snapshot();
+    let observed = observe::unanswered(&snapshot);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
     // After so many rejections, the next back-off is longer than a pause of a slow machine.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(LONGEST));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());
-        refusals.refused(&look.cluster, MEMBER, &refusal, before.unwrap());
+        refusals.refused(&snapshot.cluster, MEMBER, &refusal, before.unwrap());
     }
     let context = ExecuteContext {
         client: &client,
         etcd: &etcd,
         refusals: &refusals,
         calls: &Calls::default(),
-        auth: &look.auth,
-        cluster: &look.cluster,
+        auth: &snapshot.auth,
+        cluster: &snapshot.cluster,
         observed: &observed,
-        urls: &look.urls,
+        urls: &snapshot.urls,
         since: (Instant::now() + left).checked_sub(LONGEST).unwrap(),
     };
     let start = Start {
@@ -160,7 +160,7 @@ async fn started_again(
         closed: false,
         created: Timestamp::UNIX_EPOCH,
     };
-    let desired = desired(&look.effective, &Operators::default());
+    let desired = desired(&snapshot.effective, &Operators::default());
     let builder = Builder {
         desired: &desired,
         observed: &observed,
@@ -176,7 +176,7 @@ async fn started_again(
         change: None,
     };
     let mut acted = Vec::new();
-    for _ in 0..looks {
+    for _ in 0..snapshots {
         acted.push(Box::pin(context.execute(&step)).await);
     }
     let asked = server.asked.lock().unwrap().clone();

@@ -8,7 +8,7 @@ use kube::{Api, Client, ResourceExt};
 use member::{Members, Operators, network_policy};
 use runtime::credentials::ClusterAuth;
 
-use super::{DEADLINE, Error, Look, children, seen};
+use super::{DEADLINE, Error, KubeSnapshot, children, seen};
 use crate::snapshot::{Kept, Observed};
 
 /// The NetworkPolicy of this name, whoever created it. It is read concurrently with the other objects.
@@ -31,9 +31,9 @@ pub async fn policy(
 pub async fn complete(
     client: &Client,
     (operators, policy): (&Operators, Option<NetworkPolicy>),
-    look: &mut Look,
+    snapshot: &mut KubeSnapshot,
 ) {
-    let cluster = look.effective.cluster();
+    let cluster = snapshot.effective.cluster();
     let namespace = cluster.namespace().unwrap_or_default();
     let auth = ClusterAuth::read(client, cluster).await;
     let uid = cluster.uid().unwrap_or_default();
@@ -51,12 +51,12 @@ pub async fn complete(
         }
         Some(_) => Kept::AsMade(()),
     };
-    let access = &mut look.without_etcd.access;
+    let access = &mut snapshot.without_etcd.access;
     (access.network, access.network_uid) = (network, network_uid);
     access.fault = auth.fault().map(str::to_owned);
     access.is_root = auth.is_root();
     access.record = auth.record();
-    look.auth = auth;
+    snapshot.auth = auth;
 }
 
 /// Asks etcd whether it accepts the credentials. Usually the previous calls have already answered this.

@@ -32,8 +32,8 @@ pub(super) async fn read(
         return Ok(Read::default());
     };
     let mut wanted: BTreeSet<String> = rule
-        .circles()
-        .map(|circle| circle.secret(&rule.cluster))
+        .scopes()
+        .map(|scope| scope.secret(&rule.cluster))
         .collect();
     if rule.clients {
         for used in [CertificateUse::Operator, CertificateUse::Client] {

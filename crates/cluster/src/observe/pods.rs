@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use member::{Notes, Report, difference, recorded_hash};
 
 use crate::observe::children::annotation;
-use crate::observe::{company, ending};
+use crate::observe::{ending, sidecars};
 use crate::snapshot::{Changed, Pod, Role, Trouble};
 
 /// A member's pod. `owned`: it belongs to the cluster and carries its labels.
@@ -62,7 +62,7 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         failed: phase == "Failed" || phase == "Succeeded",
-        nudged: annotation(&pod.metadata, names::ANNOTATION_NUDGED).is_some(),
+        retry_requested: annotation(&pod.metadata, names::ANNOTATION_NUDGED).is_some(),
         addressed: pod.status.iter().any(|status| status.pod_ip.is_some()),
         running: etcd
             .and_then(|status| status.state.as_ref())
@@ -78,7 +78,7 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         trouble: trouble(pod),
         unready_since: unready
             .and_then(since)
-            .map(|since| company::unready_since(pod, etcd, since)),
+            .map(|since| sidecars::unready_since(pod, etcd, since)),
         lost_since: lost_since(pod, phase),
         ending: etcd.and_then(|status| ending::ending(status, alone)),
         node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),

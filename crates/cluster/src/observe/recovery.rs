@@ -11,7 +11,7 @@ use etcd::Etcd;
 use futures::future::join_all;
 use kube::ResourceExt;
 
-use crate::observe::{Look, seen};
+use crate::observe::{KubeSnapshot, seen};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Recovery, SeedAnswer, Seen};
 
@@ -75,7 +75,7 @@ fn backup(last: &LastBackup) -> String {
 /// Reads that are only useful without a quorum.
 pub(super) async fn ask(
     (etcd, asks_seed): (&dyn Etcd, &dyn Etcd),
-    look: &Look,
+    snapshot: &KubeSnapshot,
     observed: &mut Observed,
 ) {
     if observed.cluster_id.is_none() || observed.members.known().is_some() {
@@ -83,20 +83,24 @@ pub(super) async fn ask(
     }
     let answer = observed.statuses.iter();
     let answer = answer.filter(|(_, seen)| seen.known().is_some());
-    let urls = answer.filter_map(|(name, _)| look.urls.get(name));
+    let urls = answer.filter_map(|(name, _)| snapshot.urls.get(name));
     let lists = join_all(urls.map(|url| etcd.local_members(url)));
-    let (lists, seed) = tokio::join!(lists, seed(asks_seed, look, observed));
+    let (lists, seed) = tokio::join!(lists, seed(asks_seed, snapshot, observed));
     observed.recovery.local = lists.into_iter().filter_map(Result::ok).collect();
     observed.recovery.seed = seed;
 }
 
 /// The first member of the new cluster; `None` if no such member can answer.
-async fn seed(etcd: &dyn Etcd, look: &Look, observed: &Observed) -> Option<Seen<SeedAnswer>> {
+async fn seed(
+    etcd: &dyn Etcd,
+    snapshot: &KubeSnapshot,
+    observed: &Observed,
+) -> Option<Seen<SeedAnswer>> {
     let record = observed.recovery.record.as_ref()?;
     let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
     // Before its data is complete, etcd does not listen.
     observed.pods.get(name).filter(|pod| pod.running)?;
-    let url = look.urls.get(name)?;
+    let url = snapshot.urls.get(name)?;
     let via = [url.clone()];
     let (list, status) = tokio::join!(etcd.members(&via), etcd.status(url));
     let answer = list.and_then(|list| status.map(|status| SeedAnswer { list, status }));

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use super::children;
-use crate::switch::{Clients, Maker, Started, Way};
+use crate::switch::{Clients, Maker, Started, TlsMode};
 
 /// The flag for peer listeners.
 const PEERS: &str = "--listen-peer-urls=";
@@ -43,7 +43,7 @@ fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
 }
 
 /// How a member communicates according to its flags, whoever created the pod.
-fn way(pod: &Pod) -> Option<Way> {
+fn mode(pod: &Pod) -> Option<TlsMode> {
     let told = |flag: &str| arguments(pod).find_map(|argument| argument.strip_prefix(flag));
     let listeners = told(PEERS)?
         .split(',')
@@ -72,7 +72,7 @@ fn way(pod: &Pod) -> Option<Way> {
         Maker::Others
     };
     let encrypts = peers != PeerStage::Plain || clients != Clients::Plain;
-    Some(Way {
+    Some(TlsMode {
         peers,
         clients,
         maker: encrypts.then_some(maker),
@@ -112,8 +112,8 @@ pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
         made: ours()
             .filter_map(|pod| Some((pod.name_any(), made_with(pod)?)))
             .collect(),
-        ways: ours()
-            .filter_map(|pod| Some((pod.name_any(), way(pod)?)))
+        modes: ours()
+            .filter_map(|pod| Some((pod.name_any(), mode(pod)?)))
             .collect(),
     }
 }
@@ -257,7 +257,7 @@ mod tests {
             assert_eq!(rollout.at, policy(was), "{wanted}");
             assert!(!rollout.recorded && rollout.refused.is_none());
             assert!(rollout.next.is_some());
-            assert_eq!(rollout.ways.len(), 1);
+            assert_eq!(rollout.modes.len(), 1);
         }
     }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::clock::ApiServerClock;
 use crate::objects::Objects;
-use crate::observe::Look;
+use crate::observe::KubeSnapshot;
 use crate::plan::effective::Effective;
 use crate::snapshot::{Kept, Observed, Trouble};
 use crate::switch::Started;
@@ -85,13 +85,13 @@ fn made(spec: EtcdClusterSpec) -> Objects {
 }
 
 /// With the spec in effect.
-fn look_at(objects: Objects) -> Look {
+fn look_at(objects: Objects) -> KubeSnapshot {
     let effective = Effective::of(&objects, jiff::Timestamp::UNIX_EPOCH);
-    objects.look(effective)
+    objects.snapshot(effective)
 }
 
 /// A cached read, for tests that only store it.
-pub(crate) fn look() -> Look {
+pub(crate) fn snapshot() -> KubeSnapshot {
     look_at(made(durable()))
 }
 

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use member::Members;
 use member::tls::{Authorities, ClusterTls, Slot};
 
-use super::Look;
+use super::KubeSnapshot;
 use crate::tls::Tls;
 
 /// The advertised peer URL, which shows the form of address of a running member.
@@ -44,13 +44,13 @@ fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
 }
 
 /// The planner's view.
-pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
-    let tls = &look.tls;
-    let cluster = look.effective.cluster();
+pub(super) fn seen(snapshot: &KubeSnapshot, now: Timestamp) -> Tls {
+    let tls = &snapshot.tls;
+    let cluster = snapshot.effective.cluster();
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
     let mut faults = tls.faults(&addresses, now);
-    let apart = tls.faults_of_started(&started(look), &faults, now);
+    let apart = tls.faults_of_started(&started(snapshot), &faults, now);
     faults.extend(apart);
     Tls {
         from: used(tls, &addresses),
@@ -59,8 +59,8 @@ pub(super) fn seen(look: &Look, now: Timestamp) -> Tls {
 }
 
 /// The CAs with which the running members were started, where known.
-fn started(look: &Look) -> BTreeMap<String, Authorities> {
-    let observed = &look.without_etcd;
+fn started(snapshot: &KubeSnapshot) -> BTreeMap<String, Authorities> {
+    let observed = &snapshot.without_etcd;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);
     let noted = running.filter_map(|(member, _)| {
         let noted = observed.certificates.pods.get(member)?;

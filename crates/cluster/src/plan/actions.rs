@@ -136,7 +136,7 @@ pub(crate) fn record_passwords(others: bool) -> Action {
     action(
         "before-record-passwords",
         None,
-        "record the password that is to be etcd's",
+        "record the desired password for etcd",
         Request::Passwords(Passwords::Record { others }),
     )
 }
@@ -171,7 +171,7 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         }
         C::Trust { .. } => ("before-write-trust-bundle", None),
         C::Mark { .. } => ("before-mark-secret", None),
-        C::Tell { .. } => ("before-tell-certificates", None),
+        C::Notify { .. } => ("before-tell-certificates", None),
         C::Discard { .. } => ("before-discard-certificate", None),
     };
     let event = event.map(|reason| match reason {
@@ -183,13 +183,13 @@ pub(crate) fn certificate(write: Certificate) -> Action {
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
     let request = match write {
-        C::Tell {
+        C::Notify {
             member,
             uid,
             trust,
             authorities,
             certificates,
-        } => patches::tell((&member, &uid), (&trust, &authorities), &certificates),
+        } => patches::notify((&member, &uid), (&trust, &authorities), &certificates),
         C::Discard { secret, uid } => deletion(Kind::Secret, &secret, &uid),
         write => Request::Certificate(write),
     };

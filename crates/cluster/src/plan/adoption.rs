@@ -50,7 +50,7 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
         draft.problem(Reason::ForeignCluster, text);
         return true;
     }
-    let said = format!("take over cluster {} with its members", list.cluster_id);
+    let said = format!("adopt cluster {} with its members", list.cluster_id);
     record(observed, list, known, said, draft);
     true
 }
@@ -90,20 +90,20 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
     };
     let says = if ours { "with" } else { "without" };
     let remedy = if urls.clone().any(|url| is_tls(url) == ours) {
-        "the members of that cluster do not all talk in the same way: finish switching it first"
+        "the members of that cluster do not have the same TLS settings: complete its TLS change first"
     } else if rollout.recorded {
-        "that is recorded already, so change spec.TLS in the manifest, delete this EtcdCluster, of which no member has \
-         been added, and apply it anew with its annotation"
+        "status.TLS already records these settings: change spec.TLS in the manifest, delete this EtcdCluster (it has \
+         no members yet), and create it again with its annotation"
     } else if ours {
-        "take peerSecret out of spec.TLS.static.member, or spec.TLS.generated away; TLS between members can be \
-         switched on when the other cluster's members are gone"
+        "remove spec.TLS.static.member.peerSecret or spec.TLS.generated; enable TLS between members after the \
+         members of the other cluster are removed"
     } else {
-        "name the Secret with certificates for peers, of an authority that both clusters trust, in \
-         spec.TLS.static.member.peerSecret"
+        "set spec.TLS.static.member.peerSecret to a Secret with peer certificates of an authority that both clusters \
+         trust"
     };
     let text = format!(
-        "a member of cluster {} is dialled by other members at {other}, and spec.TLS says that members of this one talk \
-         to each other {says} TLS: nothing is begun, because neither could reach the other; {remedy}",
+        "a member of cluster {} has the peer URL {other}, but spec.TLS configures members {says} TLS between each \
+         other: no member is added, because neither could connect to the other; {remedy}",
         list.cluster_id
     );
     draft.problem(Reason::JoinRefused, text);
@@ -121,8 +121,7 @@ fn answer<'a>(
 ) -> Option<&'a Members> {
     match &observed.members {
         Seen::Unknown(why) => {
-            let text =
-                format!("the cluster that is there is {what} when a quorum of it answers: {why}");
+            let text = format!("the existing cluster is {what} when a quorum of it answers: {why}");
             draft.wait(reason, text, BLIND);
             None
         }
@@ -133,7 +132,8 @@ fn answer<'a>(
             let other = other.or(recorded.filter(|id| *id != list.cluster_id));
             if let Some(other) = other {
                 let text = format!(
-                    "clusters {other} and {} both are there: nothing is changed; delete what does not belong",
+                    "clusters {other} and {} both exist: nothing is changed; delete the objects that do not belong \
+                     to this cluster",
                     list.cluster_id
                 );
                 draft.problem(Reason::IdentityUnknown, text);
@@ -171,8 +171,8 @@ pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> b
         return false;
     }
     let text = format!(
-        "no quorum of the cluster that is joined answers ({why}): look after its members; if none of them is left, take the \
-         annotation {} away",
+        "no quorum of the joined cluster answers ({why}): restore its members; if none of them exists, remove the \
+         annotation {}",
         api::names::ANNOTATION_JOIN
     );
     draft.wait(Reason::JoinWaits, text, BLIND);

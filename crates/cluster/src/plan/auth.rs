@@ -21,13 +21,13 @@ pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft)
     let remedy = match (&desired.access.secret, &observed.access.fault) {
         (_, Some(fault)) => fault.clone(),
         (Some(secret), None) => {
-            format!("put the user's password into Secret {secret}, which spec.auth.secret names")
+            format!("set the password of the user in Secret {secret} (spec.auth.secret)")
         }
         (None, None) => {
-            "name a Secret with username and password of a user with the role root in spec.auth.secret".to_owned()
+            "set spec.auth.secret to a Secret with username and password of a user with the role root".to_owned()
         }
     };
-    let text = format!("the members do not let the operator in ({why}): {remedy}");
+    let text = format!("the members reject the login of the operator ({why}): {remedy}");
     draft.problem(Reason::EtcdAccessDenied, text);
     true
 }
@@ -52,20 +52,21 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
     if seen.record == Record::Damaged && matches!(login, Login::Refused(_)) {
         let name = auth_secret(&observed.cluster);
         let text = format!(
-            "etcd rejects the password of spec.auth.secret, and Secret {name}, in which the operator keeps the passwords \
-             before it, cannot be read: set the password that etcd has in the Secret of spec.auth.secret"
+            "etcd rejects the password in the Secret of spec.auth.secret, and Secret {name} with the operator's \
+             record of former passwords cannot be read: set the password that etcd has in the Secret of \
+             spec.auth.secret"
         );
         draft.problem(Reason::AuthSecret, text);
         return;
     }
     match (rule.auth, login) {
         (Some(true), Login::Off) if !seen.is_root => {
-            let text = "spec.auth.enabled is true, and etcd turns its authentication on for a user called root only: \
-                        give the Secret of spec.auth.secret the username root";
+            let text = "spec.auth.enabled is true, but etcd enables authentication only with a user named root: set \
+             the username in the Secret of spec.auth.secret to root";
             draft.problem(Reason::AuthUser, text);
         }
         (Some(true), Login::Off) => {
-            draft.say("turn etcd's authentication on");
+            draft.say("enable authentication in etcd");
             // Invariant 21: an earlier attempt may have set another recorded password in etcd, so it is kept.
             let record = (!is_recorded).then(|| actions::record_passwords(true));
             let enable = draft.build.auth(AuthChange::Enable);
@@ -75,26 +76,27 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
             draft.add(actions::record_passwords(false));
         }
         (Some(true), Login::Former) => {
-            draft.say("change the password of etcd's user to that of the Secret");
+            draft.say("set the password in etcd to the password in the Secret");
             let record = (!is_recorded).then(|| actions::record_passwords(true));
             let change = draft.build.auth(AuthChange::ChangePassword);
             draft.chain(record.into_iter().chain([change]).collect());
         }
         // The operator disables only what it enabled.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
-            let text = "spec.auth.enabled is false, and authentication was not turned on by the operator: it is left on";
+            let text = "spec.auth.enabled is false, but the operator did not enable authentication: it stays \
+             enabled; disable it with: etcdctl auth disable";
             draft.wait(Reason::AuthLeftOn, text, STEADY);
         }
         (Some(false), Login::Accepted | Login::Former) => {
-            draft.say("turn etcd's authentication off");
+            draft.say("disable authentication in etcd");
             draft.add(draft.build.auth(AuthChange::Disable));
         }
         (Some(false), Login::Off) if seen.record != Record::None => {
             draft.add(actions::forget_passwords());
         }
         (None, Login::Former) => {
-            let text = "the password of spec.auth.secret is not etcd's; the operator goes on with the one before: set \
-                        spec.auth.enabled, or change the password in etcd";
+            let text = "the password in the Secret of spec.auth.secret differs from the password in etcd; the \
+             operator uses the former password: set spec.auth.enabled to true, or change the password in etcd";
             draft.problem(Reason::AuthSecret, text);
         }
         (_, Login::Off | Login::Accepted | Login::Refused(_)) => {}

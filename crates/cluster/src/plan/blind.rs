@@ -49,7 +49,7 @@ pub(super) fn blind(
                 token: intent.token.clone(),
                 cluster_id: Some(cluster_id),
             };
-            draft.say(format!("start {name} again on its disk"));
+            draft.say(format!("restart {name} on its volume"));
             member_objects::pod_on_disk(observed.services.get(name), &start, draft);
         }
     }
@@ -64,8 +64,9 @@ pub(super) fn blind(
         return;
     }
     if !added.is_empty() && recovery::in_progress(observed).is_none() {
-        let text =
-            format!("no quorum of the members answers ({why}); a member that was added is started");
+        let text = format!(
+            "no quorum of the members answers ({why}); the operator starts a member that was added"
+        );
         draft.wait(Reason::NoQuorum, text, BLIND);
         return;
     }

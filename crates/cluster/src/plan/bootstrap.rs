@@ -65,8 +65,8 @@ pub(super) fn unrecorded(
             join(&names)
         };
         let text = format!(
-            "the status does not say how this cluster began and the cluster cannot be told from what is there ({what}); \
-             restore it from a backup with an EtcdRestore, or delete what is not wanted"
+            "the status has no record of this cluster, and the existing objects do not identify it ({what}): restore \
+             it from a backup with an EtcdRestore, or delete the objects that are not needed"
         );
         draft.problem(Reason::IdentityUnknown, text);
         return;
@@ -74,8 +74,8 @@ pub(super) fn unrecorded(
     if !observed.recovery.named_before.is_empty() {
         // Invariant 7: a cluster may have existed although no object of it is left.
         let text = format!(
-            "the status names members ({}), and nothing is left of them: restore the cluster from a backup with an \
-             EtcdRestore, or delete the object and make it anew",
+            "the status names members ({}), but no object of them exists: restore the cluster from a backup with an \
+             EtcdRestore, or delete the EtcdCluster and create it again",
             join(&observed.recovery.named_before)
         );
         draft.problem(Reason::IdentityUnknown, text);
@@ -84,7 +84,8 @@ pub(super) fn unrecorded(
     if !observed.strangers.is_empty() {
         // Invariant 7: a cluster may exist although no pod belongs to this object.
         let text = format!(
-            "{} carry this cluster's labels and belong to another object; a bootstrap waits until they are gone",
+            "{} have the labels of this cluster and belong to another object: the bootstrap waits until they are \
+             deleted",
             observed.strangers.join(", ")
         );
         draft.wait(Reason::StrangersPresent, text, BLIND);
@@ -191,8 +192,8 @@ fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
             return true;
         }
         let text = format!(
-            "{name} belongs to cluster {cluster_id}, but the status records another bootstrap: nothing is started; \
-             delete {name}, or the status, so that the cluster is found again"
+            "{name} belongs to cluster {cluster_id}, but the status records another bootstrap: no member is started; \
+             delete {name}, or delete the status so that the operator identifies the cluster again"
         );
         draft.problem(Reason::IdentityUnknown, text);
         return true;
@@ -239,7 +240,7 @@ fn given_up(
     if left < quorum {
         let all = intent.members.len();
         return Some(format!(
-            "of the {all} first members {left} have a disk that can be used, too few to form a cluster"
+            "{left} of the {all} first members have a usable volume, too few to form a cluster"
         ));
     }
     let running = intent
@@ -260,7 +261,7 @@ fn given_up(
             || pod.difference.resources.is_some()
     };
     if made.into_iter().any(|pod| outdated(&pod)) {
-        return Some("the first members were made for a spec that has changed since".to_owned());
+        return Some("the spec changed after the first members were created".to_owned());
     }
     let (size, first) = (desired.first, intent.members.len());
     (size != first)
@@ -270,7 +271,7 @@ fn given_up(
 fn give_up(desired: &Desired, why: &str, draft: &mut Draft) {
     draft.wait(
         Reason::BootstrapAbandoned,
-        format!("{why}: the bootstrap begins again under new names"),
+        format!("{why}: the bootstrap starts again with new member names"),
         SOON,
     );
     if let Some(refused) = &desired.refused {
@@ -291,7 +292,7 @@ fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
         let disk = observed.disks.get(&name).map(|disk| &disk.token);
         if pod.into_iter().chain(disk).any(Option::is_none) {
             let text = format!(
-                "{name} was not made by this operator and is left alone; delete it if it is not wanted"
+                "{name} was not created by this operator and is not changed: delete it if it is not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
             continue;
@@ -348,14 +349,14 @@ fn start_first(
             member_objects::serve(name, service, open, draft);
             ended::clear(observed, [&name.to_owned()], draft);
             if !observed.pods.contains_key(name) {
-                draft.say(format!("start first member {name} on its disk"));
+                draft.say(format!("start first member {name} on its volume"));
                 member_objects::pod_on_disk(service, &start, draft);
             }
         }
         // Invariant 6: the member may have voted already, so it is not restarted under its name.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
-                "{name} lost its disk before the cluster was formed; it is replaced afterwards"
+                "{name} lost its volume before the cluster was formed; it is replaced after the cluster has formed"
             );
             draft.wait(Reason::FirstMemberLost, text, STEADY);
         }
@@ -376,12 +377,12 @@ fn waiting(observed: &Observed, intent: &Intent, quorum: usize, now: Timestamp, 
     let soon = pods
         .filter(|pod| objects::is_about_to_answer(pod, now))
         .count();
-    let look_again = if soon >= quorum { SOON } else { BLIND };
+    let delay = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
     draft.wait(
         Reason::Bootstrapping,
         format!("{running} of {first} first members run; the cluster forms when {quorum} do"),
-        look_again,
+        delay,
     );
 }
 

@@ -14,8 +14,8 @@
 //! it. Until then members keep their certificates, and only their trust bundles are rewritten. [`rejoin`] restarts
 //! members that these steps cannot reach: their CAs have expired or are not shared.
 
+mod notify;
 mod rejoin;
-mod tell;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use api::names::CertificateUse;
 use jiff::Timestamp;
 
-use crate::authority::{Anchor, Circle, Held, Leaf, Rule, made_at};
+use crate::authority::{Anchor, CaScope, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
 use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
@@ -67,8 +67,8 @@ pub(super) fn keep(
     let Some(keeper) = keeper else {
         return;
     };
-    for circle in keeper.rule.circles() {
-        keeper.authority(circle, draft);
+    for scope in keeper.rule.scopes() {
+        keeper.authority(scope, draft);
     }
     keeper.of_cluster(draft);
     for member in keeper.members() {
@@ -78,7 +78,7 @@ pub(super) fn keep(
             }
         }
     }
-    keeper.tell(draft);
+    keeper.notify(draft);
     let restarts = keeper.start_again(settled, draft);
     keeper.rejoin(settled, restarts, draft);
 }
@@ -98,7 +98,7 @@ pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
             order(write, draft);
         }
     }
-    keeper.tell(draft);
+    keeper.notify(draft);
 }
 
 fn order(write: CertificateWrite, draft: &mut Draft) {
@@ -162,13 +162,13 @@ impl Keeper<'_> {
     }
 
     /// Maintains one CA: creates it if missing, and rotates it in time.
-    fn authority(&self, circle: Circle, draft: &mut Draft) {
-        let Some(held) = self.certificates.authority(circle) else {
+    fn authority(&self, scope: CaScope, draft: &mut Draft) {
+        let Some(held) = self.certificates.authority(scope) else {
             // Trusted CAs stay trusted until every member trusts the new one.
-            let beside = self.trusted_already(circle);
+            let beside = self.trusted_already(scope);
             say(
                 CertificateWrite::Authority {
-                    circle,
+                    scope,
                     beside,
                     over: None,
                 },
@@ -179,15 +179,15 @@ impl Keeper<'_> {
         let over = held.resource_version.clone();
         if !held.owned {
             let text = format!(
-                "Secret {} is somebody else's: delete or rename it, its name is needed for an authority of generated \
-                 certificates",
-                circle.secret(&self.rule.cluster)
+                "Secret {} belongs to another owner, but its name is needed for a generated certificate authority: \
+                 delete or rename it",
+                scope.secret(&self.rule.cluster)
             );
             draft.problem(Reason::SecretNotOurs, text);
             return;
         }
         if !held.marked {
-            let secret = circle.secret(&self.rule.cluster);
+            let secret = scope.secret(&self.rule.cluster);
             order(CertificateWrite::Mark { secret, over }, draft);
             return;
         }
@@ -196,10 +196,10 @@ impl Keeper<'_> {
             .as_ref()
             .filter(|signs| signs.not_after > self.now);
         let Some(signs) = usable else {
-            let beside = self.trusted_already(circle);
+            let beside = self.trusted_already(scope);
             say(
                 CertificateWrite::Authority {
-                    circle,
+                    scope,
                     beside,
                     over: Some(over),
                 },
@@ -207,10 +207,10 @@ impl Keeper<'_> {
             );
             return;
         };
-        if let Some(beside) = self.incomplete(circle, held) {
+        if let Some(beside) = self.incomplete(scope, held) {
             say(
                 CertificateWrite::Rejoin {
-                    circle,
+                    scope,
                     beside,
                     over,
                 },
@@ -219,35 +219,35 @@ impl Keeper<'_> {
             return;
         }
         if held.next.is_some() {
-            if self.reached_all(circle, held) {
-                say(CertificateWrite::Switch { circle, over }, draft);
+            if self.reached_all(scope, held) {
+                say(CertificateWrite::Switch { scope, over }, draft);
             } else {
                 let text = format!(
-                    "every member is started with the next {} authority",
-                    circle.word()
+                    "members are restarted with the next {} certificate authority",
+                    scope.word()
                 );
                 draft.wait(Reason::AuthorityRotating, text, BLIND);
             }
             return;
         }
         if held.trusts.len() > 1 {
-            self.retire(circle, held, draft);
+            self.retire(scope, held, draft);
             return;
         }
         let asked = self.rule.rotate.is_some() && self.rule.rotate != held.rotated_for;
         if signs.renewal() <= self.now || asked {
-            say(CertificateWrite::Prepare { circle, over }, draft);
+            say(CertificateWrite::Prepare { scope, over }, draft);
         }
     }
 
-    fn retire(&self, circle: Circle, held: &Held, draft: &mut Draft) {
+    fn retire(&self, scope: CaScope, held: &Held, draft: &mut Draft) {
         let Some(signs) = &held.certificate else {
             return;
         };
         let over = held.resource_version.clone();
         let mut newest = signs.not_before;
         let mut made = true;
-        for (owner, used) in self.all_of(circle) {
+        for (owner, used) in self.all_of(scope) {
             let leaf = self.certificates.leaf(&owner, used);
             match leaf.and_then(|leaf| leaf.certificate.as_ref()) {
                 Some(one) if one.issuer == signs.subject => newest = newest.max(made_at(one)),
@@ -255,25 +255,30 @@ impl Keeper<'_> {
             }
         }
         // Invariant 20: no CA is retired before every running member was started with its successor.
-        if !made || !self.reached_all(circle, held) {
+        if !made || !self.reached_all(scope, held) {
             let text = format!(
-                "every member is started with the new {} authority, and every certificate is made by it",
-                circle.word()
+                "members are restarted with the new {} certificate authority, and all certificates are reissued by it",
+                scope.word()
             );
             draft.wait(Reason::AuthorityRotating, text, BLIND);
             return;
         }
-        let told = self.observed.pods.keys().all(|member| self.is_told(member));
+        let notified = self
+            .observed
+            .pods
+            .keys()
+            .all(|member| self.is_notified(member));
         let grace = (self.rule.validity / 3).max(SHORTEST_GRACE);
         let at = newest.checked_add(grace).unwrap_or(Timestamp::MAX);
-        if told && at <= self.now {
-            say(CertificateWrite::Retire { circle, over }, draft);
+        if notified && at <= self.now {
+            say(CertificateWrite::Retire { scope, over }, draft);
             return;
         }
         let left = Duration::try_from(at.duration_since(self.now)).unwrap_or_default();
         let text = format!(
-            "the {} authority before is trusted until {at}, so that clients can take their new certificates",
-            circle.word()
+            "the former {} certificate authority is trusted until {at}, so that clients can load their new \
+             certificates",
+            scope.word()
         );
         draft.wait(Reason::AuthorityRotating, text, left.clamp(BLIND, STEADY));
     }
@@ -290,14 +295,14 @@ impl Keeper<'_> {
     }
 
     /// The required certificates of one CA.
-    fn all_of(&self, circle: Circle) -> impl Iterator<Item = (String, CertificateUse)> {
+    fn all_of(&self, scope: CaScope) -> impl Iterator<Item = (String, CertificateUse)> {
         let all = self.all().into_iter();
-        all.filter(move |(_, used)| Circle::of(*used) == circle)
+        all.filter(move |(_, used)| CaScope::of(*used) == scope)
     }
 
     /// The existing Secrets with certificates of one CA.
-    fn leaves(&self, circle: Circle) -> Vec<&Held> {
-        self.all_of(circle)
+    fn leaves(&self, scope: CaScope) -> Vec<&Held> {
+        self.all_of(scope)
             .filter_map(|(owner, used)| self.certificates.leaf(&owner, used))
             .collect()
     }
@@ -310,8 +315,8 @@ impl Keeper<'_> {
 
     /// The CAs in the trust bundles of existing Secrets, without expired ones: an expired CA allows no connections,
     /// so a gradual rotation is not possible with it.
-    fn trusted_already(&self, circle: Circle) -> Vec<Vec<u8>> {
-        let leaves = self.leaves(circle);
+    fn trusted_already(&self, scope: CaScope) -> Vec<Vec<u8>> {
+        let leaves = self.leaves(scope);
         let all = leaves.iter().flat_map(|leaf| &leaf.trusts);
         let valid = all.filter(|(_, anchor)| anchor.not_after > self.now);
         let distinct: BTreeMap<&String, &Anchor> = valid.collect();
@@ -321,17 +326,17 @@ impl Keeper<'_> {
 
     /// The additional CAs for the trust bundle of a CA, apart from its signing CA and its next CA. `None` unless the
     /// bundle lacks one of these two or the issuer of a certificate in use: then its Secret was replaced.
-    fn incomplete(&self, circle: Circle, held: &Held) -> Option<Vec<Vec<u8>>> {
+    fn incomplete(&self, scope: CaScope, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();
-        let leaves = self.leaves(circle);
+        let leaves = self.leaves(scope);
         let in_use = leaves.iter().filter_map(|secret| {
             let leaf = secret.certificate.as_ref()?;
             let lacks = leaf.not_after > self.now && !held.trusts_issuer(&leaf.issuer);
             let mut named = secret.trusts.iter();
             named.find(|(print, anchor)| {
                 let valid = lacks && anchor.not_after > self.now;
-                valid && anchor.subject == leaf.issuer && self.is_trusted(circle, print)
+                valid && anchor.subject == leaf.issuer && self.is_trusted(scope, print)
             })
         });
         let in_use: BTreeMap<&String, &Anchor> = in_use.collect();
@@ -343,7 +348,7 @@ impl Keeper<'_> {
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
-            replaced && self.is_trusted(circle, print)
+            replaced && self.is_trusted(scope, print)
         });
         let beside: BTreeMap<&String, &Anchor> = held.trusts.iter().chain(known).collect();
         let beside = beside.into_iter().filter(|(print, _)| !own.contains(print));
@@ -352,19 +357,19 @@ impl Keeper<'_> {
 
     /// Whether a pod was started with this CA, or may have been. Without pods, no member needs to trust the new CA
     /// first.
-    fn is_trusted(&self, circle: Circle, fingerprint: &str) -> bool {
+    fn is_trusted(&self, scope: CaScope, fingerprint: &str) -> bool {
         self.observed.pods.keys().any(|member| {
             let unknown = self.certificates.started_with(member).is_none();
-            unknown || self.certificates.trusts(member, circle, fingerprint)
+            unknown || self.certificates.trusts(member, scope, fingerprint)
         })
     }
 
     /// The signing CA, if its Secret is complete.
-    fn signer(&self, circle: Circle) -> Option<(&Held, &Leaf)> {
-        let held = self.certificates.signer(circle)?;
+    fn signer(&self, scope: CaScope) -> Option<(&Held, &Leaf)> {
+        let held = self.certificates.signer(scope)?;
         let signs = held.certificate.as_ref()?;
         let valid = signs.not_after > self.now;
-        (valid && self.incomplete(circle, held).is_none()).then_some((held, signs))
+        (valid && self.incomplete(scope, held).is_none()).then_some((held, signs))
     }
 
     /// The members whose etcd may run.
@@ -375,24 +380,24 @@ impl Keeper<'_> {
 
     /// Invariant 20: whether every member that must trust a CA was started with it. Every certificate Secret contains
     /// the CA, and every pod was created afterwards.
-    fn reached_all(&self, circle: Circle, held: &Held) -> bool {
+    fn reached_all(&self, scope: CaScope, held: &Held) -> bool {
         let in_secrets = self
-            .leaves(circle)
+            .leaves(scope)
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
         // Reads only the annotation for this CA: the other CA may be lost at the moment.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
-            pod.stays() && pod.ready && with.started_with_bundle(member, circle, held)
+            pod.stays() && pod.ready && with.started_with_bundle(member, scope, held)
         });
         in_secrets && started.all(|one| one)
     }
 
     /// The change that a certificate Secret needs now.
     fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
-        let circle = Circle::of(used);
-        let (authority, signs) = self.signer(circle)?;
+        let scope = CaScope::of(used);
+        let (authority, signs) = self.signer(scope)?;
         let by = authority.resource_version.clone();
         let write = |over: Option<String>| CertificateWrite::Issue {
             owner: owner.to_owned(),
@@ -405,7 +410,7 @@ impl Keeper<'_> {
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);
-            !runs || self.certificates.all_accept_signer(circle, running)
+            !runs || self.certificates.all_accept_signer(scope, running)
         };
         let Some(held) = self.certificates.leaf(owner, used) else {
             return accepted().then(|| write(None));
@@ -430,7 +435,7 @@ impl Keeper<'_> {
             // The certificate is worthless.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
-            self.reached_all(circle, authority)
+            self.reached_all(scope, authority)
         } else {
             accepted()
         };
@@ -461,8 +466,8 @@ impl Keeper<'_> {
 
     /// Whether every CA can sign, so that every member can start.
     pub(super) fn is_ready(&self) -> bool {
-        let mut circles = self.rule.circles();
-        circles.all(|circle| self.signer(circle).is_some())
+        let mut scopes = self.rule.scopes();
+        scopes.all(|scope| self.signer(scope).is_some())
     }
 
     /// Whether every running member would accept the certificates of a new member.

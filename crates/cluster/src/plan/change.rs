@@ -21,32 +21,37 @@ pub(super) fn decide(
     draft.request_change(change, said)
 }
 
-pub(super) fn remove(view: &View, seat: &MemberState, why: &str, draft: &mut Draft) -> bool {
-    let removal = actions::remove(&seat.name, seat.id());
+pub(super) fn remove(view: &View, member: &MemberState, why: &str, draft: &mut Draft) -> bool {
+    let removal = actions::remove(&member.name, member.id());
     // Invariant 25: the removal is recorded on the PVC before the request to etcd.
     let by_operator = Some(Removal::ByOperator);
-    let disk = seat.disk.filter(|disk| !disk.terminating);
+    let disk = member.disk.filter(|disk| !disk.terminating);
     let noted = disk
         .filter(|disk| disk.removal != by_operator)
-        .map(|disk| actions::note_removal(&seat.name, disk, by_operator));
+        .map(|disk| actions::note_removal(&member.name, disk, by_operator));
     decide(
         view,
         noted.into_iter().chain([removal]).collect(),
-        Some(seat),
-        format!("remove {} ({why})", seat.name),
+        Some(member),
+        format!("remove {} ({why})", member.name),
         draft,
     )
 }
 
 /// Removes a voter. A leader first transfers its leadership, so that no client waits for an election.
-pub(super) fn remove_voter(view: &View, seat: &MemberState, why: &str, draft: &mut Draft) -> bool {
-    let able = |next: &&MemberState| next.is_healthy() && next.id() != seat.id();
-    if view.leader == Some(seat.id())
+pub(super) fn remove_voter(
+    view: &View,
+    member: &MemberState,
+    why: &str,
+    draft: &mut Draft,
+) -> bool {
+    let able = |next: &&MemberState| next.is_healthy() && next.id() != member.id();
+    if view.leader == Some(member.id())
         && let Some(next) = view.voters().filter(able).min_by_key(|next| next.leaves())
     {
-        return move_leader(view, seat, next, draft);
+        return move_leader(view, member, next, draft);
     }
-    remove(view, seat, why, draft)
+    remove(view, member, why, draft)
 }
 
 /// Transfers the leadership of a member to another healthy member, if one exists.
@@ -62,7 +67,7 @@ pub(super) fn move_leader(
     to: &MemberState,
     draft: &mut Draft,
 ) -> bool {
-    let said = format!("hand leadership from {} to {}", from.name, to.name);
+    let said = format!("move leadership from {} to {}", from.name, to.name);
     let action = actions::move_leader(&from.name, &to.name, to.id());
     decide(view, vec![action], None, said, draft)
 }

@@ -14,40 +14,44 @@ pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft
     if view.voters().count() < 2 {
         return true;
     }
-    let wait = |text: String, look_again: Duration, draft: &mut Draft| {
-        draft.wait(Reason::ComparingData, text, look_again);
+    let wait = |text: String, delay: Duration, draft: &mut Draft| {
+        draft.wait(Reason::ComparingData, text, delay);
         false
     };
     if observed.hashes.is_empty() {
         let revision =
-            |seat: &MemberState| Some(observed.statuses.get(&seat.name)?.known()?.revision);
+            |member: &MemberState| Some(observed.statuses.get(&member.name)?.known()?.revision);
         draft.asks = view.voters().filter_map(revision).min();
-        return wait("the members' data are compared".to_owned(), SOON, draft);
+        return wait(
+            "the data of the members is being compared".to_owned(),
+            SOON,
+            draft,
+        );
     }
     let mut hashes = Vec::new();
-    for seat in view.voters() {
-        match observed.hashes.get(&seat.name) {
-            Some(Seen::Known(Some(hash))) => hashes.push((seat, hash)),
+    for member in view.voters() {
+        match observed.hashes.get(&member.name) {
+            Some(Seen::Known(Some(hash))) => hashes.push((member, hash)),
             Some(Seen::Known(None)) | None => {
-                let text = format!("{} has compacted what was to be compared", seat.name);
+                let text = format!("{} has compacted the revision to compare", member.name);
                 return wait(text, SHORTLY, draft);
             }
             Some(Seen::Unknown(why)) => {
-                let text = format!("{} gives no hash of its data: {why}", seat.name);
+                let text = format!("{} gives no hash of its data: {why}", member.name);
                 return wait(text, BLIND, draft);
             }
         }
     }
-    for (seat, hash) in &hashes {
-        let generation = compacts_like(observed, seat);
+    for (member, hash) in &hashes {
+        let generation = compacts_like(observed, member);
         let twins = hashes.iter().filter(|(other, twin)| {
             twin.compacted == hash.compacted && compacts_like(observed, other) == generation
         });
         if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
             let text = format!(
-                "{} and {} hold different data at the same revision: no member is changed; see which is right, and \
-                 delete the pod and volume claim of the other, which is then replaced",
-                seat.name, other.name
+                "{} and {} hold different data at the same revision: no member is changed; find out which data is \
+                 correct, and delete the pod and the volume claim of the other member, which is then replaced",
+                member.name, other.name
             );
             draft.problem(Reason::DataDiffers, text);
             return false;
@@ -62,10 +66,10 @@ pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft
 
 /// Releases before 3.4.34 and 3.5.16 drop a deletion made at the revision of the compaction, and later releases keep
 /// it (etcd pull requests 18274 and 18475). Their hashes differ although no member has lost data.
-fn compacts_like(observed: &Observed, seat: &MemberState) -> bool {
-    let version = seat
+fn compacts_like(observed: &Observed, member: &MemberState) -> bool {
+    let version = member
         .pod
-        .and_then(|pod| versions::runs(observed, &seat.name, pod));
+        .and_then(|pod| versions::runs(observed, &member.name, pod));
     version.is_some_and(|version| {
         let patch = version.semver().patch;
         match version.minor() {

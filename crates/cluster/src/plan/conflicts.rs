@@ -120,7 +120,7 @@ fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
     let change = draft.forbid_change(|action| starts(action, observed));
     if change.is_some() || draft.chains.len() < before {
         draft.next.clear();
-        let text = "no member is started or restarted until the certificates hold";
+        let text = "no member is started or restarted until the certificates are valid";
         draft.wait(Reason::TLSNotReady, text, STEADY);
     }
     true
@@ -141,7 +141,8 @@ fn hold_back_for_authorities(observed: &Observed, keeper: &Keeper, draft: &mut D
     });
     let change = draft.forbid_change(held);
     if change.is_some() || draft.chains.len() < before {
-        let text = "no member is added or restarted until the certificate authorities allow it";
+        let text =
+            "no member is added or restarted until all members trust the certificate authorities";
         draft.wait(Reason::AuthorityRotating, text, BLIND);
     }
     !joins && change.is_some_and(|change| change.iter().any(Action::adds_member))
@@ -177,7 +178,7 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
     if draft.chains.len() < before {
         draft.wait(
             Reason::AuthorityMissing,
-            "members are started when there are authorities",
+            "members are started when the certificate authorities exist",
             BLIND,
         );
     }

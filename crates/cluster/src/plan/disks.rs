@@ -20,7 +20,7 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     match (member.disk, member.pod) {
         (Some(disk), _) => unfit_claim(&disk.claim, wanted),
         (None, Some(pod)) if !pod.durable => {
-            Some("it has no volume, and the spec asks for one".to_owned())
+            Some("it has no volume, but the spec sets one".to_owned())
         }
         (None, _) => None,
     }
@@ -34,13 +34,13 @@ fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
     {
         let other = has.class.as_deref().unwrap_or_default();
         return Some(format!(
-            "its volume is of storage class {other:?}, and the spec asks for {class:?}"
+            "its volume has the storage class {other:?}, but the spec sets {class:?}"
         ));
     }
     let (has, wanted) = (has.requested?, wanted.requested?);
     (has > wanted).then(|| {
         format!(
-            "its volume of {} is larger than the {} the spec asks for",
+            "its volume of {} is larger than the {} in the spec",
             in_words(has),
             in_words(wanted)
         )
@@ -53,21 +53,21 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
         return;
     };
     let disks = view
-        .seats
+        .members
         .iter()
-        .filter_map(|seat| Some((seat, seat.disk?)));
-    for (seat, disk) in disks.filter(|(_, disk)| !disk.terminating) {
-        if seat.fate == Fate::Stays && disk.claim.requested < wanted.requested {
-            ask(&seat.name, disk, &wanted.text, draft);
+        .filter_map(|member| Some((member, member.disk?)));
+    for (member, disk) in disks.filter(|(_, disk)| !disk.terminating) {
+        if member.fate == Fate::Stays && disk.claim.requested < wanted.requested {
+            ask(&member.name, disk, &wanted.text, draft);
         } else if let (Some(asked), Some(has)) = (disk.claim.requested, disk.claim.capacity)
             && has < asked
         {
             let how = disk.claim.resizing.as_deref().unwrap_or(
-                "nothing has begun to enlarge it; does its storage provider support that?",
+                "the resize has not started: check that the storage provider supports volume expansion",
             );
             let text = format!(
                 "the volume of {} grows from {} to {}: {how}",
-                seat.name,
+                member.name,
                 in_words(has),
                 in_words(asked)
             );
@@ -77,6 +77,6 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
 }
 
 fn ask(member: &str, disk: &Disk, size: &str, draft: &mut Draft) {
-    draft.say(format!("ask for {size} for the volume of {member}"));
+    draft.say(format!("request {size} for the volume of {member}"));
     draft.add(actions::grow_volume(member, &disk.uid, size));
 }

@@ -25,20 +25,20 @@ const MOVES: Duration = Duration::from_secs(1);
 pub(super) fn is_drained(
     now: Timestamp,
     view: &View,
-    seat: &MemberState,
+    member: &MemberState,
     draft: &mut Draft,
 ) -> bool {
-    if seat.pod.is_none() {
+    if member.pod.is_none() {
         // The member is run by other software, which also routes clients to it.
         return true;
     }
-    let others = view.voters().filter(|other| other.id() != seat.id());
+    let others = view.voters().filter(|other| other.id() != member.id());
     if !{ others }.any(|other| is_endpoint(other) && !is_out(other)) {
         // No other member would accept its clients.
         return true;
     }
-    draft.drained.insert(seat.name.clone());
-    let out = match seat.pod.and_then(|pod| pod.role) {
+    draft.drained.insert(member.name.clone());
+    let out = match member.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now),
         _ => Duration::ZERO,
     };
@@ -46,15 +46,15 @@ pub(super) fn is_drained(
     if left.is_zero() {
         return true;
     }
-    let text = format!("new clients are led past {} first", seat.name);
+    let text = format!("{} is removed from the client endpoints first", member.name);
     draft.wait(Reason::LeadingClientsAway, text, left);
     false
 }
 
 /// Keeps a drained member out, because its change is not finished.
-pub(super) fn keep(seat: &MemberState, draft: &mut Draft) {
-    if is_out(seat) {
-        draft.drained.insert(seat.name.clone());
+pub(super) fn keep(member: &MemberState, draft: &mut Draft) {
+    if is_out(member) {
+        draft.drained.insert(member.name.clone());
     }
 }
 
@@ -65,13 +65,16 @@ pub(super) fn settle(
     draft: &mut Draft,
 ) {
     // Invariant 24: a voter that has not served yet stays out, and so does a drained voter that went down.
-    for seat in view.voters().filter(|seat| joining::is_yet_to_serve(seat)) {
-        keep(seat, draft);
+    for member in view
+        .voters()
+        .filter(|member| joining::is_yet_to_serve(member))
+    {
+        keep(member, draft);
     }
     // Invariant 22: clients always find a serving member. A member that this plan puts back does not count yet: the
     // labels of one plan are written concurrently.
-    let stays = |seat: &MemberState| {
-        is_endpoint(seat) && is_in(seat) && !draft.drained.contains(&seat.name)
+    let stays = |member: &MemberState| {
+        is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };
     let mut out = if view.voters().any(stays) {
         std::mem::take(&mut draft.drained)
@@ -79,13 +82,13 @@ pub(super) fn settle(
         [].into()
     };
     // The member reports that it does not serve yet.
-    let joining = view.voters().filter(|seat| seat.is_joining());
-    out.extend(joining.map(|seat| seat.name.clone()));
-    for seat in view.voters() {
-        let Some(pod) = seat.pod.filter(|pod| pod.stays() && pod.owned) else {
+    let joining = view.voters().filter(|member| member.is_joining());
+    out.extend(joining.map(|member| member.name.clone()));
+    for member in view.voters() {
+        let Some(pod) = member.pod.filter(|pod| pod.stays() && pod.owned) else {
             continue;
         };
-        let role = match (pod.role, out.contains(&seat.name)) {
+        let role = match (pod.role, out.contains(&member.name)) {
             (Some(Role::Voter), true) => Role::Busy { since: now },
             // The timestamp was written by a clock that is ahead.
             (Some(Role::Busy { since }), true) if since > now => Role::Busy { since: now },
@@ -93,11 +96,11 @@ pub(super) fn settle(
             _ => continue,
         };
         draft.say(match role {
-            Role::Busy { .. } => format!("lead new clients past {}", seat.name),
-            _ => format!("let clients in to {} again", seat.name),
+            Role::Busy { .. } => format!("remove {} from the client endpoints", member.name),
+            _ => format!("add {} to the client endpoints again", member.name),
         });
         let label = Label {
-            member: seat.name.clone(),
+            member: member.name.clone(),
             uid: pod.uid.clone(),
             role: Some(role),
             token: intent.token.clone(),
@@ -108,23 +111,24 @@ pub(super) fn settle(
 }
 
 /// Whether the member is out, and has been for at most this long.
-pub(super) fn is_out_since(now: Timestamp, seat: &MemberState, most: Duration) -> bool {
-    match seat.pod.and_then(|pod| pod.role) {
+pub(super) fn is_out_since(now: Timestamp, member: &MemberState, most: Duration) -> bool {
+    match member.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,
         _ => false,
     }
 }
 
-fn is_out(seat: &MemberState) -> bool {
-    seat.pod
+fn is_out(member: &MemberState) -> bool {
+    member
+        .pod
         .is_some_and(|pod| matches!(pod.role, Some(Role::Busy { .. })))
 }
 
-fn is_in(seat: &MemberState) -> bool {
-    seat.pod.is_some_and(|pod| pod.role == Some(Role::Voter))
+fn is_in(member: &MemberState) -> bool {
+    member.pod.is_some_and(|pod| pod.role == Some(Role::Voter))
 }
 
 /// Whether the Service would route to the member and the member would answer.
-fn is_endpoint(seat: &MemberState) -> bool {
-    seat.is_healthy() && seat.pod.is_some_and(|pod| pod.stays() && pod.ready)
+fn is_endpoint(member: &MemberState) -> bool {
+    member.is_healthy() && member.pod.is_some_and(|pod| pod.stays() && pod.ready)
 }

@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::observe::tests::made_durable;
-    use crate::switch::Way;
+    use crate::switch::TlsMode;
 
     fn policy(text: &str) -> Option<TlsPolicy> {
         serde_json::from_str(text).unwrap()
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(effective.cluster().spec.tls, None);
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));
         let next = effective.tls_rollout().next.as_ref().unwrap();
-        assert_eq!(Way::of(next.to.as_ref()).peers, PeerStage::PlainAndTls);
+        assert_eq!(TlsMode::of(next.to.as_ref()).peers, PeerStage::PlainAndTls);
     }
 
     #[test]

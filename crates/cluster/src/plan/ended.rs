@@ -31,7 +31,7 @@ pub(super) fn has_ended(pod: &Pod) -> bool {
 
 pub(super) fn delete(name: &str, pod: &Pod, draft: &mut Draft) {
     draft.say(format!(
-        "clear away the pod of {name}, which has ended for good"
+        "delete the pod of {name}, which has ended permanently"
     ));
     draft.add(actions::delete_pod(name, &pod.uid));
 }

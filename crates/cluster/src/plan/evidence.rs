@@ -232,7 +232,7 @@ fn damaged(observed: &Observed, name: &str) -> Option<Member> {
 
 fn unheard(observed: &Observed, name: &str) -> String {
     let Some(pod) = observed.pods.get(name) else {
-        return "its pod is made again".to_owned();
+        return "its pod is being recreated".to_owned();
     };
     let trouble = pod.trouble.as_ref().map(Trouble::message);
     trouble.map_or_else(|| "its pod is starting".to_owned(), str::to_owned)

@@ -49,7 +49,8 @@ const REREAD_RESTARTS: i32 = 4;
 const FAILED_RESTARTS: i32 = 5;
 
 /// Text for a PVC in phase `Lost`.
-const VOLUME_LOST: &str = "its volume is lost: its claim is there, and the PersistentVolume is not";
+const VOLUME_LOST: &str =
+    "its volume is lost: the volume claim exists, but its PersistentVolume does not";
 
 /// The fate of a member, and the time at which it changes without an event.
 pub(super) struct Decision {
@@ -129,7 +130,7 @@ fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
 /// removal, leadership moves first.
 fn of_joined_cluster(facts: &Facts, member: &MemberState) -> Option<Fate> {
     adoption::is_replaced(facts.observed, member).then(|| {
-        let why = "it is run by somebody else, and this cluster takes its place";
+        let why = "it is an external member, and this cluster replaces it";
         Fate::Leaves(why.to_owned())
     })
 }
@@ -142,7 +143,7 @@ fn serves_in_its_pod(member: &MemberState) -> bool {
 fn without_data_but_serving(_: &Facts, member: &MemberState) -> Option<Fate> {
     let on_volume = member.pod.is_some_and(|pod| pod.durable);
     let applies = member.data == Data::Gone && serves_in_its_pod(member) && on_volume;
-    applies.then(|| Fate::Leaves("its volume claim is gone".to_owned()))
+    applies.then(|| Fate::Leaves("its volume claim was deleted".to_owned()))
 }
 
 /// The data of the member is lost.
@@ -151,7 +152,7 @@ fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     let why = if lost {
         VOLUME_LOST
     } else {
-        "its disk is gone"
+        "its volume was deleted"
     };
     (member.data == Data::Gone).then(|| Fate::Lost(why.to_owned()))
 }
@@ -203,7 +204,7 @@ fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
 /// etcd reports that the data of the member differs from the others'.
 fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
     facts.corrupt.contains(&member.id()).then(|| {
-        let why = "etcd has found its data to differ from the others' (alarm CORRUPT)";
+        let why = "etcd reports that its data differs from the other members (alarm CORRUPT)";
         Fate::Leaves(why.to_owned())
     })
 }
@@ -236,9 +237,9 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
 /// conditions: it has lasted as long as a lost node may, and every other voter is healthy, one of them with the same
 /// image and settings.
 fn unusable(
-    seat: &MemberState,
+    member: &MemberState,
     pod: &Pod,
-    seats: &[MemberState],
+    members: &[MemberState],
     after: Duration,
     now: Timestamp,
 ) -> (Fate, Option<Timestamp>) {
@@ -258,7 +259,7 @@ fn unusable(
     };
     // A learner is replaced: it failed before the change (`roll`), and its replacement starts with the version of the
     // others.
-    let to_blame = |changed: &Changed| seat.votes() && other(changed) && !again(changed);
+    let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
@@ -272,7 +273,7 @@ fn unusable(
             None,
         ),
         Cause::Failed(words)
-            if pod.restarts >= FAILED_RESTARTS && is_alone_in_it(seat, pod, seats) =>
+            if pod.restarts >= FAILED_RESTARTS && is_alone_in_it(member, pod, members) =>
         {
             if age(since, now) >= after {
                 let why = format!("it has failed {} times: {words}", pod.restarts);
@@ -292,13 +293,13 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
 
 /// Whether all other voters are healthy and one of them runs with the same image and settings. A learner whose image
 /// was changed is compared by its former version, with which it failed.
-fn is_alone_in_it(seat: &MemberState, pod: &Pod, seats: &[MemberState]) -> bool {
+fn is_alone_in_it(member: &MemberState, pod: &Pod, members: &[MemberState]) -> bool {
     let others = || {
-        seats
+        members
             .iter()
-            .filter(|other| other.id() != seat.id() && other.votes())
+            .filter(|other| other.id() != member.id() && other.votes())
     };
-    let changed = pod.changed.as_ref().filter(|_| !seat.votes());
+    let changed = pod.changed.as_ref().filter(|_| !member.votes());
     let failed_as = |twin: &Pod| changed.is_some_and(|it| twin.version.as_ref() == Some(&it.from));
     let is_twin = |other: &MemberState| {
         other.pod.is_some_and(|twin| {

@@ -20,7 +20,7 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         {
             return false;
         }
-        let text = "spec.hibernate is true: the cluster begins when it is false";
+        let text = "spec.hibernate is true: the cluster is created when it is false";
         draft.wait(Reason::Hibernated, text, STEADY);
         return true;
     };
@@ -44,8 +44,8 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         .collect();
     if !at_risk.is_empty() {
         let text = format!(
-            "spec.hibernate is true, and these members would lose their data, because they have no volume that \
-             stays: {}; they are stopped when they have been replaced by members with volumes",
+            "spec.hibernate is true, but these members would lose their data because they have no lasting volume: \
+             {}; they are stopped after members with volumes have replaced them",
             at_risk.join(", ")
         );
         draft.problem(Reason::HibernationRefused, text);
@@ -64,8 +64,8 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
         draft.add(actions::delete_pod(member, &pod.uid));
     }
     if observed.pods.is_empty() {
-        let text = "spec.hibernate is true: no member runs, the volumes stay; the same cluster comes back when it \
-             is false";
+        let text = "spec.hibernate is true: no member runs, and the volumes are kept; the same cluster starts again \
+         when it is false";
         draft.wait(Reason::Hibernated, text, STEADY);
     } else {
         draft.wait(

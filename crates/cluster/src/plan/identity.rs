@@ -22,7 +22,7 @@ pub(super) fn correct(
     let action = match (*token == intent.token, cluster_id == recorded) {
         (false, true) => {
             draft.say(format!(
-                "record the token {token} again, found on all pods and volumes"
+                "record the token {token} again, which all pods and volumes carry"
             ));
             let members = bootstrap::first_members(observed, token);
             let token = token.clone();
@@ -31,7 +31,7 @@ pub(super) fn correct(
         }
         (true, false) => {
             draft.say(format!(
-                "record cluster ID {cluster_id} again, found on all pods and volumes"
+                "record cluster ID {cluster_id} again, which all pods and volumes carry"
             ));
             draft.build.record_cluster_id(cluster_id)
         }

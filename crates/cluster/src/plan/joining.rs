@@ -56,9 +56,9 @@ fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
 
 /// Whether a learner reports that it is not connected to the leader: all its answers to clients are stale then,
 /// including the leader it names. A learner that is not asked for its health reports nothing.
-pub(super) fn is_cut_off(seat: &MemberState, observed: &Observed) -> bool {
-    let pulse = observed.pulses.get(&seat.name);
-    let pulse = pulse.filter(|pulse| pulse.member_id == seat.id());
+pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
+    let pulse = observed.pulses.get(&member.name);
+    let pulse = pulse.filter(|pulse| pulse.member_id == member.id());
     pulse
         .zip(observed.leader())
         .is_some_and(|(pulse, leader)| !is_connected(pulse, leader))
@@ -81,13 +81,13 @@ pub(super) fn has_caught_up(applied: u64, committed: u64) -> bool {
 }
 
 /// Invariant 24: a member counts for a promotion as soon as it follows the leader.
-pub(super) fn takes_part(seat: &MemberState, committed: u64) -> bool {
-    let follows = seat.follows.filter(|_| seat.is_joining());
-    seat.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))
+pub(super) fn takes_part(member: &MemberState, committed: u64) -> bool {
+    let follows = member.follows.filter(|_| member.is_joining());
+    member.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))
 }
 
 /// A voter that has not served yet stays out of the client Service: its pod may become ready earlier.
-pub(super) fn is_yet_to_serve(seat: &MemberState) -> bool {
-    let ours = seat.data != Data::Elsewhere && seat.votes();
-    ours && !seat.serves() && seat.health != Health::Busy
+pub(super) fn is_yet_to_serve(member: &MemberState) -> bool {
+    let ours = member.data != Data::Elsewhere && member.votes();
+    ours && !member.serves() && member.health != Health::Busy
 }

@@ -102,12 +102,12 @@ pub(super) fn clear(desired: &Desired, view: &View, earlier: &Earlier, draft: &m
     if shrinks || !earlier.removed.is_empty() {
         return;
     }
-    for seat in view.staying() {
-        if let Some(disk) = seat
+    for member in view.staying() {
+        if let Some(disk) = member
             .disk
             .filter(|disk| disk.removal.is_some() && !disk.terminating)
         {
-            draft.add(note_removal(&seat.name, disk, None));
+            draft.add(note_removal(&member.name, disk, None));
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
 /// Whether etcd lists a member of this name, or the etcd in the pod answers as a listed member, whatever its peer
 /// URLs are.
 pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
-    if view.seats.iter().any(|seat| seat.name == name) {
+    if view.members.iter().any(|member| member.name == name) {
         return true;
     }
     let answer = observed.statuses.get(name).and_then(Seen::known);
@@ -58,7 +58,7 @@ pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
 pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &mut Draft) {
     match service {
         None => {
-            draft.say(format!("make the Service of {name} again"));
+            draft.say(format!("recreate the Service of {name}"));
             draft.add(draft.build.create_service(name, true, false));
         }
         Some(service) if service.drifted || !service.owned => {
@@ -129,7 +129,7 @@ fn discard_with(observed: &Observed, name: &str, disk: Option<Action>, draft: &m
         chain.push(actions::delete_service(name, &service.uid));
     }
     if !chain.is_empty() {
-        draft.say(format!("delete what is left of {name}"));
+        draft.say(format!("delete the remaining objects of {name}"));
         draft.chain(chain);
     }
 }

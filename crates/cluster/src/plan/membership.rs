@@ -33,43 +33,43 @@ pub(super) fn start(
     draft: &mut Draft,
 ) {
     // A joining member compares `--initial-cluster` with the list: all additions precede the pods.
-    for seat in view
-        .seats
+    for member in view
+        .members
         .iter()
-        .filter(|seat| seat.pod.is_none() && !earlier.removed.contains(&seat.name))
+        .filter(|member| member.pod.is_none() && !earlier.removed.contains(&member.name))
     {
-        let disk = seat.disk.filter(|disk| disk.stays());
+        let disk = member.disk.filter(|disk| disk.stays());
         let start = Start {
-            member: seat.name.clone(),
-            state: if seat.joined() {
+            member: member.name.clone(),
+            state: if member.joined() {
                 State::OnDisk
             } else {
                 State::Join
             },
             initial: view.names(),
-            role: if seat.votes() {
+            role: if member.votes() {
                 Role::Voter
             } else {
                 Role::Learner
             },
             durable: disk.is_some() || desired.durable,
-            version: if seat.data == Data::There {
-                versions::returning(desired, observed, seat)
+            version: if member.data == Data::There {
+                versions::returning(desired, observed, member)
             } else {
                 versions::joining(desired, observed, view)
             },
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
         };
-        match (seat.data, seat.service, disk) {
+        match (member.data, member.service, disk) {
             (Data::There, _, Some(_)) => {
                 // Invariant 5: the volume exists, so the member gets its pod back and stays in the list.
-                draft.say(format!("start {} again on its disk", seat.name));
-                member_objects::pod_on_disk(seat.service, &start, draft);
+                draft.say(format!("restart {} on its volume", member.name));
+                member_objects::pod_on_disk(member.service, &start, draft);
             }
             (Data::NeverMade, Some(service), None) if !earlier.adds => {
-                draft.say(format!("start new member {}", seat.name));
-                let mark = actions::mark_service(&seat.name, service);
+                draft.say(format!("start new member {}", member.name));
+                let mark = actions::mark_service(&member.name, service);
                 member_objects::start([mark], &start, draft);
             }
             _ => {}
@@ -95,53 +95,53 @@ pub(super) fn change(
     roll::next((desired, observed, now), view, decided, draft);
     foreigners(view, draft);
     joining_with_a_vote(view, rules, draft);
-    for seat in view.seats.iter().filter(|seat| seat.votes()) {
-        if let (Health::Unhealthy(why), Fate::Stays) = (&seat.health, &seat.fate) {
-            unhealthy(seat, why, observed.clock.earlier(now), draft);
+    for member in view.members.iter().filter(|member| member.votes()) {
+        if let (Health::Unhealthy(why), Fate::Stays) = (&member.health, &member.fate) {
+            unhealthy(member, why, observed.clock.earlier(now), draft);
         }
     }
 }
 
 /// Reports a voter that does not serve, stays a member and is not lost.
-fn unhealthy(seat: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
-    if let Some(at) = seat.gone_at {
+fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
+    if let Some(at) = member.gone_at {
         let text = format!(
-            "{}: {why}; it is replaced if that lasts until {at}",
-            seat.name
+            "{}: {why}; it is replaced if this lasts until {at}",
+            member.name
         );
         let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
         // Requeue exactly when the member counts as lost, and not before.
         draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;
     }
-    if seat.is_joining() {
-        let text = format!("{} has its vote and is about to serve clients", seat.name);
+    if member.is_joining() {
+        let text = format!("{} is a voter and does not serve clients yet", member.name);
         draft.wait(Reason::VoterStarting, text, SHORTLY);
         return;
     }
-    let runs = seat.pod.is_some_and(|pod| pod.running);
-    let look_again = if runs { BLIND } else { STEADY };
+    let runs = member.pod.is_some_and(|pod| pod.running);
+    let delay = if runs { BLIND } else { STEADY };
     draft.wait(
         Reason::MemberUnhealthy,
-        format!("{}: {why}", seat.name),
-        look_again,
+        format!("{}: {why}", member.name),
+        delay,
     );
 }
 
 /// Reports members that other software added and that never started. They count for the quorum if they vote. The
 /// operator cannot know whether they are wanted, so it reports them and changes nothing.
 fn foreigners(view: &View, draft: &mut Draft) {
-    let unstarted = |seat: &&MemberState| seat.data == Data::Elsewhere && !seat.joined();
-    for seat in view.seats.iter().filter(unstarted) {
-        let (id, urls) = (seat.id(), seat.member.peer_urls.join(", "));
-        let counts = if seat.votes() {
+    let unstarted = |member: &&MemberState| member.data == Data::Elsewhere && !member.joined();
+    for member in view.members.iter().filter(unstarted) {
+        let (id, urls) = (member.id(), member.listed.peer_urls.join(", "));
+        let counts = if member.votes() {
             ", it has a vote, so the quorum counts on it, and no member can be added meanwhile"
         } else {
             ""
         };
         let text = format!(
-            "member {id} ({urls}) was added by somebody else and has never started{counts}; start it, or remove it \
-             with: etcdctl member remove {id}"
+            "member {id} ({urls}) was not added by the operator and has never started{counts}: start it, or remove \
+             it with: etcdctl member remove {id}"
         );
         draft.problem(Reason::ForeignMember, text);
     }
@@ -149,16 +149,16 @@ fn foreigners(view: &View, draft: &mut Draft) {
 
 /// Before etcd 3.4, a member joins as a voter: the quorum depends on it before it runs.
 fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
-    let joins = |seat: &&MemberState| !seat.joined() && seat.fate == Fate::Stays;
+    let joins = |member: &&MemberState| !member.joined() && member.fate == Fate::Stays;
     if rules.learners {
         return;
     }
-    for seat in view.voters().filter(joins) {
+    for member in view.voters().filter(joins) {
         let (serving, voters) = (view.quorum().healthy(), view.quorum().voters());
         let text = format!(
             "{} joins with a vote, because etcd before 3.4 has no learners: until it runs {serving} of {voters} voters \
              serve and a quorum needs {}; the loss of one more may stop the cluster",
-            seat.name,
+            member.name,
             quorum_of(voters)
         );
         draft.problem(Reason::JoinsWithVote, text);
@@ -167,32 +167,32 @@ fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
 
 /// Removes learners that can never catch up. They have no vote, so their removal has no precondition.
 fn settle_learners(view: &View, draft: &mut Draft) -> bool {
-    let lost = view.learners().find(|seat| seat.fate != Fate::Stays);
-    lost.is_some_and(|seat| remove(view, seat, seat.why(), draft))
+    let lost = view.learners().find(|member| member.fate != Fate::Stays);
+    lost.is_some_and(|member| remove(view, member, member.why(), draft))
 }
 
 /// Recreates a pod on its volume if it was made for an older list of members and its etcd has refused that list. A
 /// member without a volume counts as lost instead.
 fn renew(view: &View, draft: &mut Draft) {
     let names = view.names();
-    for seat in view
-        .seats
+    for member in view
+        .members
         .iter()
-        .filter(|seat| seat.disk.is_some() && seat.cannot_join(&names))
+        .filter(|member| member.disk.is_some() && member.cannot_join(&names))
     {
-        if let Some(pod) = seat.pod.filter(|pod| pod.durable && pod.stays()) {
+        if let Some(pod) = member.pod.filter(|pod| pod.durable && pod.stays()) {
             draft.say(format!(
-                "make the pod of {} again for the current list of members",
-                seat.name
+                "recreate the pod of {} for the current member list",
+                member.name
             ));
-            draft.add(actions::delete_pod(&seat.name, &pod.uid));
+            draft.add(actions::delete_pod(&member.name, &pod.uid));
         }
     }
 }
 
 /// Invariant 5: a voter whose volume is lost, unreachable or unreadable is removed before its replacement is added.
 fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
-    let Some(dead) = view.voters().find(|seat| seat.is_lost()) else {
+    let Some(dead) = view.voters().find(|member| member.is_lost()) else {
         return false;
     };
     // Invariant 3.
@@ -214,11 +214,11 @@ fn replace(
     view: &View,
     draft: &mut Draft,
 ) -> bool {
-    let Some(old) = view.voters().find(|seat| seat.leaves()) else {
+    let Some(old) = view.voters().find(|member| member.leaves()) else {
         return false;
     };
     // One replacement at a time: the last replacement is a voter before the next starts.
-    let complete = view.seats.len() >= desired.size && view.learners().next().is_none();
+    let complete = view.members.len() >= desired.size && view.learners().next().is_none();
     if comes_first(desired, view) || !complete {
         return false;
     }

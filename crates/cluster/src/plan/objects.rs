@@ -11,7 +11,9 @@ use crate::plan::age::age;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
-use crate::plan::{Draft, Label, STEADY, actions, adoption, joining, member_objects, together};
+use crate::plan::{
+    Draft, Label, STEADY, actions, adoption, concurrent_join, joining, member_objects,
+};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 
@@ -40,7 +42,7 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
-            draft.say("let clients in");
+            draft.say("open the client Service");
         }
         draft.add(draft.build.apply_client_service(open));
     }
@@ -87,8 +89,8 @@ pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft:
 /// same name.
 fn taken(kind: &str, name: &str, draft: &mut Draft) {
     let text = format!(
-        "{kind} {name} is somebody else's and is left alone: delete it if it is not wanted; this cluster goes on \
-         without"
+        "{kind} {name} belongs to another owner and is not changed, so this cluster runs without it: delete it if it \
+         is not needed"
     );
     draft.problem(Reason::NameTaken, text);
 }
@@ -100,23 +102,23 @@ pub(super) fn labels(
     cluster_id: ClusterId,
     draft: &mut Draft,
 ) {
-    for seat in &view.seats {
-        let role = match seat.pod.and_then(|pod| pod.role) {
+    for member in &view.members {
+        let role = match member.pod.and_then(|pod| pod.role) {
             // `drain` decides last whether the member must stay out.
-            Some(role @ Role::Busy { .. }) if seat.votes() => role,
+            Some(role @ Role::Busy { .. }) if member.votes() => role,
             // Invariant 24.
-            Some(Role::Learner) if joining::is_yet_to_serve(seat) => Role::Busy { since: now },
-            _ if seat.votes() => Role::Voter,
+            Some(Role::Learner) if joining::is_yet_to_serve(member) => Role::Busy { since: now },
+            _ if member.votes() => Role::Voter,
             _ => Role::Learner,
         };
         let label = |uid: &str, role| Label {
-            member: seat.name.clone(),
+            member: member.name.clone(),
             uid: uid.to_owned(),
             role,
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
         };
-        if let Some(pod) = seat.pod
+        if let Some(pod) = member.pod
             && pod.stays()
             && (!pod.owned
                 || pod.token.as_ref() != Some(&intent.token)
@@ -125,7 +127,7 @@ pub(super) fn labels(
         {
             draft.add(draft.build.label_pod(&label(&pod.uid, Some(role))));
         }
-        if let Some(disk) = seat.disk
+        if let Some(disk) = member.disk
             && !disk.terminating
             && (!disk.owned
                 || disk.token.as_ref() != Some(&intent.token)
@@ -142,16 +144,21 @@ pub(super) fn member_services(
     view: &View,
     draft: &mut Draft,
 ) {
-    for seat in &view.seats {
-        if seat.data == Data::There {
-            let open = together::may_be_reached((observed, now), view, seat);
-            let service = observed.services.get(&seat.name);
+    for member in &view.members {
+        if member.data == Data::There {
+            let open = concurrent_join::may_be_reached((observed, now), view, member);
+            let service = observed.services.get(&member.name);
             // Invariant 26: the mark on the Service of a pod that exists.
-            if let Some(service) = service.filter(|it| seat.pod.is_some() && !it.started) {
-                draft.add(actions::mark_service(&seat.name, service));
+            if let Some(service) = service.filter(|it| member.pod.is_some() && !it.started) {
+                draft.add(actions::mark_service(&member.name, service));
                 continue;
             }
-            member_objects::serve(&seat.name, observed.services.get(&seat.name), open, draft);
+            member_objects::serve(
+                &member.name,
+                observed.services.get(&member.name),
+                open,
+                draft,
+            );
         }
     }
 }
@@ -190,7 +197,7 @@ pub(super) fn leftovers(
         // Invariant 7: an object with the ID of another cluster is not deleted.
         if let Some(other) = member_objects::another_cluster(observed, &name) {
             let text = format!(
-                "{name} carries the ID of cluster {other} and is left alone; delete it if it is not wanted"
+                "{name} carries the ID of cluster {other} and is not changed: delete it if it is not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
             continue;
@@ -247,7 +254,7 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
     match &pod.trouble {
         Some(Trouble::Image(text)) => {
             let text = format!(
-                "image {image} cannot be had, correct spec.version or spec.repository ({text})"
+                "image {image} cannot be pulled: correct spec.version or spec.repository ({text})"
             );
             Some((Kind::Image, text))
         }
@@ -260,7 +267,7 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
             };
             Some((
                 kind,
-                format!("no node takes the pod, add one or correct spec.pod: {text}"),
+                format!("no node accepts the pod: add a node or correct spec.pod: {text}"),
             ))
         }
         Some(Trouble::Failing(_))
@@ -269,14 +276,14 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
                 .as_ref()
                 .is_some_and(|end| end.cause == Cause::Memory) =>
         {
-            let text = "etcd took more memory than its limit allows and was ended, raise spec.pod.resources.limits.memory";
+            let text = "etcd exceeded its memory limit and was killed: increase spec.pod.resources.limits.memory";
             Some((Kind::Memory, text.to_owned()))
         }
         Some(Trouble::Failing(text)) => Some((Kind::Failing, text.clone())),
         None if !pod.running && pod.node.is_some() && age(pod.created, now) > SLOW => {
             let text = format!(
-                "the container has not started for more than {} s; if image {image} does not exist, correct \
-                 spec.version or spec.repository",
+                "the container has not started within {} s: if image {image} does not exist, correct spec.version or \
+                 spec.repository",
                 SLOW.as_secs()
             );
             Some((Kind::Slow, text))

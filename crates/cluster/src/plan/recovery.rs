@@ -156,15 +156,15 @@ fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
         Approval::Wrong(text) => draft.problem(
             Reason::RecoveryRefused,
             format!(
-                "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, and this is cluster {cluster_id}: \
-                 nothing is recovered"
+                "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, but this is cluster {cluster_id}: no \
+                 recovery starts; set it to {cluster_id} to approve one"
             ),
         ),
         Approval::Stale => draft.problem(
             Reason::RecoveryRefused,
             format!(
-                "the annotation {ANNOTATION_RECOVER} was there before the quorum was lost: remove it and set it \
-                 again to approve the recovery"
+                "the annotation {ANNOTATION_RECOVER} was set before the quorum was lost: remove it and set it again \
+                 to approve the recovery"
             ),
         ),
         Approval::None | Approval::Given => {}
@@ -212,20 +212,20 @@ impl Scene<'_> {
                 let after = self.desired.recovery.after.as_secs();
                 let _ = write!(
                     text,
-                    "; the recovery is approved and begins when that has lasted for {after} s"
+                    "; the recovery is approved and starts after {after} s without a quorum"
                 );
             } else if self.is_overdue() {
                 let _ = write!(
                     text,
-                    ". If {} will never come back, go on from {survivor} at revision {}: {}",
+                    ". If {} are lost permanently, continue with the data of {survivor} at revision {}: {}",
                     self.evidence.absent().join(", "),
                     status.revision,
                     self.how()
                 );
             }
         }
-        let look_again = if soon { SHORTLY } else { BLIND };
-        draft.wait(Reason::NoQuorum, text, look_again);
+        let delay = if soon { SHORTLY } else { BLIND };
+        draft.wait(Reason::NoQuorum, text, delay);
     }
 
     /// The cluster cannot recover on its own.
@@ -240,15 +240,15 @@ impl Scene<'_> {
                 format!("restore it from a backup with an EtcdRestore{backup}")
             } else {
                 draft.requeue = draft.requeue.min(BLIND);
-                "no member that is left answers, and one is needed to go on from; or restore the cluster from a \
+                "a recovery needs the data of one surviving member, but none answers; or restore the cluster from a \
                  backup with an EtcdRestore"
                     .to_owned()
             };
             draft.problem(Reason::QuorumLost, format!("{text}; {answers}"));
             return;
         };
-        let (way, by) = self.decide(approval);
-        draft.problem(Reason::QuorumLost, format!("{text}; {way}"));
+        let (remedy, by) = self.decide(approval);
+        draft.problem(Reason::QuorumLost, format!("{text}; {remedy}"));
         match by {
             Some(by) => self.begin(intent, survivor, by, draft),
             None => draft.requeue = draft.requeue.min(BLIND),
@@ -265,7 +265,7 @@ impl Scene<'_> {
             let bare = bare.into_iter().map(|name| {
                 (
                     name,
-                    "its volume is lost: delete its claim if that is not put back",
+                    "its volume is lost: restore its PersistentVolume or delete its volume claim",
                 )
             });
             let awaited: Vec<_> = silent.into_iter().chain(bare).collect();
@@ -285,16 +285,16 @@ impl Scene<'_> {
             return (self.how(), None);
         }
         let why = if !self.evidence.is_lost_for_sure {
-            "waits until nothing is left of the lost members in Kubernetes: a pod that is being deleted may still run, \
-             and so may a member that somebody else runs; a claim may be given its volume back"
+            "waits until no object of the lost members exists in Kubernetes: a pod that is being deleted and an \
+             external member may still run, and a lost volume may be restored"
                 .to_owned()
         } else if !silent.is_empty() {
             format!("waits for {}", said(&silent))
         } else if !self.is_overdue() {
-            format!("begins when quorum has been lost for {after} s")
+            format!("starts after {after} s without a quorum")
         } else {
             return (
-                "spec.recovery.policy lets the recovery begin".to_owned(),
+                "spec.recovery.policy allows the recovery to start".to_owned(),
                 Some(RecoveryApproval::Policy),
             );
         };
@@ -307,8 +307,8 @@ impl Scene<'_> {
     fn how(&self) -> String {
         let cluster_id = self.cluster_id;
         format!(
-            "set the annotation {ANNOTATION_RECOVER}={cluster_id} on the EtcdCluster to begin a new cluster with what \
-             the most advanced survivor has, or restore a backup with an EtcdRestore"
+            "set the annotation {ANNOTATION_RECOVER}={cluster_id} on the EtcdCluster to start a new cluster with the \
+             data of the most advanced survivor, or restore a backup with an EtcdRestore"
         )
     }
 
@@ -337,15 +337,15 @@ impl Scene<'_> {
             left.join("; ")
         };
         let mut text = format!(
-            "the data of {count} of {all} voters of cluster {cluster_id} is left ({left}) and a quorum needs {needed}: \
-             it cannot come back by itself"
+            "{count} of {all} voters of cluster {cluster_id} still have their data ({left}), and a quorum needs \
+             {needed}: the quorum cannot return by itself"
         );
         let bare = evidence.without_volume(self.observed);
         if !bare.is_empty() {
             let _ = write!(
                 text,
-                "; the volume claims of {} are there and their PersistentVolumes are not: put those back if they exist \
-                 anywhere, and the members come back on them",
+                "; the volume claims of {} exist, but their PersistentVolumes do not: restore the PersistentVolumes \
+                 if possible, and the members start on them",
                 bare.join(", ")
             );
         }

@@ -45,9 +45,9 @@ enum Need {
     Pod(EtcdVersion, String),
 }
 
-fn need(desired: &Desired, course: &Course, seat: &MemberState) -> Option<Need> {
-    let pod = seat.pod.filter(|pod| pod.stays())?;
-    if seat.data != Data::There {
+fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need> {
+    let pod = member.pod.filter(|pod| pod.stays())?;
+    if member.data != Data::There {
         return None;
     }
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
@@ -69,7 +69,7 @@ fn need(desired: &Desired, course: &Course, seat: &MemberState) -> Option<Need> 
     if fits {
         return Some(Need::Image(version));
     }
-    let why = format!("etcd {version} does not take the flags its pod was made with");
+    let why = format!("etcd {version} does not accept the flags of its pod");
     Some(Need::Pod(version, why))
 }
 
@@ -83,13 +83,13 @@ pub(super) fn next(
 ) {
     let course = versions::course(desired, observed);
     if let Some(why) = &course.refused {
-        let text = format!("the version stays as it is: {why}");
+        let text = format!("the version is not changed: {why}");
         draft.problem(Reason::VersionRefused, text);
     }
     let needs: Vec<(&MemberState, Need)> = view
-        .seats
+        .members
         .iter()
-        .filter_map(|seat| Some((seat, need(desired, &course, seat)?)))
+        .filter_map(|member| Some((member, need(desired, &course, member)?)))
         .collect();
     let downgrade = versions::downgrade(&course, observed);
     stopped(observed, view, now, draft);
@@ -102,58 +102,65 @@ pub(super) fn next(
     if !at_rest(desired, observed, view, draft) {
         return;
     }
-    if told_etcd(view, &downgrade, draft) || needs.is_empty() {
+    if requests_downgrade(view, &downgrade, draft) || needs.is_empty() {
         return;
     }
-    if course.way == Some(UpgradeDirection::Up) && !has_gone_over((observed, now), view, draft) {
+    if course.direction == Some(UpgradeDirection::Up)
+        && !has_gone_over((observed, now), view, draft)
+    {
         return;
     }
-    let by_turn =
-        |(seat, _): &&(&MemberState, Need)| (Some(seat.id()) == view.leader, seat.name.clone());
-    let in_place = needs.iter().filter(|(seat, need)| touches(seat, need));
-    let Some((seat, need)) = in_place.min_by_key(by_turn) else {
+    let by_turn = |(member, _): &&(&MemberState, Need)| {
+        (Some(member.id()) == view.leader, member.name.clone())
+    };
+    let in_place = needs.iter().filter(|(member, need)| touches(member, need));
+    let Some((member, need)) = in_place.min_by_key(by_turn) else {
         return;
     };
     // The data were compared before the member was removed from the endpoints of the client Service.
-    let compared = drain::is_out_since(now, seat, COMPARED);
+    let compared = drain::is_out_since(now, member, COMPARED);
     if !compared && !holds_the_same(observed, view, draft) {
         return;
     }
-    if !drain::is_drained(now, view, seat, draft) {
+    if !drain::is_drained(now, view, member, draft) {
         return;
     }
     // Invariant 18: the leader is last and hands over first, preferably to a member that was already changed.
-    if view.leader == Some(seat.id()) {
-        let able = view.voters().filter(|next| next.id() != seat.id());
+    if view.leader == Some(member.id()) {
+        let able = view.voters().filter(|next| next.id() != member.id());
         let waits = |next: &&MemberState| needs.iter().any(|(other, _)| other.id() == next.id());
         if let Some(next) = able.min_by_key(waits) {
-            move_leader(view, seat, next, draft);
+            move_leader(view, member, next, draft);
             return;
         }
     }
     // `stopped` records that the member has recovered, together with the other writes.
-    if seat.pod.is_none_or(|pod| pod.changed.is_none()) {
-        change(observed, seat, need, draft);
+    if member.pod.is_none_or(|pod| pod.changed.is_none()) {
+        change(observed, member, need, draft);
     }
 }
 
 /// Whether the change touches the member's own pod.
-fn touches(seat: &MemberState, need: &Need) -> bool {
-    matches!(need, Need::Image(_)) || seat.pod.is_some_and(|pod| pod.durable)
+fn touches(member: &MemberState, need: &Need) -> bool {
+    matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
 
 /// Stops at a member that was changed and has not recovered, and reports it.
 fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) {
-    for seat in view.seats.iter().filter(|seat| seat.fate == Fate::Stays) {
-        let Some(pod) = seat.pod.filter(|pod| pod.stays()) else {
+    for member in view
+        .members
+        .iter()
+        .filter(|member| member.fate == Fate::Stays)
+    {
+        let Some(pod) = member.pod.filter(|pod| pod.stays()) else {
             continue;
         };
         let Some(changed) = &pod.changed else {
             continue;
         };
-        drain::keep(seat, draft);
-        let Some(why) = unsettled(observed, view, seat) else {
-            draft.add(actions::clear_image_change(&seat.name, &pod.uid));
+        drain::keep(member, draft);
+        let Some(why) = unsettled(observed, view, member) else {
+            draft.add(actions::clear_image_change(&member.name, &pod.uid));
             continue;
         };
         let fails = matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
@@ -164,8 +171,8 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
         if fails || slow {
             let from = &changed.from;
             let text = format!(
-                "{why}; it was changed from {from} to {version}, and no other member is changed until it is back; \
-                 correct spec.version, or set it to {from} to go back"
+                "{why}; it was changed from {from} to {version}, and no other member is changed until it is healthy: \
+                 correct spec.version, or set it to {from} to roll back"
             );
             draft.problem(Reason::UpgradeStopped, text);
         } else {
@@ -184,18 +191,18 @@ fn repair(
     draft: &mut Draft,
 ) -> bool {
     let mut repaired = false;
-    for (seat, need) in needs {
+    for (member, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
-        let down = |pod: &&Pod| !seat.serves() && !pod.ready && failed(pod);
+        let down = |pod: &&Pod| !member.serves() && !pod.ready && failed(pod);
         // Includes members to be replaced: no member is replaced while one is down.
-        let Some(pod) = seat.pod.filter(down).filter(|_| !seat.is_lost()) else {
+        let Some(pod) = member.pod.filter(down).filter(|_| !member.is_lost()) else {
             continue;
         };
         let (Need::Image(version) | Need::Pod(version, _)) = need;
         let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == version.minor());
-        let within = matches!(course.way, None | Some(UpgradeDirection::Within));
-        if touches(seat, need) && (within || is_there) {
-            change(observed, seat, need, draft);
+        let within = matches!(course.direction, None | Some(UpgradeDirection::Within));
+        if touches(member, need) && (within || is_there) {
+            change(observed, member, need, draft);
             repaired = true;
         }
     }
@@ -210,17 +217,21 @@ fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draf
         draft.wait(Reason::RollWaits, text, BLIND);
         false
     };
-    if let Some(seat) = view.learners().next() {
-        return wait(format!("{} has its vote", seat.name), draft);
+    if let Some(member) = view.learners().next() {
+        return wait(format!("{} is a voter", member.name), draft);
     }
-    if view.seats.len() != desired.size {
+    if view.members.len() != desired.size {
         return wait(format!("there are {} members", desired.size), draft);
     }
-    if let Some(seat) = view.seats.iter().find(|seat| seat.fate != Fate::Stays) {
-        return wait(format!("{} is replaced", seat.name), draft);
+    if let Some(member) = view
+        .members
+        .iter()
+        .find(|member| member.fate != Fate::Stays)
+    {
+        return wait(format!("{} is replaced", member.name), draft);
     }
-    let mut seats = view.seats.iter();
-    if let Some(why) = seats.find_map(|seat| unsettled(observed, view, seat)) {
+    let mut members = view.members.iter();
+    if let Some(why) = members.find_map(|member| unsettled(observed, view, member)) {
         draft.wait(
             Reason::RollWaits,
             format!("the next member is changed later: {why}"),
@@ -232,14 +243,14 @@ fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draf
 }
 
 /// Why a member is not in its final state after its last change.
-fn unsettled(observed: &Observed, view: &View, seat: &MemberState) -> Option<String> {
-    let name = &seat.name;
-    let Some(pod) = seat.pod else {
+fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<String> {
+    let name = &member.name;
+    let Some(pod) = member.pod else {
         return Some(format!("{name} has no pod"));
     };
     let answer = observed.statuses.get(name).and_then(Seen::known);
-    let Some(answer) = answer.filter(|_| seat.is_healthy()) else {
-        let why = match (&seat.health, &pod.trouble) {
+    let Some(answer) = answer.filter(|_| member.is_healthy()) else {
+        let why = match (&member.health, &pod.trouble) {
             (_, Some(trouble)) => trouble.message(),
             (crate::plan::Health::Unhealthy(why), None) => why,
             _ => "it is lost",
@@ -249,7 +260,7 @@ fn unsettled(observed: &Observed, view: &View, seat: &MemberState) -> Option<Str
     if let Some(changed) = &pod.changed
         && pod.restarts <= changed.restarts
     {
-        return Some(format!("the container of {name} is being started again"));
+        return Some(format!("the container of {name} is restarting"));
     }
     if !pod.ready || !pod.stays() {
         return Some(format!("{name} is not ready"));
@@ -262,10 +273,11 @@ fn unsettled(observed: &Observed, view: &View, seat: &MemberState) -> Option<Str
         && runs != made
     {
         return Some(format!(
-            "{name} answers as etcd {runs}, and its pod is made for {made}"
+            "{name} runs etcd {runs}, but its pod specifies {made}"
         ));
     }
-    let indices = |seat: &MemberState| Some(observed.statuses.get(&seat.name)?.known()?.raft_index);
+    let indices =
+        |member: &MemberState| Some(observed.statuses.get(&member.name)?.known()?.raft_index);
     let newest = view.voters().filter_map(indices).max().unwrap_or_default();
     let applied = answer.raft_applied_index;
     (applied + CAUGHT_UP < newest)
@@ -277,25 +289,25 @@ fn unsettled(observed: &Observed, view: &View, seat: &MemberState) -> Option<Str
 /// storage version follows and members report it. Before 3.6, the members must have run for longer than that
 /// interval.
 fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &mut Draft) -> bool {
-    let answers = view.seats.iter().filter_map(|seat| {
-        let status = observed.statuses.get(&seat.name)?.known()?;
-        Some((seat, status, EtcdVersion::parse(&status.version).ok()?))
+    let answers = view.members.iter().filter_map(|member| {
+        let status = observed.statuses.get(&member.name)?.known()?;
+        Some((member, status, EtcdVersion::parse(&status.version).ok()?))
     });
     let answers: Vec<_> = answers.collect();
     let lowest = answers.iter().map(|(_, _, version)| version.minor()).min();
-    for (seat, status, version) in &answers {
+    for (member, status, version) in &answers {
         if Some(version.minor()) != lowest {
             continue;
         }
         let (major, minor) = version.minor();
         let stored = status.storage_version.as_ref();
         let follows = stored.is_none_or(|it| it.starts_with(&format!("{major}.{minor}.")));
-        let since = seat.pod.and_then(|pod| pod.running_since);
+        let since = member.pod.and_then(|pod| pod.running_since);
         let young = since.is_some_and(|since| age(since, now) < GOES_OVER);
         if !follows || (stored.is_none() && young) {
-            let name = &seat.name;
+            let name = &member.name;
             let text =
-                format!("the cluster goes over to {major}.{minor} first: {name} has just begun");
+                format!("the cluster changes to {major}.{minor} first: {name} has just started");
             draft.wait(Reason::VersionSettling, text, SHORTLY);
             return false;
         }
@@ -304,39 +316,42 @@ fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &m
 }
 
 /// Requests the downgrade from etcd, or waits for it, before members return to the previous minor release.
-fn told_etcd(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
+fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
     let (to, said) = match downgrade {
         Downgrade::None | Downgrade::Ready => return false,
         Downgrade::Settling(why) => {
             draft.wait(Reason::DowngradeSettling, why.clone(), SHORTLY);
             return true;
         }
-        Downgrade::Allow(to) => (Some(to.clone()), format!("let etcd go back to {to}")),
-        Downgrade::TakeBack => (None, "take the downgrade back".to_owned()),
+        Downgrade::Allow(to) => (
+            Some(to.clone()),
+            format!("enable the downgrade of etcd to {to}"),
+        ),
+        Downgrade::TakeBack => (None, "cancel the downgrade of etcd".to_owned()),
     };
     decide(view, vec![actions::downgrade(to)], None, said, draft)
 }
 
 /// Changes one member. The version is recorded on its volume first, so that after an interruption the member does not
 /// start with another version.
-fn change(observed: &Observed, seat: &MemberState, need: &Need, draft: &mut Draft) {
-    let Some(pod) = seat.pod else {
+fn change(observed: &Observed, member: &MemberState, need: &Need, draft: &mut Draft) {
+    let Some(pod) = member.pod else {
         return;
     };
     let (Need::Image(version) | Need::Pod(version, _)) = need;
     let text = version.to_string();
-    let disk = seat.disk.filter(|disk| !disk.terminating);
+    let disk = member.disk.filter(|disk| !disk.terminating);
     let disk = disk.filter(|disk| disk.version.as_ref() != Some(&text));
-    let noted = disk.map(|disk| actions::note_version(&seat.name, &disk.uid, &text));
+    let noted = disk.map(|disk| actions::note_version(&member.name, &disk.uid, &text));
     let change = match need {
         Need::Image(_) => {
-            let from = versions::runs(observed, &seat.name, pod);
-            draft.say(format!("start {} again with etcd {text}", seat.name));
-            change_image(&seat.name, pod, (from, version), draft)
+            let from = versions::runs(observed, &member.name, pod);
+            draft.say(format!("restart {} with etcd {text}", member.name));
+            change_image(&member.name, pod, (from, version), draft)
         }
         Need::Pod(_, why) => {
-            draft.say(format!("make the pod of {} again ({why})", seat.name));
-            Ok(actions::delete_pod(&seat.name, &pod.uid))
+            draft.say(format!("recreate the pod of {} ({why})", member.name));
+            Ok(actions::delete_pod(&member.name, &pod.uid))
         }
     };
     draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
@@ -381,7 +396,7 @@ pub(super) fn outdated(
     let course = versions::course(desired, observed);
     let needs: Vec<(&MemberState, Need)> = members
         .iter()
-        .filter_map(|seat| Some((seat, need(desired, &course, seat)?)))
+        .filter_map(|member| Some((member, need(desired, &course, member)?)))
         .collect();
     let ready = matches!(
         versions::downgrade(&course, observed),
@@ -392,12 +407,12 @@ pub(super) fn outdated(
     if !ready || images {
         return None;
     }
-    let all = needs.into_iter().filter(|(seat, need)| {
-        seat.votes() && seat.joined() && seat.serves() && !touches(seat, need)
+    let all = needs.into_iter().filter(|(member, need)| {
+        member.votes() && member.joined() && member.serves() && !touches(member, need)
     });
-    let first = all.min_by_key(|(seat, _)| (Some(seat.id()) == leader, seat.id()));
-    first.and_then(|(seat, need)| match need {
-        Need::Pod(_, why) => Some((seat.id(), why)),
+    let first = all.min_by_key(|(member, _)| (Some(member.id()) == leader, member.id()));
+    first.and_then(|(member, need)| match need {
+        Need::Pod(_, why) => Some((member.id(), why)),
         Need::Image(_) => None,
     })
 }
@@ -420,17 +435,17 @@ pub(super) fn in_the_dark(
     for (name, pod) in &observed.pods {
         let broken = fails(pod) && !pod.ready && pod.stays() && ours(pod);
         let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == target.minor());
-        let broken = broken && (course.way == Some(UpgradeDirection::Within) || is_there);
+        let broken = broken && (course.direction == Some(UpgradeDirection::Within) || is_there);
         if !broken || pod.image == image || !versions::fits(pod, target) {
             continue;
         }
-        if course.way == Some(UpgradeDirection::Down) {
+        if course.direction == Some(UpgradeDirection::Down) {
             continue;
         }
         let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
         let noted = disk.map(|disk| actions::note_version(name, &disk.uid, &target.to_string()));
         let from = versions::runs(observed, name, pod);
-        draft.say(format!("start {name} again with etcd {target}"));
+        draft.say(format!("restart {name} with etcd {target}"));
         let change = change_image(name, pod, (from, target), draft);
         draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
     }

@@ -28,15 +28,15 @@ pub(super) fn start_added(
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
-    for seat in view.voters().filter(|seat| !seat.joined()) {
+    for member in view.voters().filter(|member| !member.joined()) {
         // No member can start on a PVC whose volume is lost, and the name of the PVC is taken.
-        let taken = seat.disk.is_some_and(|disk| disk.lost);
-        let Some(service) = seat.service.filter(|_| seat.pod.is_none() && !taken) else {
+        let taken = member.disk.is_some_and(|disk| disk.lost);
+        let Some(service) = member.service.filter(|_| member.pod.is_none() && !taken) else {
             continue;
         };
-        let disk = seat.disk.filter(|disk| disk.stays());
+        let disk = member.disk.filter(|disk| disk.stays());
         let start = Start {
-            member: seat.name.clone(),
+            member: member.name.clone(),
             state: State::Join,
             initial: view.names(),
             role: Role::Voter,
@@ -48,20 +48,20 @@ pub(super) fn start_added(
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
         };
-        if seat.data == Data::NeverMade {
-            let mark = actions::mark_service(&seat.name, service);
+        if member.data == Data::NeverMade {
+            let mark = actions::mark_service(&member.name, service);
             member_objects::start([mark], &start, draft);
-        } else if !is_second(observed, intent, list, seat) {
+        } else if !is_second(observed, intent, list, member) {
             continue;
         } else if disk.is_some() {
             member_objects::start_on_disk(None, &start, draft);
         } else {
             // Invariant 6: the process that set the mark may have been suspended since.
-            let mark = member_objects::mark_again(&seat.name, service, draft);
+            let mark = member_objects::mark_again(&member.name, service, draft);
             member_objects::start(mark, &start, draft);
         }
-        draft.say(format!("start new member {}", seat.name));
-        started.insert(seat.name.clone());
+        draft.say(format!("start new member {}", member.name));
+        started.insert(member.name.clone());
     }
     started
 }
@@ -80,21 +80,22 @@ pub(super) fn without_volume(
         return;
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
-    for seat in view.voters().filter(|seat| !seat.joined()) {
+    for member in view.voters().filter(|member| !member.joined()) {
         // A pod without an address never mounted the volume.
-        let bare =
-            seat.disk.is_some_and(|disk| disk.lost) && seat.pod.is_none_or(|pod| !pod.addressed);
+        let bare = member.disk.is_some_and(|disk| disk.lost)
+            && member.pod.is_none_or(|pod| !pod.addressed);
         // Without the PVC, the member would be started as one without data.
         let again = |service: &Service| {
             let fresh = view::data(None, None, Some(service), false) == Data::NeverMade;
-            fresh && !intent.members.contains(&seat.name) || is_second(observed, intent, list, seat)
+            fresh && !intent.members.contains(&member.name)
+                || is_second(observed, intent, list, member)
         };
-        if bare && seat.service.is_some_and(again) {
+        if bare && member.service.is_some_and(again) {
             let text = format!(
-                "{name} was added and has not started, and the volume of its claim is lost: put its PersistentVolume \
-                 back, or delete the volume claim {name}, and the pod {name} if there is one, and it is started on another \
+                "{name} was added but has not started, and its volume is lost: restore its PersistentVolume, or \
+                 delete the volume claim {name} and the pod {name} if it exists, and the operator starts it on a new \
                  volume",
-                name = seat.name
+                name = member.name
             );
             draft.problem(Reason::VolumeLost, text);
         }

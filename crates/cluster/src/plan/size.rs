@@ -12,7 +12,9 @@ use crate::plan::member_objects;
 use crate::plan::quorum::Quorum;
 use crate::plan::versions::VersionRules;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, actions, objects, together};
+use crate::plan::{
+    BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, actions, concurrent_join, objects,
+};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 
@@ -44,8 +46,8 @@ pub(super) fn reserve(
     }
     if reserved.len() < needed {
         let count = needed - reserved.len();
-        draft.say(format!("make the Services of {count} new members"));
-        let apart = together::begin_apart(view, needed);
+        draft.say(format!("create the Services of {count} new members"));
+        let apart = concurrent_join::begin_apart(view, needed);
         // The Services are independent of each other.
         for _ in 0..count {
             let member = draft.new_member();
@@ -60,7 +62,11 @@ pub(super) fn reserve(
 /// one more member may not exist.
 /// node for one member more.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
-    desired.size < 3 || view.seats.iter().any(|seat| seat.followed && seat.leaves())
+    desired.size < 3
+        || view
+            .members
+            .iter()
+            .any(|member| member.followed && member.leaves())
 }
 
 /// Removes surplus members: members to be replaced first, then learners, unhealthy voters, the newest. The leader is
@@ -71,21 +77,22 @@ pub(super) fn shrink(
     draft: &mut Draft,
 ) -> bool {
     let (stay, size) = (view.staying().count(), desired.size);
-    let all_vote = view.staying().filter(|seat| seat.votes()).count() >= size;
+    let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
     // A member to be replaced stays until its replacements are voters, and as long as the quorum depends on it.
-    let spared =
-        |seat: &MemberState| !seat.votes() || view.quorum().unsafe_without(seat.id()).is_none();
+    let spared = |member: &MemberState| {
+        !member.votes() || view.quorum().unsafe_without(member.id()).is_none()
+    };
     let replaced = view
-        .seats
+        .members
         .iter()
-        .find(|seat| seat.leaves() && (all_vote || stay > size) && spared(seat));
+        .find(|member| member.leaves() && (all_vote || stay > size) && spared(member));
     if stay <= size && replaced.is_none() {
         return false;
     }
     let Some(victim) = replaced.or_else(|| victim(view)) else {
         draft.wait(
             Reason::NoMemberToRemove,
-            "every member left is the leader or not run by this operator",
+            "every remaining member is the leader or an external member",
             STEADY,
         );
         return true;
@@ -118,21 +125,22 @@ pub(super) fn shrink(
 
 fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v MemberState<'a>> {
     let may_go =
-        |seat: &&MemberState| seat.data != Data::Elsewhere && Some(seat.id()) != view.leader;
-    let age = |seat: &MemberState| {
-        seat.service
+        |member: &&MemberState| member.data != Data::Elsewhere && Some(member.id()) != view.leader;
+    let age = |member: &MemberState| {
+        member
+            .service
             .map(|service| service.created)
-            .or(seat.pod.map(|pod| pod.created))
+            .or(member.pod.map(|pod| pod.created))
     };
-    let first = |seat: &&MemberState| {
+    let first = |member: &&MemberState| {
         (
-            seat.votes(),
-            seat.is_healthy(),
-            std::cmp::Reverse(age(seat)),
-            seat.id(),
+            member.votes(),
+            member.is_healthy(),
+            std::cmp::Reverse(age(member)),
+            member.id(),
         )
     };
-    view.seats.iter().filter(may_go).min_by_key(first)
+    view.members.iter().filter(may_go).min_by_key(first)
 }
 
 /// Whether a change of the voters must wait for one of the voters.
@@ -142,7 +150,7 @@ pub(super) fn wait_for_voters(
     what: &str,
     draft: &mut Draft,
 ) -> bool {
-    let healthy = |seat: &MemberState| seat.is_healthy();
+    let healthy = |member: &MemberState| member.is_healthy();
     wait_for_all(observed, view, &healthy, what, draft)
 }
 
@@ -153,15 +161,18 @@ fn wait_for_all(
     what: &str,
     draft: &mut Draft,
 ) -> bool {
-    let Some(seat) = view.voters().find(|seat| !counts(seat)) else {
+    let Some(member) = view.voters().find(|member| !counts(member)) else {
         return false;
     };
-    let starts = observed.pods.get(&seat.name).is_some_and(|pod| pod.running);
-    let look_again = if starts { SHORTLY } else { STEADY };
+    let starts = observed
+        .pods
+        .get(&member.name)
+        .is_some_and(|pod| pod.running);
+    let delay = if starts { SHORTLY } else { STEADY };
     draft.wait(
         Reason::VoterNotHealthy,
-        format!("{what} when {} is healthy", seat.name),
-        look_again,
+        format!("{what} when {} is healthy", member.name),
+        delay,
     );
     true
 }
@@ -171,17 +182,18 @@ pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draf
     if view.voters().count() == 1 {
         return false;
     }
-    let young = |seat: &&MemberState| {
-        seat.pod
+    let young = |member: &&MemberState| {
+        member
+            .pod
             .and_then(|pod| pod.running_since)
             .is_some_and(|since| age(since, now) < CONNECTED)
     };
-    let Some(seat) = view.voters().find(young) else {
+    let Some(member) = view.voters().find(young) else {
         return false;
     };
     let text = format!(
-        "etcd takes the next change when all voters have been connected for 5 s; {} is new",
-        seat.name
+        "etcd accepts the next change when all voters have been connected for 5 s; {} has just started",
+        member.name
     );
     draft.wait(Reason::VotersConnecting, text, SHORTLY);
     true
@@ -193,85 +205,95 @@ pub(super) fn promote(
     view: &View,
     draft: &mut Draft,
 ) -> bool {
-    let newest = |seat: &&MemberState| {
+    let newest = |member: &&MemberState| {
         observed
             .statuses
-            .get(&seat.name)
+            .get(&member.name)
             .and_then(|seen| seen.known())
             .map(|s| s.raft_index)
     };
     let committed = view
         .voters()
-        .filter_map(|seat| newest(&seat))
+        .filter_map(|member| newest(&member))
         .max()
         .unwrap_or(u64::MAX);
     let mut ready: Option<&MemberState> = None;
-    for seat in view.learners().filter(|seat| seat.data != Data::Elsewhere) {
+    for member in view
+        .learners()
+        .filter(|member| member.data != Data::Elsewhere)
+    {
         let has = observed
             .statuses
-            .get(&seat.name)
+            .get(&member.name)
             .and_then(|seen| seen.known())
             .map(|s| s.raft_applied_index)
-            .or(seat.follows)
+            .or(member.follows)
             // The planner assumes that a voter without a reported start was added as a voter (`second`).
-            .filter(|_| seat.joined() && !together::begins_apart(seat));
+            .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24.
-            Some(_) if joining::is_cut_off(seat, observed) => {
-                let text = format!("{} is not connected with the leader", seat.name);
+            Some(_) if joining::is_cut_off(member, observed) => {
+                let text = format!("{} is not connected to the leader", member.name);
                 draft.wait(Reason::LearnerCutOff, text, SHORTLY);
             }
-            Some(has) if joining::takes_part(seat, committed) && has_caught_up(has, committed) => {
+            Some(has)
+                if joining::takes_part(member, committed) && has_caught_up(has, committed) =>
+            {
                 // A learner that serves is promoted first.
-                ready = ready.filter(|first| first.serves() || !seat.serves());
-                ready = ready.or(Some(seat));
+                ready = ready.filter(|first| first.serves() || !member.serves());
+                ready = ready.or(Some(member));
             }
             Some(has) => {
-                let text = format!("{} has applied {has} of {committed} log entries", seat.name);
+                let text = format!(
+                    "{} has applied {has} of {committed} log entries",
+                    member.name
+                );
                 draft.wait(Reason::LearnerCatchingUp, text, SOON);
             }
-            None => wait_for_start(seat, now, draft),
+            None => wait_for_start(member, now, draft),
         }
     }
     let voters = view
         .voters()
-        .filter(|seat| !seat.leaves() && seat.data != Data::Elsewhere)
+        .filter(|member| !member.leaves() && member.data != Data::Elsewhere)
         .count();
-    let Some(seat) = ready.filter(|_| voters < desired.size) else {
+    let Some(member) = ready.filter(|_| voters < desired.size) else {
         return false;
     };
     // Invariants 2 and 24.
-    let takes_part = |seat: &MemberState| joining::takes_part(seat, committed);
-    let what = format!("{} becomes a voter", seat.name);
+    let takes_part = |member: &MemberState| joining::takes_part(member, committed);
+    let what = format!("{} becomes a voter", member.name);
     if wait_for_all(observed, view, &takes_part, &what, draft) {
         return false;
     }
-    let voters = view.voters().map(|seat| (seat.id(), takes_part(seat)));
+    let voters = view
+        .voters()
+        .map(|member| (member.id(), takes_part(member)));
     if let Some(risk) = Quorum::new(voters).unsafe_with_one_more() {
         draft.wait(
             Reason::QuorumAtRisk,
-            format!("{} is not promoted: {risk}", seat.name),
+            format!("{} is not promoted: {risk}", member.name),
             SHORTLY,
         );
         return false;
     }
-    let promotion = actions::promote(&seat.name, seat.id());
-    let said = format!("make {} a voter", seat.name);
+    let promotion = actions::promote(&member.name, member.id());
+    let said = format!("promote {} to voter", member.name);
     decide(view, vec![promotion], None, said, draft)
 }
 
-fn wait_for_start(seat: &MemberState, now: Timestamp, draft: &mut Draft) {
-    let soon = seat
+fn wait_for_start(member: &MemberState, now: Timestamp, draft: &mut Draft) {
+    let soon = member
         .pod
         .is_some_and(|pod| objects::is_about_to_answer(pod, now));
-    let look_again = if soon { SOON } else { BLIND };
-    let what = if seat.serves() {
-        "has not told the list that it has started"
+    let delay = if soon { SOON } else { BLIND };
+    let what = if member.serves() {
+        "has not published its client URLs yet"
     } else {
         "is not running yet"
     };
-    let text = format!("{} {what}", seat.name);
-    draft.wait(Reason::LearnerStarting, text, look_again);
+    let text = format!("{} {what}", member.name);
+    draft.wait(Reason::LearnerStarting, text, delay);
 }
 
 /// Adds members that are missing. Invariant 4: they join as learners if the version of etcd has learners.
@@ -285,8 +307,8 @@ pub(super) fn grow(
     let there = if comes_first(desired, view) {
         view.staying().count()
     } else {
-        let ours = |seat: &&MemberState| seat.data != Data::Elsewhere;
-        view.seats.iter().filter(ours).count()
+        let ours = |member: &&MemberState| member.data != Data::Elsewhere;
+        view.members.iter().filter(ours).count()
     };
     let missing = desired.size.saturating_sub(there);
     let count = if rules.several_learners {
@@ -302,10 +324,10 @@ pub(super) fn grow(
         return false; // The other Services are not created yet; all members join together.
     }
     // etcd refuses an addition unless every voter has been connected for 5 s.
-    if let Some(seat) = view.voters().find(|seat| !seat.is_healthy()) {
+    if let Some(member) = view.voters().find(|member| !member.is_healthy()) {
         draft.wait(
             Reason::VoterNotHealthy,
-            format!("a member is added when {} is healthy", seat.name),
+            format!("a member is added when {} is healthy", member.name),
             BLIND,
         );
         return true;
@@ -313,16 +335,16 @@ pub(super) fn grow(
     if wait_for_connections(view, now, draft) {
         return true;
     }
-    let joining = |seat: &&MemberState| {
-        !seat.joined()
-            && seat
+    let joining = |member: &&MemberState| {
+        !member.joined()
+            && member
                 .pod
                 .is_some_and(|pod| pod.trouble.is_none() && pod.restarts == 0)
     };
-    if let Some(seat) = view.seats.iter().find(joining) {
+    if let Some(member) = view.members.iter().find(joining) {
         draft.wait(
             Reason::MemberJoining,
-            format!("a member is added when {} has joined", seat.name),
+            format!("a member is added when {} has joined", member.name),
             SHORTLY,
         );
         return true;
@@ -330,7 +352,7 @@ pub(super) fn grow(
     if !rules.several_learners && view.learners().next().is_some() {
         draft.wait(
             Reason::OneLearnerAtATime,
-            "etcd before 3.6 takes one learner at a time",
+            "etcd before 3.6 accepts one learner at a time",
             SHORTLY,
         );
         return true;

@@ -18,39 +18,39 @@ impl<'a> View<'a> {
         list: &'a Members,
         (desired, observed, now): (&Desired, &'a Observed, Timestamp),
     ) -> Self {
-        let mut seats: Vec<MemberState> = list
+        let mut members: Vec<MemberState> = list
             .members
             .iter()
-            .map(|member| seat(member, observed, now))
+            .map(|member| state_of(member, observed, now))
             .collect();
-        let names = seats.iter().map(|seat| seat.name.clone()).collect();
-        for seat in &mut seats {
+        let names = members.iter().map(|member| member.name.clone()).collect();
+        for member in &mut members {
             // The `emptyDir` of a member that can never join has no useful data.
-            if seat.cannot_join(&names) && seat.pod.is_some_and(|pod| !pod.durable) {
-                seat.data = Data::Gone;
+            if member.cannot_join(&names) && member.pod.is_some_and(|pod| !pod.durable) {
+                member.data = Data::Gone;
             }
         }
         let leader = observed.leader();
-        let fates = fate::decide(&seats, (desired, observed, now), leader);
-        for (seat, decision) in seats.iter_mut().zip(fates) {
-            (seat.fate, seat.gone_at) = (decision.fate, decision.lost_at);
-            seat.followed = decision.followed;
+        let fates = fate::decide(&members, (desired, observed, now), leader);
+        for (member, decision) in members.iter_mut().zip(fates) {
+            (member.fate, member.gone_at) = (decision.fate, decision.lost_at);
+            member.followed = decision.followed;
         }
         // Invariant 19: nothing counts on the member until it is defragmented. From 3.6 on it does not even answer
         // for itself meanwhile: its status contains the version of its storage, which it reads under the lock
         // (`StorageVersion` in etcd's `server/etcdserver/server.go`, `defrag` in
         // `server/storage/backend/backend.go`).
-        if let Some(member) = observed.upkeep.defragmenting() {
+        if let Some(name) = observed.upkeep.defragmenting() {
             let asked = observed.upkeep.call == Some(Call::Running);
-            for seat in seats.iter_mut().filter(|seat| seat.name == member) {
-                if seat.serves() || (asked && seat.pod.is_some_and(Pod::stays)) {
-                    seat.health = Health::Busy;
+            for member in members.iter_mut().filter(|member| member.name == name) {
+                if member.serves() || (asked && member.pod.is_some_and(Pod::stays)) {
+                    member.health = Health::Busy;
                 }
             }
         }
         Self {
             list,
-            seats,
+            members,
             leader,
         }
     }
@@ -64,7 +64,7 @@ fn known_as(member: &Member, observed: &Observed) -> Option<String> {
     all.find(|name| is_known(observed, name)).map(str::to_owned)
 }
 
-fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> MemberState<'a> {
+fn state_of<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> MemberState<'a> {
     let name = known_as(member, observed).unwrap_or_else(|| name_of(member));
     let pod = observed.pods.get(&name);
     let disk = observed.disks.get(&name);
@@ -77,7 +77,7 @@ fn seat<'a>(member: &'a Member, observed: &'a Observed, now: Timestamp) -> Membe
         data(pod, disk, service, joined || is_first(observed, &name))
     };
     MemberState {
-        member,
+        listed: member,
         pod,
         disk,
         service,

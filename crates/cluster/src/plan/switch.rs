@@ -13,7 +13,7 @@ use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{BLIND, Draft, SHORTLY, actions, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
-use crate::switch::{TlsRollout, Way};
+use crate::switch::{TlsMode, TlsRollout};
 
 /// Records the TLS settings with which members start, and takes the next step of a switch.
 pub(super) fn settle(
@@ -33,7 +33,7 @@ pub(super) fn settle(
     if let Some(text) = rollout.under_way() {
         draft.wait(Reason::TLSSwitching, text, BLIND);
     }
-    if !earlier.changes_members && recall(rollout, view, draft) {
+    if !earlier.changes_members && cache(rollout, view, draft) {
         return;
     }
     let Some(next) = &rollout.next else {
@@ -46,7 +46,7 @@ pub(super) fn settle(
         return;
     }
     if let Some(why) = unsettled(observed, rollout, view) {
-        let text = format!("TLS is switched further when {why}");
+        let text = format!("the next stage of the TLS change starts when {why}");
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
@@ -57,12 +57,12 @@ pub(super) fn settle(
     let (here, there) = (peers_of(rollout.at.as_ref()), peers_of(next.to.as_ref()));
     if let Some(listener) = here.shared_with(there).filter(|_| here != there) {
         let other = |listed| listed != Some(listener);
-        if redirect(view, |seat| names_any(seat, other), listener, draft) {
+        if redirect(view, |member| names_any(member, other), listener, draft) {
             return;
         }
     }
-    let words = Way::of(next.to.as_ref()).words();
-    draft.say(format!("start members again so that they {words}"));
+    let words = TlsMode::of(next.to.as_ref()).words();
+    draft.say(format!("restart members so that they {words}"));
     record(intent, next.to.as_ref(), draft);
 }
 
@@ -74,59 +74,70 @@ fn record(intent: &Intent, policy: Option<&TlsPolicy>, draft: &mut Draft) {
 /// Why the next step has to wait.
 fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<String> {
     let next = rollout.next.as_ref()?;
-    let ways = [Way::of(rollout.at.as_ref()), Way::of(next.to.as_ref())];
+    let modes = [
+        TlsMode::of(rollout.at.as_ref()),
+        TlsMode::of(next.to.as_ref()),
+    ];
     // The second port exists before any member is dialed on it.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
     }
-    view.seats.iter().find_map(|seat| {
-        let name = &seat.name;
-        if seat.data == Data::Elsewhere {
-            return Some(format!("{name}, which is somebody else's, is gone"));
+    view.members.iter().find_map(|member| {
+        let name = &member.name;
+        if member.data == Data::Elsewhere {
+            return Some(format!("the external member {name} is removed"));
         }
-        if !ways.iter().any(|way| rollout.ways.get(name) == Some(way)) {
-            return Some(format!("{name} is started again"));
+        if !modes
+            .iter()
+            .any(|mode| rollout.modes.get(name) == Some(mode))
+        {
+            return Some(format!("{name} is restarted"));
         }
-        if !serves(seat) {
+        if !serves(member) {
             return Some(format!("{name} serves"));
         }
         // The answer of a member that is cut off is stale.
-        if joining::is_cut_off(seat, observed) {
-            return Some(format!("{name} is connected with the leader"));
+        if joining::is_cut_off(member, observed) {
+            return Some(format!("{name} is connected to the leader"));
         }
-        let service = seat.service.filter(|service| !service.drifted);
+        let service = member.service.filter(|service| !service.drifted);
         service
             .is_none()
             .then(|| format!("the Service of {name} is repaired"))
     })
 }
 
-fn serves(seat: &MemberState) -> bool {
-    let ready = seat.pod.is_some_and(|pod| pod.ready && pod.stays());
-    ready && seat.is_healthy()
+fn serves(member: &MemberState) -> bool {
+    let ready = member.pod.is_some_and(|pod| pod.ready && pod.stays());
+    ready && member.is_healthy()
 }
 
 /// Repairs invariant 23: a serving member whose URL names a listener that only other stages have gets the URL of its
 /// real listener. The seed of a recovery can be in this state. Its pod may be lost before its TLS settings are
 /// recorded, while the spec changes. New members could not reach such a seed.
-fn recall(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
-    let (way, here) = (Way::of(rollout.at.as_ref()), peers_of(rollout.at.as_ref()));
+fn cache(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
+    let (mode, here) = (
+        TlsMode::of(rollout.at.as_ref()),
+        peers_of(rollout.at.as_ref()),
+    );
     let stages = PeerStage::ALL.iter();
     let others: Vec<PeerListener> = stages
         .flat_map(|stage| stage.listeners())
         .filter(|listener| !here.listeners().contains(listener))
         .copied()
         .collect();
-    let is_astray = |seat: &MemberState| {
-        let runs = rollout.ways.get(&seat.name) == Some(&way) && serves(seat);
-        runs && names_any(seat, |listed| listed.is_some_and(|it| others.contains(&it)))
+    let is_astray = |member: &MemberState| {
+        let runs = rollout.modes.get(&member.name) == Some(&mode) && serves(member);
+        runs && names_any(member, |listed| {
+            listed.is_some_and(|it| others.contains(&it))
+        })
     };
     redirect(view, is_astray, here.usual(), draft)
 }
 
 /// Whether one of the member's peer URLs names such a listener.
-fn names_any(seat: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
-    let mut urls = seat.member.peer_urls.iter();
+fn names_any(member: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
+    let mut urls = member.listed.peer_urls.iter();
     urls.any(|url| such(listener_of(url)))
 }
 
@@ -137,14 +148,18 @@ fn redirect(
     listener: PeerListener,
     draft: &mut Draft,
 ) -> bool {
-    let Some(seat) = view.seats.iter().find(|seat| such(seat)) else {
+    let Some(member) = view.members.iter().find(|member| such(member)) else {
         return false;
     };
-    let urls = seat.member.peer_urls.iter();
+    let urls = member.listed.peer_urls.iter();
     let mut urls: Vec<String> = urls.filter_map(|url| at_listener(url, listener)).collect();
     urls.dedup();
-    let said = format!("have {} dialled at {}", seat.name, urls.join(", "));
-    let update = actions::update_peer_urls(&seat.name, seat.id(), urls);
+    let said = format!(
+        "set the peer URLs of {} to {}",
+        member.name,
+        urls.join(", ")
+    );
+    let update = actions::update_peer_urls(&member.name, member.id(), urls);
     draft.wait(Reason::TLSSwitching, "peer URLs are being changed", SHORTLY);
     decide(view, vec![update], None, said, draft)
 }

@@ -22,7 +22,7 @@ use crate::snapshot::{Desired, Observed, Pod, Seen};
 use crate::upkeep::Call;
 
 pub(super) use alarms::corrupt_members;
-use alarms::{disarm, of_kind, told_of_corruption};
+use alarms::{disarm, of_kind, report_corrupt_members};
 
 /// Minimum free bytes for a scheduled defragmentation.
 const SENSIBLE: i64 = 1 << 20;
@@ -50,7 +50,7 @@ type Situation<'a> = (&'a Desired, &'a Observed, Timestamp);
 /// Plans the maintenance of the databases, after all other phases.
 pub(super) fn keep_up(situation: Situation, view: &View, earlier: &Earlier, draft: &mut Draft) {
     let (_, observed, _) = situation;
-    let disarms = told_of_corruption(observed, view, draft);
+    let disarms = report_corrupt_members(observed, view, draft);
     let is_idle = earlier.is_idle && !disarms;
     let run = Run {
         situation,
@@ -61,7 +61,7 @@ pub(super) fn keep_up(situation: Situation, view: &View, earlier: &Earlier, draf
         Some(record) => run.go_on(record, draft),
         None => run.begin(draft),
     }
-    run.told_of_no_space(draft);
+    run.report_full_database(draft);
 }
 
 struct Run<'a> {
@@ -77,9 +77,9 @@ impl Run<'_> {
         let (_, observed, _) = self.situation;
         let voters = self.view.voters();
         voters
-            .map(|seat| {
-                let status = observed.statuses.get(&seat.name).and_then(Seen::known)?;
-                Some((seat, status))
+            .map(|member| {
+                let status = observed.statuses.get(&member.name).and_then(Seen::known)?;
+                Some((member, status))
             })
             .collect()
     }
@@ -190,7 +190,7 @@ impl Run<'_> {
                 AFTER_NOTHING
             };
             if now.duration_since(over.0) < pause {
-                let text = "the last defragmentation has just ended: the next one waits a while";
+                let text = "the last defragmentation has just ended: the next one starts later";
                 draft.wait(Reason::DefragmentationWaits, text, BLIND);
                 return;
             }
@@ -205,18 +205,18 @@ impl Run<'_> {
             draft.wait(Reason::DefragmentationWaits, text, BLIND);
             false
         };
-        if let Some(seat) = self.view.seats.iter().find(|seat| !seat.is_healthy()) {
-            let text = format!("members are defragmented when {} is healthy", seat.name);
+        if let Some(member) = self.view.members.iter().find(|member| !member.is_healthy()) {
+            let text = format!("members are defragmented when {} is healthy", member.name);
             return waits(draft, text);
         }
         let settled = self.view.learners().next().is_none();
         if !settled || !self.is_idle {
-            let text = "members are defragmented when nothing else is being changed";
+            let text = "members are defragmented when no other change is in progress";
             return waits(draft, text.to_owned());
         }
         if observed.upkeep.slow {
             let text = "etcd takes more than half a second to confirm a read: the next member is defragmented when \
-                 it is quick again";
+             reads are faster";
             return waits(draft, text.to_owned());
         }
         true
@@ -230,10 +230,10 @@ impl Run<'_> {
         let last = observed.upkeep.record.as_ref();
         let compacted = last.and_then(|last| last.compacted_revision);
         let compact = compact_to.map(|revision| {
-            draft.say(format!("compact what is before revision {revision}"));
+            draft.say(format!("compact the history before revision {revision}"));
             actions::compact(revision, self.view.via(None))
         });
-        draft.say("begin to defragment");
+        draft.say("start the defragmentation");
         let record = DefragmentationStatus {
             cause,
             start_time: Time(now),
@@ -271,7 +271,7 @@ impl Run<'_> {
             Some(last) if last.completion_time.is_none() => self.attend(record, last, draft),
             // A failure ends the run: the next member might fail for the same reason.
             Some(last) if last.error.is_some() => self.finish(record, draft),
-            _ => self.tell_next(record, draft),
+            _ => self.record_next(record, draft),
         }
     }
 
@@ -283,18 +283,22 @@ impl Run<'_> {
         draft: &mut Draft,
     ) {
         let (_, observed, now) = self.situation;
-        let seat = self.view.seats.iter().find(|seat| seat.name == last.name);
+        let member = self
+            .view
+            .members
+            .iter()
+            .find(|member| member.name == last.name);
         let status = observed.statuses.get(&last.name).and_then(Seen::known);
-        let error = match (&observed.upkeep.call, seat) {
-            (_, None) => Some("it is no member any more".to_owned()),
+        let error = match (&observed.upkeep.call, member) {
+            (_, None) => Some("it is no longer a member".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
             // The member is silent: it may still be working for a former process, or was asked just before it
             // finished.
-            (_, Some(seat)) if seat.health != Health::Busy => {
-                let may_be_done = seat.pod.is_some_and(Pod::stays)
+            (_, Some(member)) if member.health != Health::Busy => {
+                let may_be_done = member.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
                 if may_be_done {
-                    drain::keep(seat, draft);
+                    drain::keep(member, draft);
                     let text = format!("{} does not answer yet", last.name);
                     draft.wait(Reason::Defragmenting, text, SHORTLY);
                     return;
@@ -302,21 +306,21 @@ impl Run<'_> {
                 Some("it stopped answering".to_owned())
             }
             (Some(Call::Done), _) => None,
-            (Some(Call::Running), Some(seat)) => {
-                drain::keep(seat, draft);
+            (Some(Call::Running), Some(member)) => {
+                drain::keep(member, draft);
                 let text = format!("{} is being defragmented", last.name);
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
             // Invariant 19: the conditions under which the member was recorded may have changed before the call.
-            (None, Some(seat)) if !self.may_be_told(seat) => {
+            (None, Some(member)) if !self.may_defragment(member) => {
                 let mut record = record.clone();
                 record.members.pop();
-                draft.say(format!("put the defragmentation of {} off", last.name));
+                draft.say(format!("defer the defragmentation of {}", last.name));
                 draft.add(draft.build.record_defragmentation(&record));
                 return;
             }
-            (None, Some(seat)) if !drain::is_drained(now, self.view, seat, draft) => return,
+            (None, Some(member)) if !drain::is_drained(now, self.view, member, draft) => return,
             // A former process sent the call, or no call was sent yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
@@ -335,39 +339,40 @@ impl Run<'_> {
     }
 
     /// Whether every other voter serves and the member is not the leader of others.
-    fn may_be_told(&self, seat: &MemberState) -> bool {
-        let mut others = self.view.voters().filter(|other| other.id() != seat.id());
-        let leads = self.view.leader == Some(seat.id()) && self.view.voters().count() > 1;
+    fn may_defragment(&self, member: &MemberState) -> bool {
+        let mut others = self.view.voters().filter(|other| other.id() != member.id());
+        let leads = self.view.leader == Some(member.id()) && self.view.voters().count() > 1;
         !leads && others.all(MemberState::is_healthy)
     }
 
-    fn tell_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
+    fn record_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         let (_, _, now) = self.situation;
         let Some(databases) = self.databases() else {
             // Reports the reason.
             self.is_quiet(draft);
             return;
         };
-        let was_told = |seat: &MemberState| record.members.iter().any(|one| one.name == seat.name);
-        let leads = |seat: &MemberState| self.view.leader == Some(seat.id());
+        let was_defragmented =
+            |member: &MemberState| record.members.iter().any(|one| one.name == member.name);
+        let leads = |member: &MemberState| self.view.leader == Some(member.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
         // Compares with the current status: the recorded sizes may be slightly older.
-        let shrank = databases.iter().any(|(seat, status)| {
-            let mut told = record.members.iter().filter(|one| one.name == seat.name);
+        let shrank = databases.iter().any(|(member, status)| {
+            let mut told = record.members.iter().filter(|one| one.name == member.name);
             told.any(|one| one.size_before - status.db_size >= self.room() / 2)
         });
         let blindly = compacted && !young && (record.members.is_empty() || shrank);
         let next = databases
             .iter()
-            .filter(|(seat, status)| {
+            .filter(|(member, status)| {
                 let blindly = blindly && !self.roomy(status.db_size);
-                !was_told(seat) && (blindly || self.is_worth_it(&record.cause, status))
+                !was_defragmented(member) && (blindly || self.is_worth_it(&record.cause, status))
             })
-            .min_by_key(|(seat, _)| (leads(seat), seat.name.clone()));
-        let Some((seat, status)) = next else {
+            .min_by_key(|(member, _)| (leads(member), member.name.clone()));
+        let Some((member, status)) = next else {
             if young && compacted {
-                let text = "the members free what was compacted";
+                let text = "the members free the compacted space";
                 draft.wait(Reason::Compacting, text, SHORTLY);
                 return;
             }
@@ -378,20 +383,23 @@ impl Run<'_> {
         if !self.is_quiet(draft) {
             return;
         }
-        if leads(seat) && self.view.voters().count() > 1 {
-            decide_leader(self.view, seat, draft);
+        if leads(member) && self.view.voters().count() > 1 {
+            decide_leader(self.view, member, draft);
             return;
         }
         let mut record = record.clone();
         record.members.push(MemberDefragmentation {
-            name: seat.name.clone(),
+            name: member.name.clone(),
             start_time: Time(now),
             completion_time: None,
             size_before: status.db_size,
             size_after: None,
             error: None,
         });
-        draft.say(format!("record that {} is defragmented", seat.name));
+        draft.say(format!(
+            "record that {} is next to be defragmented",
+            member.name
+        ));
         draft.add(draft.build.record_defragmentation(&record));
     }
 
@@ -399,7 +407,7 @@ impl Run<'_> {
         let (_, _, now) = self.situation;
         let mut record = record.clone();
         record.completion_time = Some(Time(now));
-        draft.say("record that the defragmentation is over");
+        draft.say("record the end of the defragmentation");
         draft.add(draft.build.record_defragmentation(&record));
     }
 }

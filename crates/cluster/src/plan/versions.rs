@@ -18,7 +18,7 @@ pub(crate) struct Course {
     /// The version for all members; `None` if each member keeps its version.
     pub(crate) target: Option<EtcdVersion>,
     /// The direction from the lowest running version.
-    pub(crate) way: Option<UpgradeDirection>,
+    pub(crate) direction: Option<UpgradeDirection>,
     /// Why the members cannot reach the version in the spec, and the remedy.
     pub(crate) refused: Option<String>,
 }
@@ -110,23 +110,23 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     // them, because the cluster version is that of the lowest member. Every member of the lowest minor release must
     // be able to take the path.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
-    let ways: Result<Vec<UpgradeDirection>, String> =
+    let directions: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();
-    let towards = match ways {
-        Ok(ways) => ways.first().copied(),
+    let towards = match directions {
+        Ok(directions) => directions.first().copied(),
         Err(why) => return refused(why),
     };
     let highest = running.iter().map(EtcdVersion::minor).max();
     if towards == Some(UpgradeDirection::Down) && highest > Some(lowest.minor()) {
         let (major, minor) = highest.unwrap_or_default();
         return refused(format!(
-            "some members run etcd {major}.{minor} already: set spec.version to {lowest} or to a {major}.{minor} \
-             release until all run the same"
+            "some members already run etcd {major}.{minor}: set spec.version to {lowest} or to a {major}.{minor} \
+             release until all members run one version"
         ));
     }
     Course {
         target: Some(wanted),
-        way: towards,
+        direction: towards,
         refused: None,
     }
 }
@@ -147,13 +147,13 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let allowed = answers().find_map(|(_, status)| minor_of(status.downgrade.as_ref()?));
     let wanted = target.minor();
     match allowed {
-        None if course.way == Some(UpgradeDirection::Down) => {
+        None if course.direction == Some(UpgradeDirection::Down) => {
             Downgrade::Allow(format!("{}.{}", wanted.0, wanted.1))
         }
         None => Downgrade::None,
         Some(allowed) if allowed < wanted => Downgrade::TakeBack,
         Some(allowed) if allowed > wanted => Downgrade::Settling(format!(
-            "the downgrade to {}.{} has not ended yet",
+            "the downgrade to {}.{} is not complete",
             allowed.0, allowed.1
         )),
         Some(_) => {
@@ -164,7 +164,7 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
             });
             match lags {
                 Some((name, _)) => Downgrade::Settling(format!(
-                    "etcd makes the disk of {name} one that {}.{} can read",
+                    "etcd converts the data of {name} for {}.{}",
                     wanted.0, wanted.1
                 )),
                 None => Downgrade::Ready,
@@ -183,10 +183,13 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
 /// The version for a new member: the lowest running version, with which every other member is compatible. The
 /// replacement of a member whose pod cannot change to the target gets the target.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
-    let follows = view.seats.iter().any(|seat| seat.followed && seat.leaves());
+    let follows = view
+        .members
+        .iter()
+        .any(|member| member.followed && member.leaves());
     let course = course(desired, observed);
     // During a downgrade, no member joins with the target before etcd permits it.
-    let settled = course.way != Some(UpgradeDirection::Down)
+    let settled = course.direction != Some(UpgradeDirection::Down)
         || downgrade(&course, observed) == Downgrade::Ready;
     let target = course.target.filter(|_| follows && settled);
     target.map_or_else(
@@ -196,8 +199,8 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
 }
 
 /// The version for a recreated pod: the last version that used the volume, which only `roll` changes.
-pub(super) fn returning(desired: &Desired, observed: &Observed, seat: &MemberState) -> String {
-    noted(desired, observed, seat.disk)
+pub(super) fn returning(desired: &Desired, observed: &Observed, member: &MemberState) -> String {
+    noted(desired, observed, member.disk)
 }
 
 /// The version recorded on a volume.

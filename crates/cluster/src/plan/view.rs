@@ -51,7 +51,7 @@ pub enum Health {
 #[derive(Clone, Debug)]
 pub struct MemberState<'a> {
     /// The member's entry in the list.
-    pub member: &'a Member,
+    pub listed: &'a Member,
     /// Name of the member, its pod, its PVC and its Service.
     pub name: String,
     /// Pod of the member.
@@ -77,17 +77,17 @@ pub struct MemberState<'a> {
 impl MemberState<'_> {
     /// The ID that membership changes use.
     pub fn id(&self) -> MemberId {
-        self.member.id
+        self.listed.id
     }
 
     /// Whether the member is a voter.
     pub fn votes(&self) -> bool {
-        !self.member.is_learner
+        !self.listed.is_learner
     }
 
     /// Whether the member has joined: it published its client URLs through a quorum.
     pub fn joined(&self) -> bool {
-        !self.member.client_urls.is_empty()
+        !self.listed.client_urls.is_empty()
     }
 
     /// Whether the member answers for itself and knows a leader.
@@ -143,7 +143,7 @@ pub struct View<'a> {
     /// The list as etcd returned it.
     pub list: &'a Members,
     /// Sorted by ID.
-    pub seats: Vec<MemberState<'a>>,
+    pub members: Vec<MemberState<'a>>,
     /// The leader on which the members agree.
     pub leader: Option<MemberId>,
 }
@@ -151,47 +151,55 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// All names in the list.
     pub fn names(&self) -> BTreeSet<String> {
-        self.seats.iter().map(|seat| seat.name.clone()).collect()
+        self.members
+            .iter()
+            .map(|member| member.name.clone())
+            .collect()
     }
 
     /// The members that vote.
     pub fn voters(&self) -> impl Iterator<Item = &MemberState<'a>> {
-        self.seats.iter().filter(|seat| seat.votes())
+        self.members.iter().filter(|member| member.votes())
     }
 
     /// The members that do not vote yet.
     pub fn learners(&self) -> impl Iterator<Item = &MemberState<'a>> {
-        self.seats.iter().filter(|seat| !seat.votes())
+        self.members.iter().filter(|member| !member.votes())
     }
 
     /// The members that stay or are not started yet. Members to be replaced do not count. Members added by other
     /// software do not count either: no member is removed in their favor.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
-        let ours = |seat: &&MemberState| seat.data != Data::Elsewhere;
-        let all = self.seats.iter().filter(ours);
-        all.filter(|seat| seat.fate == Fate::Stays)
+        let ours = |member: &&MemberState| member.data != Data::Elsewhere;
+        let all = self.members.iter().filter(ours);
+        all.filter(|member| member.fate == Fate::Stays)
     }
 
     /// Whether enough voters stay for the size in the spec and all voters are healthy. Only then may volumes that the
     /// cluster no longer needs be deleted (invariant 9).
     pub fn is_complete(&self, size: usize) -> bool {
-        let staying = self.staying().filter(|seat| seat.votes()).count();
+        let staying = self.staying().filter(|member| member.votes()).count();
         let quorum = self.quorum();
         staying >= size && quorum.healthy() == quorum.voters()
     }
 
     /// The quorum guard for the voters.
     pub fn quorum(&self) -> Quorum {
-        Quorum::new(self.voters().map(|seat| (seat.id(), seat.is_healthy())))
+        Quorum::new(
+            self.voters()
+                .map(|member| (member.id(), member.is_healthy())),
+        )
     }
 
     /// The members to which a change is sent: healthy voters, staying members first, the leader before all others.
     pub fn via(&self, without: Option<MemberId>) -> Vec<String> {
-        let able =
-            |seat: &&MemberState| seat.health == Health::Healthy && Some(seat.id()) != without;
-        let mut seats: Vec<&MemberState> = self.voters().filter(able).collect();
-        seats.sort_by_key(|seat| (seat.fate != Fate::Stays, Some(seat.id()) != self.leader));
-        seats.iter().map(|seat| seat.name.clone()).collect()
+        let able = |member: &&MemberState| {
+            member.health == Health::Healthy && Some(member.id()) != without
+        };
+        let mut members: Vec<&MemberState> = self.voters().filter(able).collect();
+        members
+            .sort_by_key(|member| (member.fate != Fate::Stays, Some(member.id()) != self.leader));
+        members.iter().map(|member| member.name.clone()).collect()
     }
 }
 

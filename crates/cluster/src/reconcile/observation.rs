@@ -13,7 +13,7 @@ use crate::action::Step;
 use crate::desired::desired;
 use crate::execute::{Acted, ExecuteContext};
 use crate::naming::Seed;
-use crate::observe::{self, Look};
+use crate::observe::{self, KubeSnapshot};
 use crate::outcome::Error;
 use crate::plan::effective::Effective;
 use crate::plan::{Plan, plan, urgent};
@@ -26,7 +26,7 @@ const DROPS: usize = 10;
 
 /// One observation of a cluster and its plan.
 pub(super) struct Round {
-    pub(super) look: Look,
+    pub(super) snapshot: KubeSnapshot,
     pub(super) etcd: Arc<dyn Etcd>,
     pub(super) observed: Observed,
     desired: Desired,
@@ -36,19 +36,19 @@ pub(super) struct Round {
 
 impl ClusterOperator {
     /// Reads the Kubernetes side and caches it for reconciles of an idle cluster.
-    async fn read(&self, object: &EtcdCluster) -> Result<Option<(Look, Instant)>, Error> {
+    async fn read(&self, object: &EtcdCluster) -> Result<Option<(KubeSnapshot, Instant)>, Error> {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
-        self.recall.begin(&uid);
-        let look = Box::pin(self.look(object)).await;
-        match &look {
-            Ok(Some(look)) => self.recall.keep(&uid, look.clone(), since),
-            _ => self.recall.stir(&uid),
+        self.cache.begin(&uid);
+        let snapshot = Box::pin(self.snapshot(object)).await;
+        match &snapshot {
+            Ok(Some(snapshot)) => self.cache.keep(&uid, snapshot.clone(), since),
+            _ => self.cache.invalidate(&uid),
         }
-        Ok(look?.map(|look| (look, since)))
+        Ok(snapshot?.map(|snapshot| (snapshot, since)))
     }
 
-    async fn look(&self, object: &EtcdCluster) -> Result<Option<Look>, Error> {
+    async fn snapshot(&self, object: &EtcdCluster) -> Result<Option<KubeSnapshot>, Error> {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         let (objects, policy) = tokio::join!(
             observe::objects(&self.client, &namespace, &name),
@@ -58,27 +58,27 @@ impl ClusterOperator {
             return Ok(None);
         };
         let effective = Effective::of(&objects, jiff::Timestamp::now());
-        let mut look = objects.look(effective);
+        let mut snapshot = objects.snapshot(effective);
         let seen = (&self.operators, policy?);
-        observe::access::complete(&self.client, seen, &mut look).await;
-        Ok(Some(look))
+        observe::access::complete(&self.client, seen, &mut snapshot).await;
+        Ok(Some(snapshot))
     }
 
-    async fn round(&self, look: Look) -> Round {
-        let uid = look.cluster.uid().unwrap_or_default();
-        let (etcd, seed) = self.clients_of(&uid, &look);
-        let mut observed = observe::observe((etcd.as_ref(), seed.as_ref()), &look).await;
+    async fn round(&self, snapshot: KubeSnapshot) -> Round {
+        let uid = snapshot.cluster.uid().unwrap_or_default();
+        let (etcd, seed) = self.clients_of(&uid, &snapshot);
+        let mut observed = observe::observe((etcd.as_ref(), seed.as_ref()), &snapshot).await;
         observed.upkeep.call = self.calls.of(&uid, observed.upkeep.record.as_ref());
         observe::operator_image(&self.image, &mut observed).await;
-        let desired = desired(&look.effective, &self.operators);
-        let (names, at) = (new_names(&look), jiff::Timestamp::now());
+        let desired = desired(&snapshot.effective, &self.operators);
+        let (names, at) = (new_names(&snapshot), jiff::Timestamp::now());
         let mut planned = plan(&desired, &observed, &names, at);
         if let Some(revision) = planned.asks {
-            observe::hashes(etcd.as_ref(), &look, &mut observed, revision).await;
+            observe::hashes(etcd.as_ref(), &snapshot, &mut observed, revision).await;
             planned = plan(&desired, &observed, &names, at);
         }
         Round {
-            look,
+            snapshot,
             etcd,
             observed,
             desired,
@@ -88,12 +88,12 @@ impl ClusterOperator {
     }
 
     /// The clients for the cluster and for the seed of its recovery; the same client without a recovery.
-    fn clients_of(&self, uid: &str, look: &Look) -> (Arc<dyn Etcd>, Arc<dyn Etcd>) {
-        let access = look.access().unwrap_or_default();
-        let status = look.cluster.status.as_ref();
+    fn clients_of(&self, uid: &str, snapshot: &KubeSnapshot) -> (Arc<dyn Etcd>, Arc<dyn Etcd>) {
+        let access = snapshot.access().unwrap_or_default();
+        let status = snapshot.cluster.status.as_ref();
         let token = status.and_then(|status| Some(status.bootstrap.as_ref()?.token.as_str()));
         let of = |token| self.clients.of((uid, token), &access);
-        (of(token), of(look.seeds_token().or(token)))
+        (of(token), of(snapshot.seeds_token().or(token)))
     }
 
     /// Reads everything and makes a plan, again as long as pods end before etcd answers. Recreating pods with existing
@@ -105,24 +105,26 @@ impl ClusterOperator {
         let uid = object.uid().unwrap_or_default();
         let mut early = Acted::default();
         for left in (0..=DROPS).rev() {
-            let mut heed = self.endings.heed(&uid);
-            let Some((look, since)) = Box::pin(self.read(object)).await? else {
+            let mut subscription = self.deletions.subscribe(&uid);
+            let Some((snapshot, since)) = Box::pin(self.read(object)).await? else {
                 return Ok(None);
             };
             if left == 0 {
-                return Ok(Some((Box::pin(self.round(look)).await, since, early)));
+                return Ok(Some((Box::pin(self.round(snapshot)).await, since, early)));
             }
-            let unanswered = observe::unanswered(&look);
-            let desired = desired(&look.effective, &self.operators);
+            let unanswered = observe::unanswered(&snapshot);
+            let desired = desired(&snapshot.effective, &self.operators);
             let now = jiff::Timestamp::now();
-            let step = urgent(&desired, &unanswered, &new_names(&look), now);
-            let round = Box::pin(self.round(look.clone()));
-            if let Some(round) = heed.unless_overtaken(round, !step.is_empty()).await {
+            let step = urgent(&desired, &unanswered, &new_names(&snapshot), now);
+            let round = Box::pin(self.round(snapshot.clone()));
+            if let Some(round) = subscription.or_interrupted(round, !step.is_empty()).await {
                 return Ok(Some((round, since, early)));
             }
-            tracing::debug!("etcd does not answer: the look is dropped");
-            let (etcd, _) = self.clients_of(&uid, &look);
-            let acted = self.act((&look, &unanswered, &etcd, since), &step).await;
+            tracing::debug!("etcd does not answer: the observation is dropped");
+            let (etcd, _) = self.clients_of(&uid, &snapshot);
+            let acted = self
+                .act((&snapshot, &unanswered, &etcd, since), &step)
+                .await;
             // Failed actions are planned again.
             early.done.extend(acted.done);
         }
@@ -131,7 +133,7 @@ impl ClusterOperator {
 
     pub(super) async fn act(
         &self,
-        (look, observed, etcd, since): (&Look, &Observed, &Arc<dyn Etcd>, Instant),
+        (snapshot, observed, etcd, since): (&KubeSnapshot, &Observed, &Arc<dyn Etcd>, Instant),
         step: &Step,
     ) -> Acted {
         let context = ExecuteContext {
@@ -139,10 +141,10 @@ impl ClusterOperator {
             etcd,
             refusals: &self.refusals,
             calls: &self.calls,
-            auth: &look.auth,
-            cluster: look.effective.cluster(),
+            auth: &snapshot.auth,
+            cluster: snapshot.effective.cluster(),
             observed,
-            urls: &look.urls,
+            urls: &snapshot.urls,
             since,
         };
         context.execute(step).await
@@ -152,10 +154,10 @@ impl ClusterOperator {
     pub(super) async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
         let uid = object.uid().unwrap_or_default();
         let version = object.metadata.resource_version.as_deref();
-        let mut heed = self.endings.heed(&uid);
-        let look = self.recall.still_true(&uid, version, Instant::now())?;
-        let round = Box::pin(self.round(look));
-        let round = heed.unless_overtaken(round, false).await?;
+        let mut subscription = self.deletions.subscribe(&uid);
+        let snapshot = self.cache.get(&uid, version, Instant::now())?;
+        let round = Box::pin(self.round(snapshot));
+        let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
         // Secrets are not watched: a Secret with a problem is read again at each reconcile.
@@ -172,7 +174,7 @@ impl ClusterOperator {
 impl Round {
     pub(super) fn report(&self, failure: Option<String>) -> Report<'_> {
         Report {
-            cluster: &self.look.cluster,
+            cluster: &self.snapshot.cluster,
             desired: &self.desired,
             observed: &self.observed,
             plan: &self.plan,
@@ -182,6 +184,6 @@ impl Round {
 }
 
 /// New names for one observation.
-fn new_names(look: &Look) -> Seed {
-    Seed::new(look.cluster.name_any(), rand::random())
+fn new_names(snapshot: &KubeSnapshot) -> Seed {
+    Seed::new(snapshot.cluster.name_any(), rand::random())
 }

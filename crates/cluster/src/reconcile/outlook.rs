@@ -22,7 +22,8 @@ impl ClusterOperator {
         status: &EtcdClusterStatus,
         acted: Acted,
     ) -> Result<Done, Error> {
-        self.figures.see(&round.look.cluster, status, &acted.done);
+        self.metrics
+            .see(&round.snapshot.cluster, status, &acted.done);
         let requeue = if acted.failed.is_empty() {
             spread(round.plan.requeue, rand::random())
         } else {

@@ -146,16 +146,16 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
 /// next.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
-        Kept::Missing => return Some("the client Service is not there yet"),
-        Kept::Others => return Some("the client Service is somebody else's"),
-        Kept::AsMade(false) => return Some("the client Service does not let clients in yet"),
+        Kept::Missing => return Some("the client Service does not exist yet"),
+        Kept::Others => return Some("the client Service belongs to another owner"),
+        Kept::AsMade(false) => return Some("the client Service has no endpoints yet"),
         Kept::Drifted | Kept::AsMade(true) => {}
     }
     // The endpoints of a Service are its selected ready pods. Pods being deleted are used only if there are no others.
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_endpoint = |pod: &Pod| pod.ready && !pod.failed && pod.token.as_ref() == token;
     let leads = observed.pods.values().any(is_endpoint);
-    (!leads).then_some("no pod of it is ready, so the client Service leads nowhere")
+    (!leads).then_some("no pod is ready, so the client Service has no endpoints")
 }
 
 fn progressing(report: &Report) -> Finding {
@@ -190,7 +190,7 @@ fn progressing(report: &Report) -> Finding {
             kind,
             false,
             Reason::AsDesired,
-            "the cluster is as the spec asks for",
+            "the cluster matches the spec",
         ),
     }
 }
@@ -221,8 +221,8 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
         };
         let down: Vec<&str> = view
             .voters()
-            .filter(|seat| seat.is_down())
-            .map(|seat| seat.name.as_str())
+            .filter(|member| member.is_down())
+            .map(|member| member.name.as_str())
             .collect();
         if !down.is_empty() {
             return finding(
@@ -233,12 +233,7 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
             );
         }
     }
-    finding(
-        kind,
-        false,
-        Reason::AsDesired,
-        "nothing is known to be wrong",
-    )
+    finding(kind, false, Reason::AsDesired, "no problem is known")
 }
 
 fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
@@ -252,7 +247,7 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
             "no members are being added or removed",
         );
     };
-    let members = view.seats.len();
+    let members = view.members.len();
     let replaces = is_true(&before.conditions, &ConditionType::Recovering) || is_short(view);
     if members > size {
         return finding(
@@ -293,20 +288,23 @@ fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) 
     let Some(view) = view else {
         return finding(kind, true, Reason::QuorumLost, "no quorum answers");
     };
-    if let Some(seat) = view.voters().find(|seat| seat.is_lost() || seat.leaves()) {
+    if let Some(member) = view
+        .voters()
+        .find(|member| member.is_lost() || member.leaves())
+    {
         return finding(
             kind,
             true,
             Reason::ReplacingMember,
-            format!("{} is being replaced: {}", seat.name, seat.why()),
+            format!("{} is being replaced: {}", member.name, member.why()),
         );
     }
-    if let Some(seat) = view.voters().find(|seat| seat.is_down()) {
+    if let Some(member) = view.voters().find(|member| member.is_down()) {
         return finding(
             kind,
             true,
             Reason::MemberDown,
-            format!("{} is not healthy", seat.name),
+            format!("{} is not healthy", member.name),
         );
     }
     let missing = view.voters().count() < report.desired.size;
@@ -333,7 +331,7 @@ fn fields_in_effect(report: &Report) -> Finding {
         );
     }
     let text = format!(
-        "accepted, and without effect in this release: {}",
+        "accepted, but without effect in this release: {}",
         without.join(", ")
     );
     finding(kind, false, Reason::NotYetInEffect, text)
@@ -366,6 +364,6 @@ fn advisable(report: &Report) -> Finding {
         kind,
         true,
         Reason::AsAdvised,
-        "size and version are as advised",
+        "size and version follow the recommendations",
     )
 }

@@ -14,10 +14,10 @@ const LAG_STEP: i64 = 1000;
 
 pub(super) fn leader(view: &View) -> Option<String> {
     let leader = view.leader?;
-    view.seats
+    view.members
         .iter()
-        .find(|seat| seat.id() == leader)
-        .map(|seat| seat.name.clone())
+        .find(|member| member.id() == leader)
+        .map(|member| member.name.clone())
 }
 
 /// The alarms, each with the name of its member.
@@ -30,14 +30,17 @@ pub(super) fn alarms(
         return before.alarms.clone();
     };
     let alarms = alarms.iter().map(|alarm| {
-        let seat = view.seats.iter().find(|seat| seat.id() == alarm.member);
+        let member = view
+            .members
+            .iter()
+            .find(|member| member.id() == alarm.member);
         let kind = match alarm.kind {
             AlarmKind::NoSpace => "NoSpace",
             AlarmKind::Corrupt => "Corrupt",
         };
         AlarmStatus {
             kind: kind.to_owned(),
-            member: seat.map_or_else(|| alarm.member.to_string(), |seat| seat.name.clone()),
+            member: member.map_or_else(|| alarm.member.to_string(), |member| member.name.clone()),
         }
     });
     alarms.collect()
@@ -45,7 +48,7 @@ pub(super) fn alarms(
 
 pub(super) fn count(view: Option<&View>, before: &EtcdClusterStatus) -> Option<i32> {
     match view {
-        Some(view) => i32::try_from(view.seats.len()).ok(),
+        Some(view) => i32::try_from(view.members.len()).ok(),
         None => before.size.or(Some(0)),
     }
 }
@@ -65,17 +68,17 @@ pub(super) fn details(
         .map(|status| status.revision)
         .max();
     let mut members: Vec<MemberStatus> = view
-        .seats
+        .members
         .iter()
-        .map(|seat| {
+        .map(|member| {
             let old = before
                 .member_details
                 .iter()
-                .find(|old| old.name == seat.name);
-            let answer = observed.statuses.get(&seat.name).and_then(Seen::known);
+                .find(|old| old.name == member.name);
+            let answer = observed.statuses.get(&member.name).and_then(Seen::known);
             detail(
-                seat,
-                view.leader == Some(seat.id()),
+                member,
+                view.leader == Some(member.id()),
                 answer,
                 newest.unwrap_or_default(),
                 old,
@@ -131,22 +134,22 @@ fn empty(name: &str) -> MemberStatus {
 }
 
 fn detail(
-    seat: &MemberState,
+    member: &MemberState,
     leads: bool,
     answer: Option<&Status>,
     newest: i64,
     old: Option<&MemberStatus>,
 ) -> MemberStatus {
-    let role = match (seat.votes(), leads) {
+    let role = match (member.votes(), leads) {
         (true, true) => MemberRole::Leader,
         (true, false) => MemberRole::Voter,
         (false, _) => MemberRole::Learner,
     };
     let size = |now: Option<i64>, old: Option<i64>| steady(now, old, SIZE_STEP);
     MemberStatus {
-        id: Some(seat.id().to_string()),
+        id: Some(member.id().to_string()),
         role: Some(role),
-        healthy: !seat.is_down() && !seat.is_joining(),
+        healthy: !member.is_down() && !member.is_joining(),
         version: answer
             .map(|status| status.version.clone())
             .or(old.and_then(|old| old.version.clone())),
@@ -159,8 +162,8 @@ fn detail(
             old.and_then(|old| old.db_size_in_use),
         ),
         revision_lag: answer.map(|status| lag(newest - status.revision)),
-        node: seat.pod.and_then(|pod| pod.node.clone()),
-        ..empty(&seat.name)
+        node: member.pod.and_then(|pod| pod.node.clone()),
+        ..empty(&member.name)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::writes::Write;
 use api::names::{CertificateUse, certificate_secret};
-use cluster::authority::{Anchor, Circle, Held, Leaf, Rule};
+use cluster::authority::{Anchor, CaScope, Held, Leaf, Rule};
 use cluster::certificates::{CertificateWrite, Certificates, Noted};
 use cluster::snapshot::Observed;
 use jiff::Timestamp;
@@ -26,9 +26,9 @@ use crate::world::{World, tell};
 use crate::write::Answer;
 use crate::writes::Plan;
 
-const CIRCLES: [(Circle, CertificateUse); 2] = [
-    (Circle::Peers, CertificateUse::Peer),
-    (Circle::Clients, CertificateUse::Server),
+const CIRCLES: [(CaScope, CertificateUse); 2] = [
+    (CaScope::Peers, CertificateUse::Peer),
+    (CaScope::Clients, CertificateUse::Server),
 ];
 /// Longer than any run.
 const LONG: Duration = Duration::from_hours(100_000);
@@ -46,9 +46,9 @@ pub(crate) struct Pki {
     secrets: BTreeMap<String, Held>,
     /// By the pods' UIDs.
     noted: BTreeMap<u64, Noted>,
-    files: BTreeMap<(u64, Circle), Files>,
+    files: BTreeMap<(u64, CaScope), Files>,
     /// The trust bundle with which an etcd was started.
-    loaded: BTreeMap<(u64, Circle), BTreeSet<String>>,
+    loaded: BTreeMap<(u64, CaScope), BTreeSet<String>>,
     /// Certificates were lost together with CAs: members may trust no common CA.
     torn: bool,
 }
@@ -115,8 +115,8 @@ impl World {
         }
     }
 
-    fn authority(&self, circle: Circle, version: &str) -> Option<Held> {
-        let held = self.pki.secrets.get(&circle.secret("db"))?;
+    fn authority(&self, scope: CaScope, version: &str) -> Option<Held> {
+        let held = self.pki.secrets.get(&scope.secret("db"))?;
         let whole = held.resource_version == version && held.certificate.is_some();
         whole.then(|| held.clone())
     }
@@ -141,7 +141,7 @@ impl World {
     fn certify(&mut self, write: &CertificateWrite) -> Option<Answer> {
         let answer = match write {
             CertificateWrite::Authority {
-                circle,
+                scope,
                 beside,
                 over,
             } => {
@@ -149,27 +149,27 @@ impl World {
                 let mut trusts: BTreeMap<_, _> = beside.iter().map(|pem| anchor(pem)).collect();
                 trusts.extend([anchor(&made.subject)]);
                 let held = self.held(Some(made), trusts);
-                self.put(circle.secret("db"), over.as_deref(), held)
+                self.put(scope.secret("db"), over.as_deref(), held)
             }
             CertificateWrite::Rejoin {
-                circle,
+                scope,
                 beside,
                 over,
             } => {
-                let held = self.authority(*circle, over)?;
+                let held = self.authority(*scope, over)?;
                 let own = held.certificate.iter().chain(&held.next);
                 let own = own.map(|leaf| leaf.subject.clone());
                 let trusts = beside.iter().cloned().chain(own);
                 let trusts = trusts.map(|pem| anchor(&pem)).collect();
                 let held = self.held(held.certificate, trusts);
-                self.put(circle.secret("db"), Some(over), held)
+                self.put(scope.secret("db"), Some(over), held)
             }
-            CertificateWrite::Retire { circle, over } => {
-                let held = self.authority(*circle, over)?;
-                self.judge_retirement(*circle, &held);
+            CertificateWrite::Retire { scope, over } => {
+                let held = self.authority(*scope, over)?;
+                self.judge_retirement(*scope, &held);
                 let signs = held.certificate.iter().map(|leaf| anchor(&leaf.subject));
                 let held = self.held(held.certificate.clone(), signs.collect());
-                self.put(circle.secret("db"), Some(over), held)
+                self.put(scope.secret("db"), Some(over), held)
             }
             // The model never requests these.
             CertificateWrite::Prepare { .. } | CertificateWrite::Switch { .. } => return None,
@@ -179,7 +179,7 @@ impl World {
                 over,
                 by,
             } => {
-                let by = self.authority(Circle::of(*used), by)?;
+                let by = self.authority(CaScope::of(*used), by)?;
                 let signs = by.certificate?.subject;
                 self.judge_issue(owner, *used, &signs);
                 let leaf = self.leaf(Some(signs), rule().names(owner, *used));
@@ -193,7 +193,7 @@ impl World {
                 over,
                 by,
             } => {
-                let by = self.authority(Circle::of(*used), by)?;
+                let by = self.authority(CaScope::of(*used), by)?;
                 let name = certificate_secret(owner, *used);
                 let before = self.pki.secrets.get(&name)?.clone();
                 let mut held = self.held(before.certificate, by.trusts);
@@ -205,7 +205,7 @@ impl World {
                 held.marked = true;
                 self.put(secret.clone(), Some(over), held)
             }
-            CertificateWrite::Tell {
+            CertificateWrite::Notify {
                 member,
                 uid,
                 trust,
@@ -239,9 +239,9 @@ impl World {
         let members = self.pods.keys().cloned().collect::<Vec<_>>();
         let member = members.get(usize::from(which) % members.len().max(1));
         let names: Vec<String> = match (what, member) {
-            (0..6, _) => vec![Circle::Peers.secret("db")],
-            (6..10, _) => vec![Circle::Clients.secret("db")],
-            (10, _) => CIRCLES.map(|(circle, _)| circle.secret("db")).into(),
+            (0..6, _) => vec![CaScope::Peers.secret("db")],
+            (6..10, _) => vec![CaScope::Clients.secret("db")],
+            (10, _) => CIRCLES.map(|(scope, _)| scope.secret("db")).into(),
             (11, _) => vec![certificate_secret("db", CertificateUse::Operator)],
             (12 | 13, Some(member)) => {
                 vec![certificate_secret(
@@ -296,7 +296,7 @@ impl World {
             return true;
         }
         let uid = self.pods[name].uid;
-        CIRCLES.iter().all(|(circle, used)| {
+        CIRCLES.iter().all(|(scope, used)| {
             let held = self.pki.secrets.get(&certificate_secret(name, *used));
             let whole = held.and_then(|held| Some((held, held.certificate.as_ref()?)));
             if let Some((held, leaf)) = whole {
@@ -304,18 +304,18 @@ impl World {
                     issuer: leaf.issuer.clone(),
                     bundle: held.trusts.keys().cloned().collect(),
                 };
-                self.pki.files.insert((uid, *circle), files);
+                self.pki.files.insert((uid, *scope), files);
             }
-            self.pki.files.contains_key(&(uid, *circle))
+            self.pki.files.contains_key(&(uid, *scope))
         })
     }
 
     /// etcd reads its trust bundle.
     pub(crate) fn loads(&mut self, name: &str) {
         let uid = self.pods[name].uid;
-        for (circle, _) in CIRCLES {
-            if let Some(files) = self.pki.files.get(&(uid, circle)) {
-                self.pki.loaded.insert((uid, circle), files.bundle.clone());
+        for (scope, _) in CIRCLES {
+            if let Some(files) = self.pki.files.get(&(uid, scope)) {
+                self.pki.loaded.insert((uid, scope), files.bundle.clone());
             }
         }
     }
@@ -333,8 +333,8 @@ impl World {
 
     // ---- mutual trust ----
 
-    fn accepts(&self, uid: u64, circle: Circle, issuer: &[u8]) -> bool {
-        let loaded = self.pki.loaded.get(&(uid, circle));
+    fn accepts(&self, uid: u64, scope: CaScope, issuer: &[u8]) -> bool {
+        let loaded = self.pki.loaded.get(&(uid, scope));
         loaded.is_some_and(|all| all.iter().any(|one| one.as_bytes() == issuer))
     }
 
@@ -344,8 +344,8 @@ impl World {
         let (Some(member), Some(other)) = (uid(member), uid(other)) else {
             return false;
         };
-        let files = self.pki.files.get(&(other, Circle::Peers));
-        files.is_some_and(|files| self.accepts(member, Circle::Peers, &files.issuer))
+        let files = self.pki.files.get(&(other, CaScope::Peers));
+        files.is_some_and(|files| self.accepts(member, CaScope::Peers, &files.issuer))
     }
 
     /// Whether both members verify each other, whichever side dials.
@@ -364,8 +364,8 @@ impl World {
         let (Some((held, leaf)), Some(pod)) = (own, self.pods.get(name)) else {
             return false;
         };
-        let files = self.pki.files.get(&(pod.uid, Circle::Clients));
-        self.accepts(pod.uid, Circle::Clients, &leaf.issuer)
+        let files = self.pki.files.get(&(pod.uid, CaScope::Clients));
+        self.accepts(pod.uid, CaScope::Clients, &leaf.issuer)
             && files.is_some_and(|files| held.trusts_issuer(&files.issuer))
     }
 
@@ -405,10 +405,10 @@ impl World {
 
     /// No member that was accepted is rejected because of a reissued certificate.
     fn judge_issue(&mut self, owner: &str, used: CertificateUse, by: &[u8]) {
-        let circle = Circle::of(used);
+        let scope = CaScope::of(used);
         let before = match self.pods.get(owner) {
             Some(pod) if !pod.running => None,
-            Some(pod) => self.pki.files.get(&(pod.uid, circle)).cloned(),
+            Some(pod) => self.pki.files.get(&(pod.uid, scope)).cloned(),
             None => {
                 let held = self.pki.secrets.get(&certificate_secret(owner, used));
                 let leaf = held.and_then(|held| held.certificate.as_ref());
@@ -422,8 +422,8 @@ impl World {
             return;
         };
         let refused = self.running().into_iter().find(|(name, uid)| {
-            let accepted = self.accepts(*uid, circle, &before.issuer);
-            name != owner && accepted && !self.accepts(*uid, circle, by)
+            let accepted = self.accepts(*uid, scope, &before.issuer);
+            name != owner && accepted && !self.accepts(*uid, scope, by)
         });
         demand!(
             self,
@@ -434,11 +434,11 @@ impl World {
     }
 
     /// Every running member was started with the next CA.
-    fn judge_retirement(&mut self, circle: Circle, held: &Held) {
+    fn judge_retirement(&mut self, scope: CaScope, held: &Held) {
         let signs = held.certificate.as_ref().map(|leaf| leaf.subject.clone());
         let signs = signs.unwrap_or_default();
         let behind = self.running().into_iter();
-        let behind = { behind }.find(|(_, uid)| !self.accepts(*uid, circle, &signs));
+        let behind = { behind }.find(|(_, uid)| !self.accepts(*uid, scope, &signs));
         demand!(
             self,
             behind.is_none(),
@@ -483,11 +483,11 @@ impl Mutation {
             }
         }
         if self == Self::RetiresEarly {
-            for (circle, _) in CIRCLES {
-                let held = observed.certificates.signer(circle);
+            for (scope, _) in CIRCLES {
+                let held = observed.certificates.signer(scope);
                 if let Some(held) = held.filter(|held| held.trusts.len() > 1) {
                     let over = held.resource_version.clone();
-                    let retire = CertificateWrite::Retire { circle, over };
+                    let retire = CertificateWrite::Retire { scope, over };
                     let writes = vec![Write::Certificate(retire)];
                     planned.step.chains.push(writes);
                 }

@@ -234,31 +234,33 @@ impl Mutation {
 
     /// Mistaken plans that count on members that do not serve yet.
     pub(crate) fn counts_on_joining(self, view: &View, planned: &mut Plan) {
-        let joining = || view.voters().filter(|seat| seat.is_joining());
-        let counts = |seat: &MemberState| seat.is_healthy() || seat.is_joining();
+        let joining = || view.voters().filter(|member| member.is_joining());
+        let counts = |member: &MemberState| member.is_healthy() || member.is_joining();
         let write = match (self, joining().next()) {
-            (Self::AsksJoining, Some(seat)) => {
+            (Self::AsksJoining, Some(member)) => {
                 if let Some(change) = &mut planned.step.change {
-                    change.via.insert(0, seat.name.clone());
+                    change.via.insert(0, member.name.clone());
                 }
                 return;
             }
-            (Self::LeadsByJoining, Some(seat)) => {
-                let leader = view.voters().find(|seat| Some(seat.id()) == view.leader);
+            (Self::LeadsByJoining, Some(member)) => {
+                let leader = view
+                    .voters()
+                    .find(|member| Some(member.id()) == view.leader);
                 leader.map(|from| Write::MoveLeader {
                     from: from.name.clone(),
-                    to: seat.name.clone(),
-                    id: seat.id(),
+                    to: member.name.clone(),
+                    id: member.id(),
                 })
             }
             (Self::RemovesByJoining, Some(_)) => {
-                let lost = |seat: &&MemberState| matches!(seat.fate, Fate::Lost(_));
-                let quorum = Quorum::new(view.voters().map(|seat| (seat.id(), counts(seat))));
+                let lost = |member: &&MemberState| matches!(member.fate, Fate::Lost(_));
+                let quorum = Quorum::new(view.voters().map(|member| (member.id(), counts(member))));
                 let lost = view.voters().find(lost);
-                let lost = lost.filter(|seat| quorum.unsafe_without(seat.id()).is_none());
-                lost.map(|seat| Write::Remove {
-                    member: seat.name.clone(),
-                    id: seat.id(),
+                let lost = lost.filter(|member| quorum.unsafe_without(member.id()).is_none());
+                lost.map(|member| Write::Remove {
+                    member: member.name.clone(),
+                    id: member.id(),
                 })
             }
             _ => None,

@@ -5,7 +5,7 @@ use crate::writes::{Chain, Write};
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
 use cluster::plan::View;
 use cluster::snapshot::{Desired, Kept, Observed, Seen};
-use cluster::switch::Way;
+use cluster::switch::TlsMode;
 use jiff::Timestamp;
 
 use crate::event::{Dice, Event, Setup, draw};
@@ -32,9 +32,9 @@ impl Mutation {
         let Some(rollout) = &mut observed.tls_rollout else {
             return;
         };
-        let at = Way::of(rollout.at.as_ref());
+        let at = TlsMode::of(rollout.at.as_ref());
         match self {
-            Self::SwitchesWithSomeBehind => rollout.ways.values_mut().for_each(|way| *way = at),
+            Self::SwitchesWithSomeBehind => rollout.modes.values_mut().for_each(|mode| *mode = at),
             Self::RedirectsBeforeThePort => {
                 let services = observed.services.values_mut();
                 services.for_each(|service| service.drifted = false);
@@ -106,19 +106,19 @@ impl Mutation {
         };
         let view = View::new(list, (desired, observed, now));
         match self {
-            Self::SwitchesWhileOneIsDown if view.voters().any(|seat| !seat.serves()) => {
+            Self::SwitchesWhileOneIsDown if view.voters().any(|member| !member.serves()) => {
                 if let Some(next) = next {
                     planned.step.chains.push(record(next.to.as_ref()));
                 }
             }
             Self::RestartsForTlsTogether => {
-                let at = Way::of(rollout.at.as_ref());
-                for seat in view.voters().filter(|seat| seat.serves()) {
-                    let way = rollout.ways.get(&seat.name);
-                    let pod = seat.pod.filter(|pod| pod.durable && pod.stays());
-                    if let Some(pod) = pod.filter(|_| way.is_some_and(|way| *way != at)) {
+                let at = TlsMode::of(rollout.at.as_ref());
+                for member in view.voters().filter(|member| member.serves()) {
+                    let mode = rollout.modes.get(&member.name);
+                    let pod = member.pod.filter(|pod| pod.durable && pod.stays());
+                    if let Some(pod) = pod.filter(|_| mode.is_some_and(|mode| *mode != at)) {
                         planned.step.chains.push(vec![Write::DeletePod {
-                            member: seat.name.clone(),
+                            member: member.name.clone(),
                             uid: pod.uid.clone(),
                         }]);
                     }

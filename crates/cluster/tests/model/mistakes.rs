@@ -35,11 +35,13 @@ impl Mutation {
                 .filter(|pod| pod.durable && pod.stays());
             pod.filter(|pod| pod.difference.pod.is_some())
         };
-        let down = view.voters().any(|seat| !seat.serves());
-        let leader = view.voters().find(|seat| Some(seat.id()) == view.leader);
+        let down = view.voters().any(|member| !member.serves());
+        let leader = view
+            .voters()
+            .find(|member| Some(member.id()) == view.leader);
         let pods = || {
-            let all = view.voters().filter(|seat| seat.serves());
-            all.filter_map(|seat| Some((&seat.name, differs(&seat.name)?)))
+            let all = view.voters().filter(|member| member.serves());
+            all.filter_map(|member| Some((&member.name, differs(&member.name)?)))
         };
         let via = || view.via(None);
         let disarm = |kind: AlarmKind| {
@@ -83,11 +85,11 @@ impl Mutation {
             Self::DisarmsFullDatabases => writes(disarm(AlarmKind::NoSpace)),
             Self::DisarmsMembers => writes(disarm(AlarmKind::Corrupt)),
             Self::DefragmentsWhileAnotherIsDown if down && full() => {
-                let next = view.voters().find(|seat| seat.serves());
-                writes(next.map(|seat| defragment(&seat.name)))
+                let next = view.voters().find(|member| member.serves());
+                writes(next.map(|member| defragment(&member.name)))
             }
             Self::DefragmentsTheLeader if full() => {
-                writes(leader.map(|seat| defragment(&seat.name)))
+                writes(leader.map(|member| defragment(&member.name)))
             }
             _ => Vec::new(),
         };

@@ -385,10 +385,10 @@ impl Mutation {
     ) {
         let lost = view
             .voters()
-            .find(|seat| matches!(seat.fate, Fate::Lost(_)));
-        let remove = |seat: &cluster::plan::MemberState| Write::Remove {
-            member: seat.name.clone(),
-            id: seat.id(),
+            .find(|member| matches!(member.fate, Fate::Lost(_)));
+        let remove = |member: &cluster::plan::MemberState| Write::Remove {
+            member: member.name.clone(),
+            id: member.id(),
         };
         let reserved = || {
             let mut services = observed.services.iter();
@@ -405,23 +405,23 @@ impl Mutation {
                 .and_then(|_| reserved())
                 .map(|member| Write::AddMember { member, learner }),
             Self::RemovesWithoutQuorum => lost.map(remove),
-            Self::PromotesTooEarly => view.learners().next().map(|seat| Write::Promote {
-                member: seat.name.clone(),
-                id: seat.id(),
+            Self::PromotesTooEarly => view.learners().next().map(|member| Write::Promote {
+                member: member.name.clone(),
+                id: member.id(),
             }),
             Self::ReplacesMembersWithDisks => view
                 .voters()
-                .find(|seat| seat.pod.is_none() && seat.data == Data::There)
+                .find(|member| member.pod.is_none() && member.data == Data::There)
                 .map(remove),
             Self::RemovesTheLeader if planned_removal(planned) => view
                 .voters()
-                .find(|seat| Some(seat.id()) == view.leader)
+                .find(|member| Some(member.id()) == view.leader)
                 .map(remove),
-            Self::AddsUnreserved if view.seats.len() < desired.size => Some(Write::AddMember {
+            Self::AddsUnreserved if view.members.len() < desired.size => Some(Write::AddMember {
                 member: world.member(),
                 learner,
             }),
-            Self::ReusesNames if view.seats.len() < desired.size => {
+            Self::ReusesNames if view.members.len() < desired.size => {
                 let used = observed.intent.iter().flat_map(|intent| &intent.members);
                 let removed = used.filter(|name| !view.names().contains(*name)).min();
                 removed.map(|member| Write::AddMember {
@@ -536,11 +536,11 @@ fn promote_all(view: &View, planned: &mut Plan) {
     if let Some(change) = &mut planned.step.change
         && matches!(change.chain[..], [Write::Promote { .. }])
     {
-        let learners = view.learners().filter(|seat| seat.serves());
+        let learners = view.learners().filter(|member| member.serves());
         change.chain = learners
-            .map(|seat| Write::Promote {
-                member: seat.name.clone(),
-                id: seat.id(),
+            .map(|member| Write::Promote {
+                member: member.name.clone(),
+                id: member.id(),
             })
             .collect();
     }

@@ -50,21 +50,21 @@ impl Mutation {
         let view = View::new(list, (desired, observed, now));
         let wanted = desired.claim.as_ref();
         let class = wanted.and_then(|claim| claim.class.as_ref());
-        let unfit = view.voters().filter(|seat| {
-            let disk = seat.disk.filter(|disk| !disk.terminating);
+        let unfit = view.voters().filter(|member| {
+            let disk = member.disk.filter(|disk| !disk.terminating);
             disk.is_some_and(|disk| disk.claim.class.as_ref() != class)
         });
         let theirs = view
             .voters()
-            .find(|seat| seat.data == Data::Elsewhere && seat.joined());
-        let remove = |seat: &cluster::plan::MemberState| Write::Remove {
-            member: seat.name.clone(),
-            id: seat.id(),
+            .find(|member| member.data == Data::Elsewhere && member.joined());
+        let remove = |member: &cluster::plan::MemberState| Write::Remove {
+            member: member.name.clone(),
+            id: member.id(),
         };
         let old = |pod: &&Pod| pod.spec_hash.is_none() && pod.stays();
         let removals: Vec<Write> = match self {
             Self::DeletesUnfitVolumes => {
-                let disks = unfit.filter_map(|seat| Some((seat.name.clone(), seat.disk?)));
+                let disks = unfit.filter_map(|member| Some((member.name.clone(), member.disk?)));
                 let deletions = disks.map(|(member, disk)| Write::DeleteDisk {
                     member,
                     uid: disk.uid.clone(),
@@ -74,11 +74,11 @@ impl Mutation {
                 return;
             }
             Self::ReplacesOldPodsAtOnce => {
-                let seats = view
+                let members = view
                     .voters()
-                    .filter_map(|seat| Some((seat, seat.pod.filter(old)?)));
-                let deletions = seats.map(|(seat, pod)| Write::DeletePod {
-                    member: seat.name.clone(),
+                    .filter_map(|member| Some((member, member.pod.filter(old)?)));
+                let deletions = members.map(|(member, pod)| Write::DeletePod {
+                    member: member.name.clone(),
                     uid: pod.uid.clone(),
                 });
                 let chains = deletions.map(|write| vec![write]);

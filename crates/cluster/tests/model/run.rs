@@ -219,7 +219,7 @@ impl Run {
                     continue;
                 };
                 if let Some((_, ticks)) = fault.too_old.filter(|(after, _)| *after <= written) {
-                    tell!(self.world, "   the look is too old to {write}");
+                    tell!(self.world, "   the observation is too old to {write}");
                     self.take_back(&write, &marked, ticks);
                     chain.clear();
                     continue;

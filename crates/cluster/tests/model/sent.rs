@@ -330,7 +330,7 @@ fn patched(patch: &Patch, point: &str) -> Write {
                 annotations: value(noted),
             },
         },
-        "before-tell-certificates" => Write::Certificate(CertificateWrite::Tell {
+        "before-tell-certificates" => Write::Certificate(CertificateWrite::Notify {
             member,
             uid: uid(),
             trust: text(&noted[names::ANNOTATION_TRUST]),

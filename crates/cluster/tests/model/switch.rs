@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 use cluster::certificates::Noted;
 use cluster::snapshot::{Kept, Observed, Role};
-use cluster::switch::{Clients, Maker, Started, TlsRollout, Way, next};
+use cluster::switch::{Clients, Maker, Started, TlsMode, TlsRollout, next};
 
 use crate::etcd_model::{Cluster, Config, Member, quorum, voters};
 use crate::invariants::demand;
@@ -58,7 +58,7 @@ pub(crate) struct Sender {
 #[derive(Clone, Debug)]
 struct Made {
     policy: Option<TlsPolicy>,
-    way: Way,
+    mode: TlsMode,
     /// The peer URLs in its `--initial-cluster`, if it joins.
     told: BTreeMap<String, PeerListener>,
 }
@@ -86,9 +86,9 @@ pub(crate) struct Switch {
 impl Switch {
     pub(crate) fn new(first: Option<u8>) -> Self {
         let wanted = first.and_then(policy);
-        let way = Way::of(wanted.as_ref());
+        let mode = TlsMode::of(wanted.as_ref());
         Self {
-            clients: way.maker.filter(|_| way.clients == Clients::Tls),
+            clients: mode.maker.filter(|_| mode.clients == Clients::Tls),
             wanted,
             ..Self::default()
         }
@@ -119,10 +119,10 @@ pub(crate) fn listener(url: &str) -> Option<PeerListener> {
 }
 
 /// Whether a member with these settings accepts a client's protocol.
-fn takes(way: Way, client: Option<Maker>) -> bool {
+fn takes(mode: TlsMode, client: Option<Maker>) -> bool {
     match client {
-        None => way.clients != Clients::Tls,
-        Some(_) => way.clients != Clients::Plain && way.maker == client,
+        None => mode.clients != Clients::Tls,
+        Some(_) => mode.clients != Clients::Plain && mode.maker == client,
     }
 }
 
@@ -131,14 +131,14 @@ impl World {
         self.setup.tls.is_some()
     }
 
-    fn made_with(&self, uid: u64) -> Way {
+    fn made_with(&self, uid: u64) -> TlsMode {
         self.switch
             .made
             .get(&uid)
-            .map_or_else(|| Way::of(None), |made| made.way)
+            .map_or_else(|| TlsMode::of(None), |made| made.mode)
     }
 
-    fn way(&self, name: &str) -> Option<Way> {
+    fn mode(&self, name: &str) -> Option<TlsMode> {
         self.pods.get(name).map(|pod| self.made_with(pod.uid))
     }
 
@@ -179,8 +179,8 @@ impl World {
 
     /// The peer listener of a pod that is created for a future cluster.
     pub(crate) fn usual_of(&self, name: &str) -> PeerListener {
-        let way = self.way(name);
-        way.map_or(PLAIN, |way| way.peers.usual())
+        let mode = self.mode(name);
+        mode.map_or(PLAIN, |mode| mode.peers.usual())
     }
 
     pub(crate) fn note_pod(&mut self, uid: u64, initial: &BTreeSet<String>) {
@@ -194,7 +194,7 @@ impl World {
             (name.clone(), known.unwrap_or(usual))
         });
         let made = Made {
-            way: Way::of(at.as_ref()),
+            mode: TlsMode::of(at.as_ref()),
             told: told.collect(),
             policy: at,
         };
@@ -223,16 +223,16 @@ impl World {
     // ---- connections ----
 
     /// Whether one member, according to its flags, can dial another there.
-    fn dials(&self, from: Way, to: &str, (tls, port): PeerListener) -> bool {
+    fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;
         };
-        let way = self.made_with(pod.uid);
+        let mode = self.made_with(pod.uid);
         let service = self.services.get(to);
         let leads_there =
             port == PLAIN.1 || service.is_none_or(|one| self.switch.second_port.contains(&one.uid));
-        let trusts = !tls || (from.peers > PeerStage::Plain && from.maker == way.maker);
-        way.peers.listeners().contains(&(tls, port)) && trusts && leads_there
+        let trusts = !tls || (from.peers > PeerStage::Plain && from.maker == mode.maker);
+        mode.peers.listeners().contains(&(tls, port)) && trusts && leads_there
     }
 
     /// Whether a joining pod finds the other member at the URL in its flags.
@@ -249,7 +249,7 @@ impl World {
     }
 
     /// etcd compares the peer URLs in its flags with those in the list, once.
-    pub(crate) fn was_told(&self, name: &str, config: &Config) -> bool {
+    pub(crate) fn was_defragmented(&self, name: &str, config: &Config) -> bool {
         let made = self.pods.get(name);
         let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {
             return true;
@@ -314,7 +314,7 @@ impl World {
         let Some(member) = known.or_else(|| cluster.members().get(to)) else {
             return true;
         };
-        let from = self.way(from);
+        let from = self.mode(from);
         from.is_some_and(|from| self.dials(from, name, member.dialled))
     }
 
@@ -331,21 +331,25 @@ impl World {
             Some(of) => Some(of) == token,
             None => pod.owned,
         });
-        let (mut made, mut ways) = (BTreeMap::new(), BTreeMap::new());
+        let (mut made, mut modes) = (BTreeMap::new(), BTreeMap::new());
         for (name, pod) in ours {
             let one = made_of(&pod.uid);
             made.insert(name.clone(), one.and_then(|one| one.policy.clone()));
-            let way = one.map_or_else(|| Way::of(None), |one| one.way);
-            ways.insert(name.clone(), way);
+            let tls = one.map_or_else(|| TlsMode::of(None), |one| one.mode);
+            modes.insert(name.clone(), tls);
         }
         let record = self.switch.record.as_ref();
         let record = record.filter(|record| Some(&record.token) == token);
         let wanted = self.switch.wanted.clone();
         let record = record.cloned();
-        let started = Started { record, made, ways };
+        let started = Started {
+            record,
+            made,
+            modes,
+        };
         let mut rollout = TlsRollout::of(&started, wanted.as_ref());
         if let Some(next) = &mut rollout.next
-            && Way::of(next.to.as_ref()).maker.is_some()
+            && TlsMode::of(next.to.as_ref()).maker.is_some()
         {
             let faults = observed.tls.faults.iter();
             next.faults = faults
@@ -353,10 +357,10 @@ impl World {
                 .cloned()
                 .collect();
         }
-        let at = Way::of(rollout.at.as_ref());
+        let at = TlsMode::of(rollout.at.as_ref());
         for pod in observed.pods.values_mut() {
-            let way = made_of(&pod.uid).map_or_else(|| Way::of(None), |one| one.way);
-            if way != at {
+            let tls = made_of(&pod.uid).map_or_else(|| TlsMode::of(None), |one| one.mode);
+            if tls != at {
                 pod.difference.pod = Some("it talks otherwise".to_owned());
             }
         }
@@ -371,18 +375,18 @@ impl World {
     // ---- the user ----
 
     /// The recorded settings, if all members use them and serve, and the user requested them.
-    fn ready(&self) -> Option<Way> {
+    fn ready(&self) -> Option<TlsMode> {
         let record = self.switch.record.as_ref()?;
-        let way = Way::of(record.policy().as_ref());
-        let wanted = Way::of(self.switch.wanted.as_ref()) == way;
+        let mode = TlsMode::of(record.policy().as_ref());
+        let wanted = TlsMode::of(self.switch.wanted.as_ref()) == mode;
         let token = &self.intent.as_ref()?.token;
         let all = self.recorded()?.members();
         let serves = |member: &Member| {
             let pod = self.pods.get(&member.name);
-            pod.is_some_and(|pod| pod.shown.ready && self.made_with(pod.uid) == way)
+            pod.is_some_and(|pod| pod.shown.ready && self.made_with(pod.uid) == mode)
         };
         let settled = wanted && record.token == *token && !all.is_empty();
-        (settled && all.values().all(serves)).then_some(way)
+        (settled && all.values().all(serves)).then_some(mode)
     }
 
     /// The user sets another TLS policy, by the documentation or in one forbidden step.
@@ -392,18 +396,18 @@ impl World {
             return;
         }
         let to = policy(which);
-        let target = Way::of(to.as_ref());
+        let target = TlsMode::of(to.as_ref());
         let fits = match target.clients {
             Clients::Plain => self.switch.clients.is_none(),
             Clients::Tls => self.switch.clients == target.maker,
             Clients::Both => takes(target, self.switch.clients),
         };
         if !fits {
-            let Some(way) = self.ready() else {
+            let Some(mode) = self.ready() else {
                 return;
             };
             let clients = target.maker.filter(|_| target.clients == Clients::Tls);
-            if takes(way, clients) {
+            if takes(mode, clients) {
                 self.switch.clients = clients;
                 tell!(self, "all clients are changed and speak {clients:?}");
             } else if next(self.switch.wanted.as_ref(), to.as_ref()).is_ok() {
@@ -430,9 +434,9 @@ impl World {
 
     /// The object is created again, and so are its clients.
     pub(crate) fn begin_tls_anew(&mut self) {
-        let way = Way::of(self.switch.wanted.as_ref());
+        let mode = TlsMode::of(self.switch.wanted.as_ref());
         self.switch.record = None;
-        self.switch.clients = way.maker.filter(|_| way.clients == Clients::Tls);
+        self.switch.clients = mode.maker.filter(|_| mode.clients == Clients::Tls);
     }
 
     /// Whether a user may recreate the object without its status: during a TLS change only while pods show the
@@ -461,14 +465,14 @@ impl World {
         if !self.plays_tls() {
             return true;
         }
-        let wanted = Way::of(self.switch.wanted.as_ref());
+        let wanted = TlsMode::of(self.switch.wanted.as_ref());
         let record = self.switch.record.as_ref();
-        let recorded = record.is_some_and(|one| Way::of(one.policy().as_ref()) == wanted);
+        let recorded = record.is_some_and(|one| TlsMode::of(one.policy().as_ref()) == wanted);
         let members = self.recorded().into_iter();
         let mut members = members.flat_map(|all| all.members().values());
         recorded
             && members.all(|one| {
-                one.dialled == wanted.peers.usual() && self.way(&one.name) == Some(wanted)
+                one.dialled == wanted.peers.usual() && self.mode(&one.name) == Some(wanted)
             })
     }
 
@@ -498,8 +502,8 @@ impl World {
                 .filter(|part| part.0 == group)
                 .any(|part| count(&mut part.1.iter().map(|at| all[*at].0)) >= needed);
             if whole >= needed && !serves {
-                let ways = all.iter().map(|one| (&one.1, self.way(&one.1)));
-                torn = Some(format!("{:?}", ways.collect::<Vec<_>>()));
+                let modes = all.iter().map(|one| (&one.1, self.mode(&one.1)));
+                torn = Some(format!("{:?}", modes.collect::<Vec<_>>()));
             }
         }
         demand!(
@@ -515,10 +519,10 @@ impl World {
         let Some(cluster) = self.recorded().cloned() else {
             return;
         };
-        let to = Way::of(record.policy().as_ref());
+        let to = TlsMode::of(record.policy().as_ref());
         let before = self.switch.record.as_ref();
         let before = before.filter(|before| before.token == record.token);
-        let before = before.map(|before| Way::of(before.policy().as_ref()));
+        let before = before.map(|before| TlsMode::of(before.policy().as_ref()));
         let Some(from) = before.filter(|from| *from != to) else {
             return;
         };
@@ -539,11 +543,11 @@ impl World {
         let (moves, fresh) = (from.peers != to.peers, self.memory.fresh);
         for (id, member) in cluster.members() {
             let name = &member.name;
-            let way = self.way(name);
+            let mode = self.mode(name);
             demand!(
                 self,
-                !fresh || cluster.is_up(*id) && [Some(from), Some(to)].contains(&way),
-                "invariant 23: the next stage is recorded, and {name} does not serve as {from:?}: {way:?}"
+                !fresh || cluster.is_up(*id) && [Some(from), Some(to)].contains(&mode),
+                "invariant 23: the next stage is recorded, and {name} does not serve as {from:?}: {mode:?}"
             );
             demand!(
                 self,
@@ -577,9 +581,9 @@ impl World {
         let mut deaf = None;
         for (_, one) in running() {
             for (_, other) in running().filter(|(_, other)| other.name != one.name) {
-                let way = self.way(&one.name);
-                if !way.is_some_and(|way| self.dials(way, &other.name, other.dialled)) {
-                    let pair = [(&one.name, way), (&other.name, self.way(&other.name))];
+                let mode = self.mode(&one.name);
+                if !mode.is_some_and(|mode| self.dials(mode, &other.name, other.dialled)) {
+                    let pair = [(&one.name, mode), (&other.name, self.mode(&other.name))];
                     deaf = Some(format!("{pair:?} at {:?}", other.dialled));
                 }
             }

@@ -141,7 +141,7 @@ impl World {
         }
         let end = self.start_etcd(name);
         let (now, runs) = (self.now, end.is_none());
-        let is_told = !api_is_away && power == Power::On;
+        let is_notified = !api_is_away && power == Power::On;
         if runs && !was {
             self.note_what_runs(name);
             self.loads(name);
@@ -156,7 +156,7 @@ impl World {
         let pod = self.pods.get_mut(name).unwrap();
         pod.running = runs;
         pod.shown.restarts += i32::from(!runs);
-        if is_told {
+        if is_notified {
             let shown = &mut pod.shown;
             shown.addressed = true;
             shown.running_since = runs.then(|| shown.running_since.unwrap_or(now));
@@ -298,7 +298,7 @@ impl World {
         let own = members
             .iter()
             .find(|(_, member)| member.name == start.member);
-        let same = same && self.was_told(&start.member, members);
+        let same = same && self.was_defragmented(&start.member, members);
         own.filter(|_| same).map(|(id, _)| (*id, config))
     }
 

@@ -61,7 +61,7 @@ pub(crate) struct WorldPod {
     /// The settings from which it was made.
     pub(crate) settings: u8,
     /// The operator asked its kubelet to sync again.
-    pub(crate) nudged: bool,
+    pub(crate) retry_requested: bool,
     /// It ended permanently and never restarts.
     pub(crate) ended: bool,
     /// Another operator created it, or it is an external machine.

@@ -110,7 +110,7 @@ impl World {
             Write::PatchMetadata { member, uid, .. } => {
                 let pod = self.pods.get_mut(member);
                 if let Some(pod) = pod.filter(|pod| pod.uid.to_string() == *uid) {
-                    pod.nudged = true;
+                    pod.retry_requested = true;
                 }
                 Answer::Done(None)
             }
@@ -325,7 +325,7 @@ impl World {
             created: self.now,
             starts_in: u8::try_from(uid * 7 % slow).unwrap(),
             settings: self.wishes.settings,
-            nudged: false,
+            retry_requested: false,
         }
     }
 

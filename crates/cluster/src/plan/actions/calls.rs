@@ -27,17 +27,17 @@ impl Builder<'_> {
             AuthChange::Enable => (
                 "before-enable-auth",
                 (Reason::AuthEnabled, "Enable"),
-                "turn etcd's authentication on",
+                "enable authentication in etcd",
             ),
             AuthChange::Disable => (
                 "before-disable-auth",
                 (Reason::AuthDisabled, "Disable"),
-                "turn etcd's authentication off",
+                "disable authentication in etcd",
             ),
             AuthChange::ChangePassword => (
                 "before-change-password",
                 (Reason::PasswordChanged, "Change"),
-                "change the password of etcd's user to that of the Secret",
+                "set the password in etcd to the password in the Secret",
             ),
         };
         let via = self.answering_voters();
@@ -57,7 +57,7 @@ pub(crate) fn update_peer_urls(member: &str, id: MemberId, urls: Vec<String>) ->
     call(
         "before-update-peer-urls",
         Some((Reason::PeerUrlChanged, "Update")),
-        format!("have {member} dialled at {}", urls.join(", ")),
+        format!("set the peer URLs of {member} to {}", urls.join(", ")),
         EtcdCall::UpdatePeerUrls { id, urls },
     )
 }
@@ -67,14 +67,14 @@ pub(crate) fn promote(member: &str, id: MemberId) -> Action {
     call(
         "before-promote-member",
         Some((Reason::MemberPromoted, "Promote")),
-        format!("make {member} a voter"),
+        format!("promote {member} to voter"),
         EtcdCall::Promote { id },
     )
 }
 
 /// Removes a member from etcd.
 pub(crate) fn remove(member: &str, id: MemberId) -> Action {
-    let text = format!("remove {member} from the cluster");
+    let text = format!("remove {member} from etcd");
     let member = member.to_owned();
     call(
         "before-remove-member",
@@ -86,7 +86,7 @@ pub(crate) fn remove(member: &str, id: MemberId) -> Action {
 
 /// Moves leadership to the member with this name and ID.
 pub(crate) fn move_leader(from: &str, to: &str, id: MemberId) -> Action {
-    let text = format!("hand leadership from {from} to {to}");
+    let text = format!("move leadership from {from} to {to}");
     let from = from.to_owned();
     call(
         "before-move-leader",
@@ -101,11 +101,11 @@ pub(crate) fn downgrade(to: Option<String>) -> Action {
     let (reason, text) = match &to {
         Some(to) => (
             Reason::DowngradeAllowed,
-            format!("let etcd go back to {to}"),
+            format!("enable the downgrade of etcd to {to}"),
         ),
         None => (
             Reason::DowngradeTakenBack,
-            "take the downgrade back".to_owned(),
+            "cancel the downgrade of etcd".to_owned(),
         ),
     };
     call(
@@ -133,7 +133,7 @@ pub(crate) fn compact(revision: i64, via: Vec<String>) -> Action {
     call(
         "before-compact",
         Some((Reason::Compacted, "Compact")),
-        format!("compact what is before revision {revision}"),
+        format!("compact the history before revision {revision}"),
         EtcdCall::Compact { revision, via },
     )
 }
@@ -147,7 +147,7 @@ pub(crate) fn disarm(alarm: Alarm, via: Vec<String>) -> Action {
     call(
         "before-disarm",
         Some((Reason::AlarmDisarmed, "Disarm")),
-        format!("take back the alarm {kind} of {}", alarm.member),
+        format!("disarm the alarm {kind} of {}", alarm.member),
         EtcdCall::Disarm { alarm, via },
     )
 }

@@ -40,12 +40,12 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
     };
     let text = match removal {
         Some(Removal::ByOperator) => {
-            format!("note on the volume claim of {member} that the member is being removed")
+            format!("record on the volume claim of {member} that the operator removes the member")
         }
         Some(Removal::ByOthers { .. }) => format!(
-            "keep the volume claim of {member}: someone other than the operator removed the member from etcd"
+            "keep the volume claim of {member}: the member was removed from etcd, but not by the operator"
         ),
-        None => format!("note on the volume claim of {member} that the member stays"),
+        None => format!("clear the record of a removal on the volume claim of {member}"),
     };
     let patch = merge(Kind::VolumeClaim, member, &metadata);
     action("before-note-removal", event, text, Request::Patch(patch))
@@ -57,7 +57,7 @@ pub(crate) fn note_version(member: &str, uid: &str, version: &str) -> Action {
     action(
         "before-note-version",
         None,
-        format!("note etcd {version} on the volume claim of {member}"),
+        format!("record etcd {version} on the volume claim of {member}"),
         annotate(Kind::VolumeClaim, (member, uid), &annotations),
     )
 }
@@ -68,7 +68,7 @@ pub(crate) fn clear_image_change(member: &str, uid: &str) -> Action {
     action(
         "before-settle-image",
         None,
-        format!("note that {member} is back"),
+        format!("clear the record of the image change on the pod of {member}"),
         annotate(Kind::Pod, (member, uid), &annotations),
     )
 }
@@ -91,7 +91,7 @@ pub(crate) fn grow_volume(member: &str, uid: &str, size: &str) -> Action {
     action(
         "before-grow-disk",
         Some((Reason::VolumeClaimGrown, "Patch")),
-        format!("ask for {size} for the volume of {member}"),
+        format!("request {size} for the volume of {member}"),
         Request::Patch(patch),
     )
 }
@@ -137,7 +137,7 @@ pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Act
 }
 
 /// Sets annotations that make the kubelet reload the Secrets of a pod at once, instead of within a minute.
-pub(super) fn tell(
+pub(super) fn notify(
     (member, uid): (&str, &str),
     (trust, authorities): (&Option<String>, &Option<String>),
     certificates: &str,

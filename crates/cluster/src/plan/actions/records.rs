@@ -15,7 +15,7 @@ use crate::action::{Action, Begins, Request, StatusRecord};
 use crate::plan::view::is_known;
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed};
-use crate::switch::Way;
+use crate::switch::TlsMode;
 
 /// Field manager of the token, the first members, the cluster ID and the recovery.
 const MANAGER_IDENTITY: &str = "etcd-operator-identity";
@@ -77,7 +77,7 @@ impl Builder<'_> {
             ..Identity::of(self.observed)
         };
         let (reason, verb, text) = if let Some(id) = cluster_id {
-            let text = format!("record cluster {id}, which is there");
+            let text = format!("record the existing cluster {id}");
             (Reason::ClusterRecorded, "Record", text)
         } else {
             let names: Vec<&str> = intent.members.iter().map(String::as_str).collect();
@@ -144,11 +144,11 @@ impl Builder<'_> {
             .policy
             .as_ref()
             .map(|_| (Reason::TLSRecorded, "Record"));
-        let words = Way::of(record.policy().as_ref()).words();
+        let words = TlsMode::of(record.policy().as_ref()).words();
         self.record(
             "before-record-tls",
             event,
-            format!("record that members {words}"),
+            format!("record the TLS settings of members: they {words}"),
             (MANAGER_TLS, json!({ "TLS": record })),
             None,
         )
@@ -194,7 +194,7 @@ fn recovery_event(recovery: &RecoveryStatus) -> Event {
 
 fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
     let Some(recovery) = recovery else {
-        return "record which approval counts".to_owned();
+        return "record that an approval is stale".to_owned();
     };
     match (&recovery.phase, &recovery.message) {
         (RecoveryPhase::InProgress, _) => format!(
@@ -223,13 +223,13 @@ fn defragmentation_event(record: &DefragmentationStatus) -> Event {
 
 fn defragmentation_text(record: &DefragmentationStatus) -> String {
     let Some(last) = record.members.last() else {
-        return format!("begin to defragment ({})", record.cause);
+        return format!("start the defragmentation ({})", record.cause);
     };
     if record.completion_time.is_some() {
-        return format!("the defragmentation is over ({})", record.cause);
+        return format!("the defragmentation is complete ({})", record.cause);
     }
     match (&last.completion_time, &last.error, last.size_after) {
-        (None, ..) => format!("{} is going to be defragmented", last.name),
+        (None, ..) => format!("{} is next to be defragmented", last.name),
         (_, Some(error), _) => format!("{} was not defragmented: {error}", last.name),
         (_, None, after) => format!(
             "{} was defragmented: {} bytes before, {} after",

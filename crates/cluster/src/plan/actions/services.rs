@@ -29,12 +29,12 @@ impl Builder<'_> {
         let (reason, text) = if open {
             (
                 Reason::ClientServiceOpened,
-                "let clients in through the client Service",
+                "open the client Service to clients",
             )
         } else {
             (
                 Reason::ClientServiceApplied,
-                "apply the client Service, closed",
+                "apply the client Service without endpoints",
             )
         };
         apply(

@@ -175,7 +175,7 @@ impl Builder<'_> {
         let record = record.ok_or_else(|| no_recovery("no recovery is recorded"))?;
         let from = record.from_cluster_id.parse::<ClusterId>();
         let from =
-            from.map_err(|_| no_recovery("status.recovery.fromClusterID is no cluster ID"))?;
+            from.map_err(|_| no_recovery("status.recovery.fromClusterID is not a cluster ID"))?;
         let operator = match &self.observed.operator_image {
             Seen::Known(image) => image,
             Seen::Unknown(why) => {

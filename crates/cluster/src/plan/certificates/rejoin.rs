@@ -10,7 +10,7 @@ use std::time::Duration;
 use api::names::CertificateUse;
 
 use super::{Keeper, Settled};
-use crate::authority::{Circle, Leaf};
+use crate::authority::{CaScope, Leaf};
 use crate::certificates::Noted;
 use crate::plan::age::age;
 use crate::plan::{BLIND, Draft, STEADY, actions, recovery};
@@ -35,9 +35,9 @@ impl Keeper<'_> {
             }
             if !self.is_on_volume(member, pod) {
                 let text = format!(
-                    "the certificate authorities {member} was started with have run out, and it has no volume that \
-                     stays, so that it cannot be started again without losing its data: restore the cluster from a backup, or \
-                     give members volumes (spec.pod.persistentVolumeClaimSpec)"
+                    "the certificate authorities with which {member} was started have expired, and without a volume \
+                     it cannot be restarted without losing its data: restore the cluster from a backup, or give \
+                     members volumes (spec.pod.persistentVolumeClaimSpec)"
                 );
                 draft.problem(Reason::AuthorityExpired, text);
                 continue;
@@ -46,9 +46,7 @@ impl Keeper<'_> {
                 wait_for_certificates(draft);
                 continue;
             }
-            draft.say(format!(
-                "start {member} again with new certificate authorities"
-            ));
+            draft.say(format!("restart {member} with new certificate authorities"));
             draft.add(actions::delete_pod(member, &pod.uid));
             restarts = true;
         }
@@ -93,7 +91,7 @@ impl Keeper<'_> {
         let mut returning = others.filter(|(name, pod)| self.is_returning(name, pod));
         if let Some((other, _)) = returning.next() {
             let text = format!(
-                "{member} is started with the certificate authorities of the others when {other} is ready"
+                "{member} is restarted with the certificate authorities of the other members when {other} is ready"
             );
             draft.wait(Reason::AuthorityRotating, text, BLIND);
             return;
@@ -103,7 +101,7 @@ impl Keeper<'_> {
             return;
         }
         draft.say(format!(
-            "start {member} again with the certificate authorities of the others"
+            "restart {member} with the certificate authorities of the other members"
         ));
         draft.add(actions::delete_pod(member, &pod.uid));
     }
@@ -163,7 +161,7 @@ impl Keeper<'_> {
         self.leaf_of(other, CertificateUse::Peer)
             .is_none_or(|leaf| {
                 self.certificates
-                    .accepts(member, Circle::Peers, &leaf.issuer)
+                    .accepts(member, CaScope::Peers, &leaf.issuer)
             })
     }
 
@@ -175,7 +173,7 @@ impl Keeper<'_> {
         let refused = |leaf: &Leaf| {
             !self
                 .certificates
-                .accepts(member, Circle::Clients, &leaf.issuer)
+                .accepts(member, CaScope::Clients, &leaf.issuer)
         };
         let outdated = self.certificates.outdated(member).is_some();
         silent && outdated && self.rule.clients && own.is_some_and(refused)
@@ -202,10 +200,10 @@ impl Keeper<'_> {
             return;
         }
         let text = format!(
-            "the peer certificate authority in Secret {} is not the one that {} trust, and without volumes they cannot be \
-             started with the new one without losing data: put the Secret back if you have a copy, or back up the \
-             cluster and restore it, while the certificates that members have are valid",
-            Circle::Peers.secret(&self.rule.cluster),
+            "the peer certificate authority in Secret {} is not trusted by {}, and without volumes they cannot be \
+             restarted with it without losing data: restore the Secret from a copy, or back up the cluster and \
+             restore it while the certificates of its members are valid",
+            CaScope::Peers.secret(&self.rule.cluster),
             names.join(", ")
         );
         draft.problem(Reason::AuthorityLost, text);
@@ -220,6 +218,6 @@ impl Settled {
 }
 
 fn wait_for_certificates(draft: &mut Draft) {
-    let text = "no member is started or restarted until the certificates hold";
+    let text = "no member is started or restarted until the certificates are valid";
     draft.wait(Reason::TLSNotReady, text, STEADY);
 }

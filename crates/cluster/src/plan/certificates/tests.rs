@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use member::tls::Authorities;
 
 use crate::authority::tests::rule;
-use crate::authority::{Anchor, Circle, Held, Leaf};
+use crate::authority::{Anchor, CaScope, Held, Leaf};
 use crate::certificates::{CertificateWrite, Certificates};
 use crate::clock::ApiServerClock;
 use crate::plan::tests::scene::{Letters, Scene, at};
@@ -171,7 +171,7 @@ impl Story {
         let long = rule().authority_validity;
         let version = format!("{}", self.drawn + 2);
         match write {
-            CertificateWrite::Authority { circle, beside, .. } => {
+            CertificateWrite::Authority { scope, beside, .. } => {
                 let signs = self.draw(long, None);
                 let mut one = held(None);
                 one.trusts = beside.iter().map(|pem| anchor(pem)).collect();
@@ -179,10 +179,10 @@ impl Story {
                 one.trusts_until = Some(signs.not_after);
                 (one.certificate, one.resource_version) = (Some(signs), version);
                 one.rotated_for = rule().rotate;
-                self.certificates().secrets.insert(circle.secret("db"), one);
+                self.certificates().secrets.insert(scope.secret("db"), one);
             }
-            CertificateWrite::Rejoin { circle, beside, .. } => {
-                let one = self.authority(*circle);
+            CertificateWrite::Rejoin { scope, beside, .. } => {
+                let one = self.authority(*scope);
                 let own = [one.certificate.clone(), one.next.clone()].into_iter();
                 let own = own.flatten().map(|leaf| leaf.fingerprint.into_bytes());
                 one.trusts = beside
@@ -193,27 +193,27 @@ impl Story {
                     .collect();
                 one.resource_version = version;
             }
-            CertificateWrite::Prepare { circle, .. } => {
+            CertificateWrite::Prepare { scope, .. } => {
                 let next = self.draw(long, None);
                 let asked = self.certificates().rule.as_ref().unwrap().rotate.clone();
-                let one = self.authority(*circle);
+                let one = self.authority(*scope);
                 one.trusts.extend([anchor(next.fingerprint.as_bytes())]);
                 one.trusts_until = Some(next.not_after);
                 (one.next, one.resource_version, one.rotated_for) = (Some(next), version, asked);
             }
-            CertificateWrite::Switch { circle, .. } => {
-                let one = self.authority(*circle);
+            CertificateWrite::Switch { scope, .. } => {
+                let one = self.authority(*scope);
                 one.certificate = one.next.take();
                 one.resource_version = version;
             }
-            CertificateWrite::Retire { circle, .. } => {
-                let one = self.authority(*circle);
+            CertificateWrite::Retire { scope, .. } => {
+                let one = self.authority(*scope);
                 let signs = one.certificate.as_ref().unwrap().fingerprint.clone();
                 one.trusts.retain(|print, _| *print == signs);
                 one.resource_version = version;
             }
             CertificateWrite::Issue { owner, used, .. } => {
-                let by = self.authority(Circle::of(*used)).clone();
+                let by = self.authority(CaScope::of(*used)).clone();
                 let signs = by.certificate.clone().unwrap();
                 let mut leaf = self.draw(rule().validity, Some(signs.subject));
                 leaf.not_after = leaf.not_after.min(signs.not_after);
@@ -225,7 +225,7 @@ impl Story {
                     .insert(certificate_secret(owner, *used), one);
             }
             CertificateWrite::Trust { owner, used, .. } => {
-                let trusts = self.authority(Circle::of(*used)).trusts.clone();
+                let trusts = self.authority(CaScope::of(*used)).trusts.clone();
                 let name = certificate_secret(owner, *used);
                 self.certificates().secrets.get_mut(&name).unwrap().trusts = trusts;
             }
@@ -233,7 +233,7 @@ impl Story {
                 let held = self.certificates().secrets.get_mut(secret).unwrap();
                 (held.owned, held.marked) = (true, true);
             }
-            CertificateWrite::Tell {
+            CertificateWrite::Notify {
                 member,
                 certificates,
                 authorities,
@@ -250,10 +250,10 @@ impl Story {
         }
     }
 
-    pub(super) fn authority(&mut self, circle: Circle) -> &mut Held {
+    pub(super) fn authority(&mut self, scope: CaScope) -> &mut Held {
         self.certificates()
             .secrets
-            .get_mut(&circle.secret("db"))
+            .get_mut(&scope.secret("db"))
             .unwrap()
     }
 
@@ -384,7 +384,7 @@ fn renews_certificates_at_two_thirds_and_notifies_pods() {
         8,
         "two a member, and the operators' and clients'"
     );
-    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Tell { .. });
+    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Notify { .. });
     assert_eq!(story.count(tells), 3);
     assert_eq!(
         (story.outdated(), story.deleted()),
@@ -483,12 +483,12 @@ fn invariant_20_rotates_authority_in_steps_across_all_members() {
 #[test]
 fn lost_authority_is_trusted_alongside_its_successor() {
     let mut story = Story::formed(true);
-    let before = story.authority(Circle::Peers).trusts.clone();
+    let before = story.authority(CaScope::Peers).trusts.clone();
     story.certificates().secrets.remove("db-peer-ca");
     let writes = story.of_certificates();
     let [
         CertificateWrite::Authority {
-            circle: Circle::Peers,
+            scope: CaScope::Peers,
             beside,
             over: None,
         },
@@ -579,7 +579,7 @@ fn leaves_foreign_certificate_secret_unchanged() {
     assert!(writes.iter().all(|write| matches!(
         write,
         CertificateWrite::Authority {
-            circle: Circle::Clients,
+            scope: CaScope::Clients,
             ..
         }
     )));

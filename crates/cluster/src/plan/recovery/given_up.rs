@@ -28,7 +28,7 @@ pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) 
         return false;
     }
     draft.say(format!(
-        "stop {}, with which the recovery that was given up began",
+        "stop {}, the seed of the cancelled recovery",
         record.member
     ));
     draft.add(actions::delete_pod(&record.member, &pod.uid));

@@ -46,14 +46,14 @@ pub(crate) fn leftover(
         return Leftover::Ordinary;
     }
     // If the status is lost again, the remaining labels must identify the new cluster.
-    let unlabelled = |seat: &MemberState| {
-        let pod = seat.pod.filter(|pod| pod.stays());
+    let unlabelled = |member: &MemberState| {
+        let pod = member.pod.filter(|pod| pod.stays());
         pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)
-            || seat
+            || member
                 .disk
                 .is_some_and(|disk| disk.cluster_id != observed.cluster_id)
     };
-    if view.seats.iter().any(unlabelled) {
+    if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
     // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy. Members that must be

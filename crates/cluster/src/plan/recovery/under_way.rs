@@ -35,8 +35,8 @@ pub(super) fn go_on(
     draft.problem(
         Reason::QuorumLost,
         format!(
-            "cluster {from_cluster_id} is being recovered: {member} begins a new one with what {survivor} has at \
-             revision {revision}"
+            "cluster {from_cluster_id} is being recovered: {member} starts a new cluster with the data of {survivor} \
+             at revision {revision}"
         ),
     );
     match &observed.recovery.seed {
@@ -49,8 +49,8 @@ pub(super) fn go_on(
                 return;
             }
             let text = format!(
-                "{member} answers for cluster {id} with {} members at revision {serves}, which is not what {survivor} \
-                 had: nothing is recorded",
+                "{member} answers for cluster {id} with {} members at revision {serves}, which does not match the \
+                 data of {survivor}: the new cluster is not recorded",
                 answer.list.members.len()
             );
             draft.problem(Reason::RecoveryFailed, text);
@@ -75,13 +75,13 @@ pub(super) fn go_on(
         .and_then(|pod| pod.trouble.as_ref())
         .map(|trouble| format!(": {}", trouble.message()))
         .unwrap_or_default();
-    let look_again = if pod.is_some_and(|pod| pod.running) {
+    let delay = if pod.is_some_and(|pod| pod.running) {
         SHORTLY
     } else {
         BLIND
     };
-    let text = format!("{member} takes its data from {survivor}{why}");
-    draft.wait(Reason::SeedStarting, text, look_again);
+    let text = format!("{member} copies its data from {survivor}{why}");
+    draft.wait(Reason::SeedStarting, text, delay);
 }
 
 /// Whether the data of the seed is permanent. A recovery does not continue with a seed that is being deleted or whose
@@ -120,8 +120,7 @@ fn give_up(
     }
     if evidence.most_advanced().is_none() {
         let text = format!(
-            "{} does not answer any more, and {} has not begun to serve: if neither does, restore a backup with an \
-             EtcdRestore",
+            "{} no longer answers, and {} does not serve yet: if neither does, restore a backup with an EtcdRestore",
             record.survivor, record.member
         );
         draft.problem(Reason::SurvivorLost, text);
@@ -144,7 +143,7 @@ fn abandon(
 ) {
     let mut given_up = record.clone();
     cancel(&mut given_up, why, now);
-    draft.say(format!("give the recovery up: {why}"));
+    draft.say(format!("cancel the recovery: {why}"));
     let stale = observed.recovery.stale_approval.as_ref();
     write(Some(&given_up), stale, draft);
 }
@@ -216,9 +215,9 @@ fn complete(
         );
     }
     let message = format!(
-        "cluster {from_cluster_id} lost its quorum (lost: {lost}); cluster {id} goes on from what {survivor} had at \
-         revision {revision} and serves revision {serves}. Writes acknowledged after revision {revision} by the lost \
-         members may be missing"
+        "cluster {from_cluster_id} lost its quorum (lost: {lost}); cluster {id} continues with the data of \
+         {survivor} at revision {revision} and serves revision {serves}. Writes that the lost members acknowledged \
+         after revision {revision} may be missing"
     );
     let recovery = RecoveryStatus {
         phase: RecoveryPhase::Complete,

@@ -184,7 +184,7 @@ fn says(mut scene: Scene, tls: &str) -> Scene {
         at: serde_json::from_str(tls).unwrap(),
         recorded: false,
         next: None,
-        ways: [].into(),
+        modes: [].into(),
         refused: None,
     });
     scene
@@ -217,7 +217,7 @@ fn join_waits_until_peer_tls_settings_match() {
             CLIENTS,
             "spec.TLS.static.member.peerSecret",
         ),
-        (joins(), PEERS, "peerSecret out of spec.TLS.static.member"),
+        (joins(), PEERS, "remove spec.TLS.static.member.peerSecret"),
         (joins(), GENERATED, "spec.TLS.generated"),
     ] {
         let scene = says(theirs, ours);

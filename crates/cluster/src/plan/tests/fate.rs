@@ -7,9 +7,9 @@ use crate::plan::{Fate, View};
 fn fates(scene: &Scene) -> Vec<(String, Fate, bool)> {
     let list = scene.observed.members.known().unwrap();
     let view = View::new(list, (&scene.desired, &scene.observed, at(1000)));
-    let fates = view.seats.into_iter();
+    let fates = view.members.into_iter();
     fates
-        .map(|seat| (seat.name, seat.fate, seat.followed))
+        .map(|member| (member.name, member.fate, member.followed))
         .collect()
 }
 

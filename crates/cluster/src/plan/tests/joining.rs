@@ -148,7 +148,7 @@ fn serving_unjoined_learner_is_not_reported_down() {
         let mut starting = waits.filter(|waiting| waiting.reason == Reason::LearnerStarting);
         starting.next().unwrap().message
     };
-    assert!(said(&scene).contains("has not told the list"));
+    assert!(said(&scene).contains("has not published its client URLs"));
     assert!(said(&scene.down("d")).contains("is not running yet"));
 }
 

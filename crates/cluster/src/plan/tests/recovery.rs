@@ -134,7 +134,7 @@ fn lost_volumes_require_approval_for_recovery() {
     for part in [
         "1 of 3 voters",
         "the volume claims of b, c",
-        "put those back",
+        "restore the PersistentVolumes",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -149,7 +149,7 @@ fn lost_volumes_require_approval_for_recovery() {
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
-    assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: delete"));
+    assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: restore"));
     // A volume is available again: the operator waits for the members.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
@@ -265,7 +265,7 @@ fn quorum_of_volumes_requires_approval_for_recovery() {
     assert!(writes.iter().any(|write| makes_pod(write, "b")));
     assert!(writes.iter().any(|write| makes_pod(write, "c")));
     let waits = scene.plan().waiting_for;
-    assert!(waits[0].message.contains("If b, c will never come back"));
+    assert!(waits[0].message.contains("If b, c are lost permanently"));
 
     // A person may know that the nodes are destroyed; the other members still get their time.
     assert!(begun(&approved(scene.clone())).is_some());
@@ -290,7 +290,9 @@ fn quorum_without_leader_is_not_lost() {
 fn no_recovery_from_silent_or_foreign_survivor() {
     let silent = approved(one_left().down("a"));
     assert_eq!(begun(&silent), None);
-    assert!(problem(&silent, Reason::QuorumLost).contains("no member that is left answers"));
+    assert!(
+        problem(&silent, Reason::QuorumLost).contains("one surviving member, but none answers")
+    );
     let mut foreign = approved(one_left());
     if let Some(Seen::Known(status)) = foreign.observed.statuses.get_mut("a") {
         status.cluster_id = NEW;

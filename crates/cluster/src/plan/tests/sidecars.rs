@@ -32,7 +32,7 @@ fn promotes_learner_with_late_sidecar() {
     assert_eq!(late(scene, &["d"]).changes(), [scene::promote("d")]);
 }
 
-/// The pod has not been ready for long, but its etcd was: see `observe/company.rs`.
+/// The pod has not been ready for long, but its etcd was: see `observe/sidecars.rs`.
 #[test]
 fn restarted_member_with_late_sidecar_is_not_lost() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");

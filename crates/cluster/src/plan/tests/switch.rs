@@ -11,7 +11,7 @@ use crate::plan::switch::listens;
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::Seen;
-use crate::switch::{Next, Step, TlsRollout, Way, next};
+use crate::switch::{Next, Step, TlsMode, TlsRollout, next};
 
 const MEMBERS: [&str; 3] = ["a", "b", "c"];
 const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
@@ -26,7 +26,7 @@ fn policy(text: &str) -> Option<TlsPolicy> {
 struct World {
     scene: Scene,
     record: Option<TlsStatus>,
-    ways: BTreeMap<String, Way>,
+    modes: BTreeMap<String, TlsMode>,
     wanted: Option<TlsPolicy>,
     faults: Vec<Fault>,
 }
@@ -34,11 +34,11 @@ struct World {
 impl World {
     fn new(text: &str) -> Self {
         let policy = policy(text);
-        let way = Way::of(policy.as_ref());
+        let mode = TlsMode::of(policy.as_ref());
         let mut world = Self {
             scene: Scene::formed(&MEMBERS).durable(),
             record: None,
-            ways: MEMBERS.map(|name| (name.to_owned(), way)).into(),
+            modes: MEMBERS.map(|name| (name.to_owned(), mode)).into(),
             wanted: policy.clone(),
             faults: Vec::new(),
         };
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    fn look(&mut self) {
+    fn snapshot(&mut self) {
         let at = self.at();
         let next = match next(at.as_ref(), self.wanted.as_ref()) {
             Ok(Next::Step(to)) => Some(Step {
@@ -86,14 +86,14 @@ impl World {
             at,
             recorded,
             next,
-            ways: self.ways.clone(),
+            modes: self.modes.clone(),
             refused: None,
         });
     }
 
     /// The current TLS writes of the plan.
     fn planned(&mut self) -> Vec<Write> {
-        self.look();
+        self.snapshot();
         let all = [self.scene.writes(), self.scene.changes()].concat();
         let ours = |write: &Write| {
             matches!(
@@ -117,28 +117,28 @@ impl World {
 
     /// Members whose pod is outdated.
     fn outdated(&self) -> Vec<String> {
-        let at = Way::of(self.at().as_ref());
-        let others = self.ways.iter().filter(|(_, way)| **way != at);
+        let at = TlsMode::of(self.at().as_ref());
+        let others = self.modes.iter().filter(|(_, mode)| **mode != at);
         others.map(|(name, _)| name.clone()).collect()
     }
 
     /// Checks invariant 23.
     fn judge(&mut self) {
-        let ways = self.ways.clone();
+        let modes = self.modes.clone();
         let at = peers_of(self.at().as_ref());
         for name in MEMBERS {
             for url in self.urls(name).clone() {
-                let stage = ways[name].peers;
+                let stage = modes[name].peers;
                 assert!(
                     listens(stage, &url),
                     "{name}, {stage:?}, does not listen at {url}"
                 );
                 // The same holds for a restart at this moment.
                 assert!(listens(at, &url), "{name} would come back as {at:?}: {url}");
-                for (other, way) in &ways {
-                    let knows = way.maker == ways[name].maker && way.peers > PeerStage::Plain;
+                for (other, mode) in &modes {
+                    let knows = mode.maker == modes[name].maker && mode.peers > PeerStage::Plain;
                     let dials = !url.starts_with("https") || knows;
-                    assert!(dials, "{other}, {:?}, cannot dial {url}", way.peers);
+                    assert!(dials, "{other}, {:?}, cannot dial {url}", mode.peers);
                 }
             }
         }
@@ -184,7 +184,7 @@ fn invariant_23_every_member_is_dialed_where_it_listens() {
                 if drawn(&mut seed).is_multiple_of(2) {
                     world.join(&name, peers_of(at.as_ref()));
                 }
-                world.ways.insert(name, Way::of(at.as_ref()));
+                world.modes.insert(name, TlsMode::of(at.as_ref()));
                 continue;
             }
             let writes = world.planned();
@@ -242,11 +242,11 @@ fn tls_switch_waits_for_unhealthy_or_joining_members() {
     down.scene = down.scene.down("b");
     assert_eq!(down.planned(), []);
     let mut unknown = begun();
-    unknown.ways.remove("c");
+    unknown.modes.remove("c");
     assert_eq!(unknown.planned(), []);
     let mut grows = begun();
     grows.scene = grows.scene.size(5).reserved("d").reserved("e");
-    grows.look();
+    grows.snapshot();
     assert_ne!(grows.scene.changes(), []);
     assert_eq!(grows.planned(), []);
 }
@@ -258,7 +258,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
     world.record = Some(TlsStatus::new("token", None));
     world.wanted = policy(PEERS);
     world.scene = world.scene.clone().size(4).learner("d");
-    world.ways.insert("d".to_owned(), Way::of(None));
+    world.modes.insert("d".to_owned(), TlsMode::of(None));
     let leader = world.scene.observed.leader();
     let mut pulse = Pulse {
         member_id: MemberId(u64::from(b'd')),
@@ -305,10 +305,10 @@ fn invariant_23_dials_returned_member_at_its_new_listener() {
         *down.urls("b") = vec![listed.to_owned()];
         down.scene = down.scene.down("b");
         assert_eq!(down.planned(), []);
-        let way = Way::of(policy(PEERS).as_ref());
-        world.ways.insert("b".to_owned(), way);
+        let mode = TlsMode::of(policy(PEERS).as_ref());
+        world.modes.insert("b".to_owned(), mode);
         assert_eq!(world.planned(), []);
-        world.ways.insert("b".to_owned(), Way::of(None));
+        world.modes.insert("b".to_owned(), TlsMode::of(None));
     }
     // A URL that was set by hand stays.
     *world.urls("b") = urls("http://b.example.com:12380");
@@ -330,8 +330,8 @@ fn changes_peer_urls_one_by_one_after_service_ports() {
     }
     let at = stage(PeerStage::PlainAndTls);
     world.record = Some(TlsStatus::new("token", at.as_ref()));
-    world.ways = MEMBERS
-        .map(|name| (name.to_owned(), Way::of(at.as_ref())))
+    world.modes = MEMBERS
+        .map(|name| (name.to_owned(), TlsMode::of(at.as_ref())))
         .into();
     let drifts = |world: &mut World, drifted| {
         let service = world.scene.observed.services.get_mut("b").unwrap();

@@ -121,7 +121,7 @@ fn defragments_full_database_with_free_space() {
     assert_eq!(record.cause, Cause::NoSpace);
     assert_eq!(record.members, []);
     assert!(
-        problem(&scene).contains("being put right"),
+        problem(&scene).contains("the operator frees space"),
         "{}",
         problem(&scene)
     );
@@ -158,7 +158,7 @@ fn compacts_full_database_first_if_spec_sets_retention() {
     over.completion_time = Some(time(100));
     scene.observed.upkeep.record = Some(over);
     assert_eq!(scene.writes(), []);
-    assert!(problem(&scene).contains("nothing in it to free"));
+    assert!(problem(&scene).contains("no free space"));
 }
 
 #[test]
@@ -453,7 +453,7 @@ fn invariant_3_keeps_corrupt_member_if_correct_data_is_unknown() {
     assert_eq!(down.changes(), []);
     let unknown = alarmed(three(1, 1), AlarmKind::Corrupt, 0);
     assert_eq!((unknown.changes(), unknown.writes()), (vec![], vec![]));
-    assert!(problem(&unknown).contains("cannot tell which"));
+    assert!(problem(&unknown).contains("not which data is correct"));
     let mut most = three(1, 1);
     let alarm = |id: u8| Alarm {
         member: MemberId(id.into()),

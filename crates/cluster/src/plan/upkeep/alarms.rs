@@ -45,35 +45,35 @@ fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
 }
 
 /// Reports members that etcd marks as corrupt, and the planned action. Returns whether an alarm is disarmed.
-pub(super) fn told_of_corruption(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+pub(super) fn report_corrupt_members(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
     let mut named = Vec::new();
     let mut disarms = false;
     for id in corrupt(observed) {
-        let seat = view.seats.iter().find(|seat| seat.id() == id);
-        match seat {
-            Some(seat) => named.push(seat),
+        let member = view.members.iter().find(|member| member.id() == id);
+        match member {
+            Some(member) => named.push(member),
             // Invariant 19: the reported member was removed, together with its data.
             None if id != MemberId(0) => {
                 disarm(view, AlarmKind::Corrupt, id, draft);
                 disarms = true;
             }
             None => {
-                let text = "etcd has found the members' data to differ and cannot tell which is right (alarm \
-                     CORRUPT): nothing is written until a person decides; restore a backup, or remove the members \
-                     that are wrong by deleting their volume claims and take the alarm back with: etcdctl alarm disarm";
+                let text = "etcd reports that the data of members differs, but not which data is correct (alarm \
+                 CORRUPT), and rejects writes: restore a backup, or delete the volume claims of the members with \
+                 wrong data, then run: etcdctl alarm disarm";
                 draft.problem(Reason::Corrupt, text);
             }
         }
     }
-    for seat in named {
-        let then = if seat.leaves() {
+    for member in named {
+        let then = if member.leaves() {
             "it is replaced"
         } else {
-            "it is not replaced, because what is left would be no quorum to compare with: restore a backup"
+            "it is not replaced, because the remaining members would form no quorum: restore a backup"
         };
         let text = format!(
-            "etcd has found the data of {} to differ from the others' (alarm CORRUPT): {then}",
-            seat.name
+            "etcd reports that the data of {} differs from the other members (alarm CORRUPT): {then}",
+            member.name
         );
         draft.problem(Reason::Corrupt, text);
     }
@@ -82,14 +82,14 @@ pub(super) fn told_of_corruption(observed: &Observed, view: &View, draft: &mut D
 
 pub(super) fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut Draft) {
     let alarm = Alarm { member, kind };
-    draft.say(format!("take the alarm of {member} back"));
+    draft.say(format!("disarm the alarm of {member}"));
     let via = view.via(None);
     draft.add(actions::disarm(alarm, via));
 }
 
 impl Run<'_> {
     /// Reports a full database as long as the alarm is raised, whatever action is in progress.
-    pub(super) fn told_of_no_space(&self, draft: &mut Draft) {
+    pub(super) fn report_full_database(&self, draft: &mut Draft) {
         let (desired, observed, _) = self.situation;
         if !self.is_full() {
             return;
@@ -103,13 +103,13 @@ impl Run<'_> {
         let then = if desired.upkeep.only_reports {
             "spec.upkeep.noSpace.policy is Report: compact, defragment and disarm it by hand, or set Cure"
         } else if busy || waits {
-            "it is being put right"
+            "the operator frees space"
         } else {
-            "there is nothing in it to free: delete keys, raise spec.etcd.quotaBackendBytes, or let old revisions \
-             be compacted (spec.etcd.autoCompactionRetention, spec.upkeep.noSpace.keepRevisions)"
+            "it contains no free space: delete keys, increase spec.etcd.quotaBackendBytes, or have old revisions \
+             compacted (spec.etcd.autoCompactionRetention, spec.upkeep.noSpace.keepRevisions)"
         };
         let text = format!(
-            "the database has reached its quota of {} bytes and etcd refuses writes (alarm NOSPACE): {then}",
+            "the database has reached its quota of {} bytes and etcd rejects writes (alarm NOSPACE): {then}",
             in_words(quota)
         );
         draft.problem(Reason::NoSpace, text);

@@ -19,8 +19,8 @@ pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Times
         .build();
     let cron = parser.parse(text).map_err(|error| {
         format!(
-            "spec.upkeep.defragmentation.schedule {text:?} cannot be read: {error}; write five cron fields such as \
-             0 3 * * 6, or @weekly"
+            "spec.upkeep.defragmentation.schedule {text:?} is invalid: {error}; set five cron fields such as 0 3 * * \
+             6, or @weekly"
         )
     })?;
     let name = rule.time_zone.as_deref().unwrap_or("Etc/UTC");

@@ -3,7 +3,7 @@
 use api::names::{CertificateUse, certificate_secret};
 
 use super::{MEMBERS, Story, anchor, held, issues, trusts};
-use crate::authority::Circle;
+use crate::authority::CaScope;
 use crate::authority::tests::rule;
 use crate::certificates::CertificateWrite;
 use crate::plan::tests::writes::{Chain, Write};
@@ -26,8 +26,8 @@ impl Story {
         leaf.unwrap().issuer
     }
 
-    fn signs(&mut self, circle: Circle) -> Vec<u8> {
-        let leaf = self.authority(circle).certificate.clone();
+    fn signs(&mut self, scope: CaScope) -> Vec<u8> {
+        let leaf = self.authority(scope).certificate.clone();
         leaf.unwrap().subject
     }
 
@@ -78,13 +78,13 @@ impl Story {
 
     /// Plays all steps from the loss to the last certificate of the new authority, while the rollout restarts the
     /// members.
-    fn replaced(&mut self, circle: Circle, uses: &[(&str, CertificateUse)]) {
+    fn replaced(&mut self, scope: CaScope, uses: &[(&str, CertificateUse)]) {
         let before = self.issuer(uses[0].0, uses[0].1);
         self.settle();
         assert_eq!(self.count(issues), 0, "members would not accept it");
         assert_eq!(self.count(trusts), uses.len());
         assert_eq!((self.outdated(), self.deleted()), (3, 0));
-        let trusted = self.authority(circle).clone();
+        let trusted = self.authority(scope).clone();
         assert!(trusted.trusts_issuer(&before), "{trusted:?}");
         for member in &MEMBERS[..2] {
             self.restart(member);
@@ -94,7 +94,7 @@ impl Story {
         self.restart(MEMBERS[2]);
         self.settle();
         assert_eq!(self.count(issues), uses.len());
-        let signs = self.signs(circle);
+        let signs = self.signs(scope);
         assert_ne!(signs, before);
         for (owner, used) in uses {
             assert_eq!(self.issuer(owner, *used), signs);
@@ -120,51 +120,54 @@ fn of_clients() -> Vec<(&'static str, CertificateUse)> {
     all
 }
 
-fn circles() -> [(Circle, Vec<(&'static str, CertificateUse)>); 2] {
-    [(Circle::Peers, of_peers()), (Circle::Clients, of_clients())]
+fn scopes() -> [(CaScope, Vec<(&'static str, CertificateUse)>); 2] {
+    [
+        (CaScope::Peers, of_peers()),
+        (CaScope::Clients, of_clients()),
+    ]
 }
 
 #[test]
 fn invariant_20_deleted_authority_is_replaced_in_steps() {
-    for (circle, uses) in circles() {
+    for (scope, uses) in scopes() {
         let mut story = Story::formed(true);
-        story.certificates().secrets.remove(&circle.secret("db"));
+        story.certificates().secrets.remove(&scope.secret("db"));
         assert_eq!(story.deleted(), 0);
-        story.replaced(circle, &uses);
+        story.replaced(scope, &uses);
     }
 }
 
 #[test]
 fn invariant_20_emptied_authority_is_replaced_in_steps() {
-    for (circle, uses) in circles() {
+    for (scope, uses) in scopes() {
         let mut story = Story::formed(true);
-        *story.authority(circle) = held(None);
-        story.replaced(circle, &uses);
+        *story.authority(scope) = held(None);
+        story.replaced(scope, &uses);
     }
 }
 
 #[test]
 fn invariant_20_authority_replaced_by_another_signs_in_steps() {
-    for (circle, uses) in circles() {
+    for (scope, uses) in scopes() {
         let mut story = Story::formed(true);
         let foreign = story.draw(rule().authority_validity, None);
-        let one = story.authority(circle);
+        let one = story.authority(scope);
         one.trusts = [anchor(foreign.fingerprint.as_bytes())].into();
         one.certificate = Some(foreign.clone());
-        story.replaced(circle, &uses);
+        story.replaced(scope, &uses);
         assert_eq!(story.count(rejoins), 1);
-        assert_eq!(story.signs(circle), foreign.subject);
+        assert_eq!(story.signs(scope), foreign.subject);
     }
 }
 
 #[test]
 fn authority_missing_in_its_own_bundle_is_added() {
     let mut story = Story::formed(true);
-    let before = story.authority(Circle::Peers).trusts.clone();
-    story.authority(Circle::Peers).trusts.clear();
+    let before = story.authority(CaScope::Peers).trusts.clone();
+    story.authority(CaScope::Peers).trusts.clear();
     story.settle();
     assert_eq!(story.count(rejoins), 1);
-    assert_eq!(story.authority(Circle::Peers).trusts, before);
+    assert_eq!(story.authority(CaScope::Peers).trusts, before);
     assert_eq!((story.told.len(), story.outdated()), (1, 0));
 }
 
@@ -180,14 +183,14 @@ fn foreign_certificate_is_replaced_and_its_authority_not_trusted() {
     secret.trusts = [anchor(foreign.fingerprint.as_bytes())].into();
     story.settle();
     assert_eq!((story.count(issues), story.count(rejoins)), (1, 0));
-    assert_eq!(story.authority(Circle::Peers).trusts.len(), 1);
+    assert_eq!(story.authority(CaScope::Peers).trusts.len(), 1);
     assert_eq!((story.outdated(), story.deleted()), (0, 0));
 }
 
 #[test]
 fn invariant_20_member_lost_with_authority_restarts_with_its_certificate() {
     let mut story = Story::formed(true);
-    let before = story.signs(Circle::Peers);
+    let before = story.signs(CaScope::Peers);
     story.certificates().secrets.remove("db-peer-ca");
     story.settle();
     story.comes_back(MEMBERS[1]);
@@ -314,7 +317,7 @@ fn invariant_20_second_lost_authority_hastens_nothing() {
     story.settle();
     story.restart(MEMBERS[0]);
     story.settle();
-    *story.authority(Circle::Peers) = held(None);
+    *story.authority(CaScope::Peers) = held(None);
     story.settle();
     assert_eq!(story.count(issues), 0);
 }
@@ -339,7 +342,7 @@ fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
 fn foreign_authority_restarts_no_member() {
     let mut story = Story::formed(true);
     let foreign = story.draw(rule().authority_validity, None);
-    let one = story.authority(Circle::Peers);
+    let one = story.authority(CaScope::Peers);
     one.trusts = [anchor(foreign.fingerprint.as_bytes())].into();
     (one.certificate, one.owned) = (Some(foreign), false);
     story.settle();
@@ -361,7 +364,7 @@ fn annotates_pods_of_older_releases_with_their_authorities() {
         noted.authorities = None;
     }
     story.settle();
-    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Tell { .. });
+    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Notify { .. });
     assert_eq!((story.count(tells), story.told.len()), (3, 3));
     let noted = story.certificates().pods[MEMBERS[0]].authorities.clone();
     let now = story.certificates().authorities_now();

@@ -33,30 +33,30 @@ pub(super) fn begin_apart(view: &View, count: usize) -> bool {
 pub(super) fn may_be_reached(
     (observed, now): (&Observed, Timestamp),
     view: &View,
-    seat: &MemberState,
+    member: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
     // A voter is reachable: only learners start apart, and first members, of which enough run by now.
-    seat.votes() || seat.pod.is_none_or(is_old) || { view.seats.iter() }
-        .filter(|seat| begins_apart(seat) && !seat.votes())
-        .all(|seat| has_asked((observed, now), seat))
+    member.votes() || member.pod.is_none_or(is_old) || { view.members.iter() }
+        .filter(|member| begins_apart(member) && !member.votes())
+        .all(|member| has_asked((observed, now), member))
 }
 
 /// Whether the member's Service still has no endpoints.
-pub(super) fn begins_apart(seat: &MemberState) -> bool {
-    seat.service.is_some_and(|service| service.closed)
+pub(super) fn begins_apart(member: &MemberState) -> bool {
+    member.service.is_some_and(|service| service.closed)
 }
 
 /// Whether the member has asked the others. A running container proves nothing: a slow one may still be asking. A
 /// learner that has asked answers about downgrades only after it has received the leader's snapshot. etcd's health
 /// listener opens after the questions (`StartEtcd` in etcd's `server/embed/etcd.go`). If the operator cannot use that
 /// listener, a fixed time has to do.
-fn has_asked((observed, now): (&Observed, Timestamp), seat: &MemberState) -> bool {
-    let heard = observed.pulses.contains_key(&seat.name) || seat.serves();
+fn has_asked((observed, now): (&Observed, Timestamp), member: &MemberState) -> bool {
+    let heard = observed.pulses.contains_key(&member.name) || member.serves();
     let has_had_time = |pod: &Pod| {
         // By a clock that is behind, the container has not started yet.
         let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };
-    heard || seat.pod.is_some_and(has_had_time)
+    heard || member.pod.is_some_and(has_had_time)
 }

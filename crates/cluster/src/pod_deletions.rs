@@ -19,42 +19,42 @@ const URGENT: Duration = Duration::from_millis(100);
 
 /// The observations in progress, by the cluster's UID.
 #[derive(Default)]
-pub struct Endings(Mutex<HashMap<String, Sender<()>>>);
+pub struct PodDeletions(Mutex<HashMap<String, Sender<()>>>);
 
-impl Endings {
-    fn looks(&self) -> MutexGuard<'_, HashMap<String, Sender<()>>> {
+impl PodDeletions {
+    fn senders(&self) -> MutexGuard<'_, HashMap<String, Sender<()>>> {
         // No operation under the lock leaves a partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A pod of the cluster is ending or has ended.
-    pub fn tell(&self, uid: &str) {
-        if let Some(look) = self.looks().get(uid) {
-            look.send_replace(());
+    pub fn notify(&self, uid: &str) {
+        if let Some(sender) = self.senders().get(uid) {
+            sender.send_replace(());
         }
     }
 
     /// Must be called before the pods are read: the read may miss a pod that ends later.
-    pub fn heed(&self, uid: &str) -> Heed {
-        let mut looks = self.looks();
-        looks.retain(|_, look| look.receiver_count() > 0);
-        let look = looks.entry(uid.to_owned());
-        Heed(look.or_insert_with(|| channel(()).0).subscribe())
+    pub fn subscribe(&self, uid: &str) -> Subscription {
+        let mut senders = self.senders();
+        senders.retain(|_, sender| sender.receiver_count() > 0);
+        let sender = senders.entry(uid.to_owned());
+        Subscription(sender.or_insert_with(|| channel(()).0).subscribe())
     }
 }
 
 /// The subscription of one observation.
-pub struct Heed(Receiver<()>);
+pub struct Subscription(Receiver<()>);
 
-impl Heed {
+impl Subscription {
     /// The answer. `None` if no answer arrives soon and a pod has ended since the observation began, or a write is
     /// `urgent`.
-    pub async fn unless_overtaken<T>(
+    pub async fn or_interrupted<T>(
         &mut self,
         answer: impl Future<Output = T>,
         urgent: bool,
     ) -> Option<T> {
-        let overtaken = async {
+        let interrupted = async {
             tokio::time::sleep(if urgent { URGENT } else { PROMPT }).await;
             if !urgent && self.0.changed().await.is_err() {
                 // The sender was dropped.
@@ -64,7 +64,7 @@ impl Heed {
         tokio::select! {
             biased;
             answer = answer => Some(answer),
-            () = overtaken => None,
+            () = interrupted => None,
         }
     }
 }
@@ -80,47 +80,53 @@ mod tests {
 
     #[tokio::test]
     async fn unanswered_observation_is_dropped_when_pod_ends() {
-        let endings = Endings::default();
-        let mut heed = endings.heed(UID);
-        endings.tell(UID);
+        let deletions = PodDeletions::default();
+        let mut subscription = deletions.subscribe(UID);
+        deletions.notify(UID);
         let begun = Instant::now();
-        assert_eq!(heed.unless_overtaken(pending::<()>(), false).await, None);
+        assert_eq!(
+            subscription.or_interrupted(pending::<()>(), false).await,
+            None
+        );
         assert!(begun.elapsed() >= PROMPT, "etcd gets its time");
     }
 
     /// Invariant 1: an election is no outage.
     #[tokio::test]
     async fn invariant_1_observation_has_full_time_without_pod_end() {
-        let endings = Endings::default();
-        endings.tell(UID);
-        let mut heed = endings.heed(UID);
-        endings.tell("another");
+        let deletions = PodDeletions::default();
+        deletions.notify(UID);
+        let mut subscription = deletions.subscribe(UID);
+        deletions.notify("another");
         let slow = async {
             tokio::time::sleep(PROMPT * 2).await;
             "answer"
         };
-        assert_eq!(heed.unless_overtaken(slow, false).await, Some("answer"));
+        assert_eq!(
+            subscription.or_interrupted(slow, false).await,
+            Some("answer")
+        );
     }
 
     #[tokio::test]
     async fn available_answer_is_used_despite_pod_end() {
-        let endings = Endings::default();
-        let mut heed = endings.heed(UID);
-        endings.tell(UID);
-        assert_eq!(heed.unless_overtaken(ready(1), false).await, Some(1));
+        let deletions = PodDeletions::default();
+        let mut subscription = deletions.subscribe(UID);
+        deletions.notify(UID);
+        assert_eq!(subscription.or_interrupted(ready(1), false).await, Some(1));
     }
 
     #[tokio::test]
     async fn pod_end_interrupts_wait_at_once() {
-        let endings = Endings::default();
-        let mut heed = endings.heed(UID);
+        let deletions = PodDeletions::default();
+        let mut subscription = deletions.subscribe(UID);
         let late = async {
             tokio::time::sleep(PROMPT + Duration::from_millis(100)).await;
-            endings.tell(UID);
+            deletions.notify(UID);
             pending::<()>().await;
         };
         tokio::select! {
-            dropped = heed.unless_overtaken(pending::<()>(), false) => assert_eq!(dropped, None),
+            dropped = subscription.or_interrupted(pending::<()>(), false) => assert_eq!(dropped, None),
             () = late => {}
             () = tokio::time::sleep(PROMPT * 20) => panic!("it was not heard"),
         }
@@ -128,16 +134,19 @@ mod tests {
 
     #[tokio::test]
     async fn urgent_write_waits_for_no_event() {
-        let mut heed = Endings::default().heed(UID);
-        assert_eq!(heed.unless_overtaken(pending::<()>(), true).await, None);
-        assert_eq!(heed.unless_overtaken(ready(1), true).await, Some(1));
+        let mut subscription = PodDeletions::default().subscribe(UID);
+        assert_eq!(
+            subscription.or_interrupted(pending::<()>(), true).await,
+            None
+        );
+        assert_eq!(subscription.or_interrupted(ready(1), true).await, Some(1));
     }
 
     #[test]
     fn finished_observations_leave_no_entry() {
-        let endings = Endings::default();
-        drop(endings.heed(UID));
-        drop(endings.heed("another"));
-        assert_eq!(endings.looks().len(), 1);
+        let deletions = PodDeletions::default();
+        drop(deletions.subscribe(UID));
+        drop(deletions.subscribe("another"));
+        assert_eq!(deletions.senders().len(), 1);
     }
 }

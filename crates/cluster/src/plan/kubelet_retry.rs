@@ -24,10 +24,10 @@ const PROMPT: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_secs(20);
 
 /// Triggers a kubelet retry for pods that have not begun to start.
-pub(super) fn slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft) {
+pub(super) fn for_slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft) {
     let waits = |pod: &Pod| {
         let assigned = pod.node.is_some() && pod.lost_since.is_none() && pod.stays();
-        assigned && pod.durable && pod.owned && !pod.addressed && !pod.nudged
+        assigned && pod.durable && pod.owned && !pod.addressed && !pod.retry_requested
     };
     for (name, pod) in observed.pods.iter().filter(|(_, pod)| waits(pod)) {
         let since = age(pod.created, now);
@@ -36,7 +36,7 @@ pub(super) fn slow_starts(observed: &Observed, now: Timestamp, draft: &mut Draft
             draft.requeue = draft.requeue.min(left);
         } else if since < LATE {
             let annotations = [(ANNOTATION_NUDGED.to_owned(), Some("true".to_owned()))];
-            draft.say(format!("have the kubelet look at {name} again"));
+            draft.say(format!("trigger a sync of the pod {name} by the kubelet"));
             let patch = MetadataPatch {
                 labels: BTreeMap::new(),
                 annotations: annotations.into(),
@@ -52,13 +52,13 @@ mod tests {
     use crate::plan::tests::scene::Scene;
     use crate::plan::tests::writes::Write;
 
-    fn nudged(scene: &Scene) -> Vec<String> {
+    fn retry_requested(scene: &Scene) -> Vec<String> {
         let writes = scene.writes().into_iter();
-        let nudged = writes.filter_map(|write| match write {
+        let retry_requested = writes.filter_map(|write| match write {
             Write::PatchMetadata { member, .. } => Some(member),
             _ => None,
         });
-        nudged.collect()
+        retry_requested.collect()
     }
 
     #[test]
@@ -71,17 +71,20 @@ mod tests {
             change(pod);
             scene
         };
-        assert_eq!(nudged(&waiting(2, &|_| ())), ["b"]);
+        assert_eq!(retry_requested(&waiting(2, &|_| ())), ["b"]);
         for (seconds, change) in [
             (1, &(|_: &mut Pod| ()) as &dyn Fn(&mut Pod)),
             (30, &|_| ()),
-            (3, &|pod| pod.nudged = true),
+            (3, &|pod| pod.retry_requested = true),
             (3, &|pod| pod.addressed = true),
             (3, &|pod| pod.node = None),
             (3, &|pod| pod.terminating = true),
             (3, &|pod| pod.lost_since = Some(Timestamp::UNIX_EPOCH)),
         ] {
-            assert_eq!(nudged(&waiting(seconds, change)), Vec::<String>::new());
+            assert_eq!(
+                retry_requested(&waiting(seconds, change)),
+                Vec::<String>::new()
+            );
         }
         let young = waiting(1, &|_| ());
         assert!(young.plan().requeue <= Duration::from_secs(1));

@@ -8,13 +8,13 @@ use crate::plan::Draft;
 use super::{Keeper, order};
 
 impl Keeper<'_> {
-    pub(super) fn is_told(&self, member: &str) -> bool {
+    pub(super) fn is_notified(&self, member: &str) -> bool {
         let told = self
             .certificates
             .pods
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
-        let told = told.is_some() && told == self.certificates.told(member).as_ref();
+        let told = told.is_some() && told == self.certificates.notification(member).as_ref();
         // The pod carries only a digest of its CAs, as earlier releases wrote it.
         let noted = self.certificates.pods.get(member);
         let silent =
@@ -33,10 +33,10 @@ impl Keeper<'_> {
     }
 
     /// Notifies pods of new certificates, so that the kubelet updates their Secrets at once.
-    pub(super) fn tell(&self, draft: &mut Draft) {
+    pub(super) fn notify(&self, draft: &mut Draft) {
         let pods = self.observed.pods.iter().filter(|(_, pod)| pod.stays());
-        for (member, pod) in pods.filter(|(member, _)| !self.is_told(member)) {
-            let Some(certificates) = self.certificates.told(member) else {
+        for (member, pod) in pods.filter(|(member, _)| !self.is_notified(member)) {
+            let Some(certificates) = self.certificates.notification(member) else {
                 continue;
             };
             let noted = self.certificates.pods.get(member);
@@ -56,7 +56,7 @@ impl Keeper<'_> {
             let noted = noted.and_then(|noted| noted.authorities.as_ref());
             let authorities = started.filter(|_| noted.is_none());
             order(
-                CertificateWrite::Tell {
+                CertificateWrite::Notify {
                     member: member.clone(),
                     uid: pod.uid.clone(),
                     trust,

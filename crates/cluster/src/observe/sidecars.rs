@@ -19,7 +19,7 @@ pub(super) fn unready_since(
     etcd: Option<&ContainerStatus>,
     since: Timestamp,
 ) -> Timestamp {
-    if !has_company(pod) {
+    if !has_sidecars(pod) {
         return since;
     }
     let bound = etcd.and_then(last_life).map(|(began, ended)| {
@@ -30,7 +30,7 @@ pub(super) fn unready_since(
 }
 
 /// Containers that count for the pod's readiness: all except init containers that end.
-fn has_company(pod: &Pod) -> bool {
+fn has_sidecars(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| {
         let mut init = spec.init_containers.iter().flatten();
         spec.containers.len() > 1 || init.any(|one| one.restart_policy.as_deref() == Some("Always"))
@@ -55,10 +55,10 @@ mod tests {
     use crate::snapshot::Pod;
 
     /// A member's pod with a sidecar that is not ready. `etcd`: the state of etcd's container.
-    fn seen(company: &Value, etcd: &Value) -> Pod {
+    fn seen(sidecars: &Value, etcd: &Value) -> Pod {
         let object = json!({
             "metadata": { "name": "db-aaaaaaaaaa" },
-            "spec": company,
+            "spec": sidecars,
             "status": {
                 "phase": "Running",
                 "podIP": "10.0.0.7",
@@ -107,10 +107,10 @@ mod tests {
         let short = restarted("2026-11-21T08:59:50Z", "2026-11-21T09:00:00Z");
         let native = json!({ "containers": [{ "name": "etcd" }],
             "initContainers": [{ "name": "proxy", "restartPolicy": "Always" }] });
-        for company in [sidecar(), native] {
-            let pod = seen(&company, &long);
+        for sidecars in [sidecar(), native] {
+            let pod = seen(&sidecars, &long);
             assert_eq!(pod.unready_since, pod.ending.map(|ending| ending.at));
-            let since = seen(&company, &short).unready_since.unwrap();
+            let since = seen(&sidecars, &short).unready_since.unwrap();
             assert_eq!(since.to_string(), "2026-11-21T08:59:50Z");
         }
         let alone =

@@ -23,7 +23,7 @@ use crate::reason::Reason;
 
 /// The metrics of all clusters of this process.
 #[derive(Clone, Default)]
-pub struct Figures(Arc<Mutex<Inner>>);
+pub struct Metrics(Arc<Mutex<Inner>>);
 
 type Alive = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
 
@@ -152,7 +152,7 @@ fn count(number: Option<usize>) -> Option<i64> {
     i64::try_from(number?).ok()
 }
 
-impl Figures {
+impl Metrics {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -237,7 +237,7 @@ impl Inner {
     }
 }
 
-impl Collector for Figures {
+impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let inner = &mut *self.inner();
         inner.sweep();
@@ -301,9 +301,9 @@ impl Collector for Figures {
     }
 }
 
-impl fmt::Debug for Figures {
+impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Figures")
+        f.write_str("Metrics")
     }
 }
 
@@ -366,9 +366,9 @@ mod tests {
         }
     }
 
-    fn page(figures: &Figures) -> String {
+    fn page(metrics: &Metrics) -> String {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(figures.clone()));
+        registry.register_collector(Box::new(metrics.clone()));
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         text
@@ -376,22 +376,22 @@ mod tests {
 
     #[test]
     fn deleted_cluster_is_dropped_without_scrape() {
-        let figures = Figures::default();
-        figures.alive_with(|| HashSet::from(["1".to_owned()]));
-        figures.see(&cluster("1", 1), &status(), &[]);
-        figures.see(&cluster("2", 1), &status(), &[]);
-        figures.forget();
-        let inner = figures.inner();
+        let metrics = Metrics::default();
+        metrics.alive_with(|| HashSet::from(["1".to_owned()]));
+        metrics.see(&cluster("1", 1), &status(), &[]);
+        metrics.see(&cluster("2", 1), &status(), &[]);
+        metrics.forget();
+        let inner = metrics.inner();
         assert_eq!(inner.clusters.keys().collect::<Vec<_>>(), ["1"]);
     }
 
     #[test]
     fn metrics_carry_namespace_and_cluster_name() {
-        let figures = Figures::default();
+        let metrics = Metrics::default();
         let done = [actions::move_leader("db-a", "db-b", MemberId(2))];
-        figures.see(&cluster("1", 1), &status(), &done);
-        figures.see(&cluster("1", 2), &status(), &done);
-        let page = page(&figures);
+        metrics.see(&cluster("1", 1), &status(), &done);
+        metrics.see(&cluster("1", 2), &status(), &done);
+        let page = page(&metrics);
         for line in [
             "etcd_operator_cluster_desired_members{namespace=\"prod\",cluster=\"db\"} 3",
             "etcd_operator_cluster_ready_members{namespace=\"prod\",cluster=\"db\"} 2",
@@ -412,10 +412,10 @@ mod tests {
 
     #[test]
     fn metrics_of_deleted_cluster_are_removed() {
-        let figures = Figures::default();
-        figures.see(&cluster("1", 1), &status(), &[]);
-        figures.alive_with(HashSet::new);
-        let page = page(&figures);
+        let metrics = Metrics::default();
+        metrics.see(&cluster("1", 1), &status(), &[]);
+        metrics.alive_with(HashSet::new);
+        let page = page(&metrics);
         assert!(!page.contains("cluster=\"db\""), "{page}");
         let deleted = "etcd_operator_controller_clusters_deleted_total{namespace=\"prod\"} 1";
         assert!(page.contains(deleted), "{page}");
@@ -426,8 +426,8 @@ mod tests {
     fn every_metric_is_documented() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
         let document = std::fs::read_to_string(path).unwrap();
-        let figures = Figures::default();
-        for line in page(&figures)
+        let metrics = Metrics::default();
+        for line in page(&metrics)
             .lines()
             .filter(|line| line.starts_with("# TYPE"))
         {

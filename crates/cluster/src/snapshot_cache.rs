@@ -1,0 +1,137 @@
+//! A cache of the last read of each cluster, so that reconciling an idle cluster costs no request to the API server.
+//!
+//! Between two reconciles only etcd can change without an event; all other objects are watched. The periodic reconcile
+//! takes the Kubernetes side from this cache until an event arrives, and calls only etcd. The operator never writes
+//! from cached data: a plan that would write is made again from a fresh read (invariant 1).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::observe::KubeSnapshot;
+
+/// Maximum age of a cached read. It limits the effect of a lost event (a watch that was interrupted while an object was
+/// deleted).
+const LONGEST: Duration = Duration::from_mins(1);
+
+/// The last read, by the cluster's UID.
+#[derive(Default)]
+pub struct SnapshotCache(Mutex<Memory>);
+
+#[derive(Default)]
+struct Memory {
+    snapshots: HashMap<String, (KubeSnapshot, Instant)>,
+    /// Clusters that are being read and have had no event since the read began.
+    reading: HashSet<String>,
+}
+
+impl SnapshotCache {
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        // No operation under the lock leaves a partial state.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Invalidates the cached read after an event. Also called if a read failed or the cluster no longer exists.
+    pub fn invalidate(&self, uid: &str) {
+        let mut memory = self.memory();
+        memory.snapshots.remove(uid);
+        memory.reading.remove(uid);
+    }
+
+    /// Must be called before reading: a later event is newer than the read.
+    pub fn begin(&self, uid: &str) {
+        self.memory().reading.insert(uid.to_owned());
+    }
+
+    /// Caches a read, unless an event arrived meanwhile.
+    pub fn keep(&self, uid: &str, snapshot: KubeSnapshot, now: Instant) {
+        self.forget(now);
+        let mut memory = self.memory();
+        if memory.reading.remove(uid) {
+            memory.snapshots.insert(uid.to_owned(), (snapshot, now));
+        }
+    }
+
+    /// Drops stale reads.
+    pub fn forget(&self, now: Instant) {
+        let snapshots = &mut self.memory().snapshots;
+        snapshots.retain(|_, (_, read)| now.duration_since(*read) < LONGEST);
+    }
+
+    /// The cached read of this version of the object, if no event of the cluster arrived since.
+    pub fn get(&self, uid: &str, version: Option<&str>, now: Instant) -> Option<KubeSnapshot> {
+        let memory = self.memory();
+        let (snapshot, read) = memory.snapshots.get(uid)?;
+        let same = snapshot.cluster.metadata.resource_version.as_deref() == version;
+        (same && now.duration_since(*read) < LONGEST).then(|| snapshot.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::tests::snapshot;
+
+    const UID: &str = "uid";
+
+    fn version(snapshot: &KubeSnapshot) -> Option<&str> {
+        snapshot.cluster.metadata.resource_version.as_deref()
+    }
+
+    #[test]
+    fn cached_read_is_valid_until_event() {
+        let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
+        assert!(cache.get(UID, version(&snapshot), now).is_none());
+        cache.begin(UID);
+        cache.keep(UID, snapshot.clone(), now);
+        assert!(cache.get(UID, version(&snapshot), now).is_some());
+        assert!(cache.get("other", version(&snapshot), now).is_none());
+        cache.invalidate(UID);
+        assert!(cache.get(UID, version(&snapshot), now).is_none());
+    }
+
+    #[test]
+    fn event_during_read_invalidates_cache() {
+        let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
+        cache.begin(UID);
+        cache.invalidate(UID);
+        cache.keep(UID, snapshot.clone(), now);
+        assert!(cache.get(UID, version(&snapshot), now).is_none());
+        // The next read is later than the event.
+        cache.begin(UID);
+        cache.keep(UID, snapshot.clone(), now);
+        assert!(cache.get(UID, version(&snapshot), now).is_some());
+    }
+
+    #[test]
+    fn new_version_or_stale_read_is_read_again() {
+        let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
+        cache.begin(UID);
+        cache.keep(UID, snapshot.clone(), now);
+        assert!(cache.get(UID, Some("another"), now).is_none());
+        assert!(cache.get(UID, version(&snapshot), now + LONGEST).is_none());
+    }
+
+    #[test]
+    fn deleted_cluster_leaves_no_cached_read() {
+        let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
+        cache.begin(UID);
+        cache.keep(UID, snapshot.clone(), now);
+        // Deletions of its children are events.
+        cache.invalidate(UID);
+        let nothing = || {
+            let memory = cache.memory();
+            memory.snapshots.is_empty() && memory.reading.is_empty()
+        };
+        assert!(nothing());
+        // A read found that the cluster was deleted.
+        cache.begin(UID);
+        cache.invalidate(UID);
+        assert!(nothing());
+        // The last event was lost.
+        cache.begin(UID);
+        cache.keep(UID, snapshot, now);
+        cache.forget(now + LONGEST);
+        assert!(nothing());
+    }
+}
