@@ -2,6 +2,9 @@
 
 use std::error::Error as StdError;
 
+use http_body_util::LengthLimitError;
+
+use crate::limits::MAX_ANSWER;
 use crate::port::Error;
 
 /// gRPC status codes, as numbered by the protocol.
@@ -36,6 +39,12 @@ pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
         etcd_client::Error::GRpcStatus(status) => {
             // A status that was created locally has a source; a status from etcd has none.
             if let Some(cause) = status.source() {
+                if is_too_long(cause) {
+                    let limit = MAX_ANSWER >> 10;
+                    return Error::Other(format!(
+                        "{endpoint}: the answer has more than {limit} KiB: check that the endpoint is an etcd member"
+                    ));
+                }
                 return transport(endpoint, &chain(cause));
             }
             answered(endpoint, status.code() as i32, status.message())
@@ -44,6 +53,17 @@ pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
         etcd_client::Error::IoError(cause) => transport(endpoint, &chain(cause)),
         other => Error::Other(format!("{endpoint}: {other}")),
     }
+}
+
+fn is_too_long(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error.is::<LengthLimitError>() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 fn chain(error: &dyn StdError) -> String {

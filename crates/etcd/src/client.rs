@@ -3,6 +3,7 @@
 //! The client makes no membership decisions. It connects, calls within a deadline, and translates the answer.
 
 mod auth;
+mod convert;
 mod deadlines;
 mod pulse;
 mod snapshot;
@@ -21,16 +22,18 @@ use etcd_client::{
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
+use convert::{alarms_from, members_from, status_from};
 pub use deadlines::Deadlines;
 
 use crate::access::{Access, split};
 use crate::answer::{
     ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_specific,
 };
+use crate::limits::{MAX_ENDPOINTS, MAX_SNAPSHOT};
 use crate::login::{NOT_HEDGED, Session, asks_for_token};
 use crate::port::{
-    Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,
-    Pulse, Snapshot, Status,
+    Added, Alarm, AlarmKind, Error, Etcd, KeyHash, Login, MemberId, Members, Pulse, Snapshot,
+    Status,
 };
 
 struct Connection {
@@ -42,6 +45,7 @@ struct Connection {
 pub struct EtcdClient {
     access: Access,
     deadlines: Deadlines,
+    max_snapshot: u64,
     connections: Mutex<HashMap<String, Connection>>,
     session: Session,
 }
@@ -58,8 +62,17 @@ impl EtcdClient {
             session: Session::new(access.credentials.clone(), has_certificate(&access)),
             access,
             deadlines,
+            max_snapshot: MAX_SNAPSHOT,
             connections: Mutex::new(HashMap::new()),
         }
+    }
+
+    /// The same client with another maximum size of a snapshot in bytes, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn with_max_snapshot(mut self, bytes: u64) -> Self {
+        self.max_snapshot = bytes;
+        self
     }
 
     fn connections(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {
@@ -230,7 +243,8 @@ impl EtcdClient {
         }
     }
 
-    /// The members in the order to try them: the most recently answering member first.
+    /// The members in the order to try them: the most recently answering member first, and at most
+    /// [`MAX_ENDPOINTS`].
     fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
         let connections = self.connections();
         let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
@@ -239,6 +253,7 @@ impl EtcdClient {
                 .get(*endpoint)
                 .map_or(Duration::MAX, |connection| connection.answered.elapsed())
         });
+        ordered.truncate(MAX_ENDPOINTS);
         ordered
     }
 
@@ -317,31 +332,6 @@ fn has_certificate(access: &Access) -> bool {
     tls.is_some_and(|tls| tls.identity.is_some())
 }
 
-fn cluster_id(header: Option<&etcd_client::ResponseHeader>) -> ClusterId {
-    ClusterId(header.map_or(0, etcd_client::ResponseHeader::cluster_id))
-}
-
-fn members_from(
-    header: Option<&etcd_client::ResponseHeader>,
-    list: &[etcd_client::Member],
-) -> Members {
-    let mut members: Vec<Member> = list
-        .iter()
-        .map(|member| Member {
-            id: MemberId(member.id()),
-            name: member.name().to_owned(),
-            peer_urls: member.peer_urls().to_vec(),
-            client_urls: member.client_urls().to_vec(),
-            is_learner: member.is_learner(),
-        })
-        .collect();
-    members.sort_by_key(|member| member.id);
-    Members {
-        cluster_id: cluster_id(header),
-        members,
-    }
-}
-
 #[async_trait]
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
@@ -363,7 +353,7 @@ impl Etcd for EtcdClient {
                     "the connection switched to another member between two calls".to_owned(),
                 ));
             }
-            Ok(members_from(list.header(), list.members()))
+            members_from(list.header(), list.members())
         })
         .await
     }
@@ -371,27 +361,7 @@ impl Etcd for EtcdClient {
     async fn status(&self, member: &str) -> Result<Status, Error> {
         self.ask(member, self.deadlines.status, |mut client| async move {
             let status = client.status().await?;
-            let header = status.header();
-            Ok(Status {
-                cluster_id: cluster_id(header),
-                member_id: MemberId(header.map_or(0, etcd_client::ResponseHeader::member_id)),
-                version: status.version().to_owned(),
-                leader: Some(status.leader()).filter(|id| *id != 0).map(MemberId),
-                is_learner: status.is_learner(),
-                revision: header.map_or(0, etcd_client::ResponseHeader::revision),
-                raft_term: status.raft_term(),
-                raft_index: status.raft_index(),
-                raft_applied_index: status.raft_applied_index(),
-                db_size: status.db_size(),
-                db_size_in_use: status.raft_used_db_size(),
-                errors: status.errors().to_vec(),
-                storage_version: Some(status.storage_version().to_owned())
-                    .filter(|version| !version.is_empty()),
-                downgrade: status
-                    .downgrade_info()
-                    .filter(|info| info.enabled())
-                    .map(|info| info.target_version().to_owned()),
-            })
+            Ok(status_from(&status))
         })
         .await
     }
@@ -404,7 +374,7 @@ impl Etcd for EtcdClient {
         // The library requests the member's local list, which is intended here.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
-            Ok(members_from(list.header(), list.members()))
+            members_from(list.header(), list.members())
         })
         .await
     }
@@ -414,21 +384,7 @@ impl Etcd for EtcdClient {
             let answer = client
                 .alarm(AlarmAction::Get, AlarmType::None, None)
                 .await?;
-            Ok(answer
-                .alarms()
-                .iter()
-                .filter_map(|alarm| {
-                    let kind = match alarm.alarm() {
-                        AlarmType::Nospace => AlarmKind::NoSpace,
-                        AlarmType::Corrupt => AlarmKind::Corrupt,
-                        AlarmType::None => return None,
-                    };
-                    Some(Alarm {
-                        member: MemberId(alarm.member_id()),
-                        kind,
-                    })
-                })
-                .collect())
+            Ok(alarms_from(answer.alarms()))
         })
         .await
     }
@@ -491,7 +447,7 @@ impl Etcd for EtcdClient {
                 };
                 Ok(Added {
                     id: MemberId(member.id()),
-                    members: members_from(answer.header(), answer.member_list()),
+                    members: members_from(answer.header(), answer.member_list())?,
                 })
             }
         })

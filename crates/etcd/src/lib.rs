@@ -5,10 +5,12 @@
 
 mod access;
 mod answer;
+mod channel;
 mod client;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod inspect;
+mod limits;
 mod login;
 mod port;
 #[cfg(feature = "testing")]

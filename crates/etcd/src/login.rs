@@ -23,26 +23,19 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{BalancedChannelBuilder, Channel, Client, ConnectOptions};
+use etcd_client::{Client, ConnectOptions};
 use futures::stream::{self, FuturesUnordered, StreamExt};
-use http::{HeaderValue, Request};
-use tokio::sync::mpsc::Sender;
+use http::HeaderValue;
 use tokio::time::Instant;
-use tonic::transport::Endpoint;
-use tonic::transport::channel::Change;
-use tower::ServiceExt;
-use tower::util::BoxCloneSyncService;
 
 use crate::access::Credentials;
+use crate::channel::{MemberChannels, Token};
+use crate::limits::MAX_ENDPOINTS;
 use crate::port::{Error, Login};
 
-/// The header with the token (`rpctypes.TokenFieldNameGRPC`).
-const HEADER: &str = "token";
-/// The call that issues a token. It is sent without a token, because an expired token would make it fail.
-const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 /// Time for which a rejected login is not repeated: each attempt costs the member a slow password hash.
 const REJECTION_CACHE: Duration = Duration::from_secs(3);
 /// Time without login attempts after no member has answered: calls that need no login must not wait for one.
@@ -60,8 +53,6 @@ const MIN_UNANSWERED: Duration = Duration::from_millis(200);
 /// Minimum time between two suspect logins: a new login costs a member a password hash, and the cluster a log
 /// entry.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
-
-type Token = Arc<RwLock<Option<HeaderValue>>>;
 
 /// The flag of a call that is made to one member only: no other member can answer first.
 pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
@@ -147,17 +138,14 @@ impl Session {
         }
     }
 
-    /// Connects like the library, with the current token in every call.
+    /// Connects like the library, with the current token in every call and limited answers.
     pub(crate) async fn connect(
         &self,
         url: &str,
         options: ConnectOptions,
     ) -> Result<Client, etcd_client::Error> {
-        if self.credentials.is_none() {
-            return Client::connect([url], Some(options)).await;
-        }
-        let presents = PresentToken(self.token.clone());
-        Client::connect_with_balanced_channel([url], Some(options), presents).await
+        let channels = MemberChannels(self.token.clone());
+        Client::connect_with_balanced_channel([url], Some(options), channels).await
     }
 
     fn found(&self) -> MutexGuard<'_, State> {
@@ -169,7 +157,7 @@ impl Session {
         if self.credentials.is_some() {
             let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
             members.clear();
-            members.extend_from_slice(via);
+            members.extend(via.iter().take(MAX_ENDPOINTS).cloned());
         }
     }
 
@@ -449,36 +437,6 @@ pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
         return false;
     };
     TEXTS.iter().any(|text| status.message().contains(text))
-}
-
-/// Adds the current token to every request.
-struct PresentToken(Token);
-
-impl BalancedChannelBuilder for PresentToken {
-    type Error = tonic::transport::Error;
-
-    fn balanced_channel(
-        self,
-        buffer_size: usize,
-    ) -> Result<(Channel, Sender<Change<http::Uri, Endpoint>>), Self::Error> {
-        let (channel, endpoints) = tonic::transport::Channel::balance_channel(buffer_size);
-        let token = self.0;
-        let presents = channel
-            .map_request(move |mut request: Request<tonic::body::Body>| {
-                let held = token.read().unwrap_or_else(PoisonError::into_inner);
-                if let Some(held) = held.as_ref()
-                    && request.uri().path() != AUTHENTICATE
-                {
-                    request.headers_mut().insert(HEADER, held.clone());
-                }
-                request
-            })
-            .map_err(tower::BoxError::from);
-        Ok((
-            Channel::Custom(BoxCloneSyncService::new(presents)),
-            endpoints,
-        ))
-    }
 }
 
 #[cfg(test)]

@@ -2,23 +2,54 @@
 //!
 //! A standby is Ready, because it can take over the lease. If the process cannot take over, `/readyz` fails and its
 //! body names the missing condition.
+//!
+//! Every pod can connect to the port. Slow and idle connections are closed, and the number of connections is limited, so
+//! that clients take little memory and few file descriptors.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tracing::debug;
 
 /// The content type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The limits of connections to the port.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Time for the header of a request, and for an idle connection.
+    header: Duration,
+    /// Time after which a connection is closed.
+    lifetime: Duration,
+    /// Number of connections.
+    connections: usize,
+    /// Number of connections of one address, so that one client cannot take all connections from the kubelet's probes.
+    per_address: usize,
+}
+
+const LIMITS: Limits = Limits {
+    header: Duration::from_secs(10),
+    lifetime: Duration::from_mins(1),
+    connections: 128,
+    per_address: 16,
+};
+
+/// Delay after a connection could not be accepted, for example because no file descriptor is left.
+const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
 /// The admin server cannot start or has stopped.
 #[derive(Debug, thiserror::Error)]
@@ -108,9 +139,79 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 /// # Errors
 /// If the server stops by itself.
 pub async fn serve(listener: TcpListener, admin: Admin) -> Result<(), Error> {
-    axum::serve(listener, routes(admin))
-        .await
-        .map_err(Error::Serve)
+    serve_within(LIMITS, listener, admin).await
+}
+
+async fn serve_within(limits: Limits, listener: TcpListener, admin: Admin) -> Result<(), Error> {
+    let routes = routes(admin);
+    let connections = Connections::default();
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                if let Some(slot) = connections.open(peer.ip().to_canonical(), limits) {
+                    tokio::spawn(serve_connection(limits, stream, routes.clone(), slot));
+                } else {
+                    debug!(%peer, "closed a connection: too many connections are open");
+                }
+            }
+            Err(error) => {
+                debug!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+async fn serve_connection(limits: Limits, stream: TcpStream, routes: Router, _slot: Slot) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    if let Ok(Err(error)) = tokio::time::timeout(limits.lifetime, connection).await {
+        debug!(%error, "a connection failed");
+    }
+}
+
+/// Number of open connections of each address.
+#[derive(Clone, Default)]
+struct Connections(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+impl Connections {
+    /// Counts a connection until the slot is dropped. `None` if a limit is reached.
+    fn open(&self, address: IpAddr, limits: Limits) -> Option<Slot> {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let total: usize = open.values().sum();
+        let own = open.get(&address).copied().unwrap_or_default();
+        if total >= limits.connections || own >= limits.per_address {
+            return None;
+        }
+        open.insert(address, own + 1);
+        let connections = self.clone();
+        Some(Slot {
+            connections,
+            address,
+        })
+    }
+}
+
+/// An open connection.
+struct Slot {
+    connections: Connections,
+    address: IpAddr,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut open = self
+            .connections
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.address) {
+            *count = count.saturating_sub(1);
+        }
+        open.retain(|_, count| *count > 0);
+    }
 }
 
 fn routes(admin: Admin) -> Router {
@@ -193,6 +294,111 @@ mod tests {
         assert!(answer.contains("application/openmetrics-text"), "{answer}");
         assert!(answer.contains("seen_total 1"), "{answer}");
         assert!(answer.trim_end().ends_with("# EOF"), "{answer}");
+    }
+
+    async fn limited(limits: Limits) -> SocketAddr {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let admin = Admin {
+            readiness: Readiness::default(),
+            registry: Arc::default(),
+        };
+        tokio::spawn(serve_within(limits, listener, admin));
+        address
+    }
+
+    /// A connection from another loopback address that sends nothing.
+    async fn idle(address: SocketAddr, from: &str) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+        socket.connect(address).await.unwrap()
+    }
+
+    /// Waits until the server closes the connection.
+    async fn is_closed(mut stream: TcpStream) -> bool {
+        let closed = async {
+            let mut rest = Vec::new();
+            while let Ok(1..) = stream.read_buf(&mut rest).await {}
+        };
+        tokio::time::timeout(Duration::from_secs(5), closed)
+            .await
+            .is_ok()
+    }
+
+    #[tokio::test]
+    async fn slow_and_idle_connections_are_closed() {
+        let address = limited(Limits {
+            header: Duration::from_millis(100),
+            ..LIMITS
+        })
+        .await;
+        let silent = idle(address, "127.0.0.1").await;
+        let mut slow = idle(address, "127.0.0.1").await;
+        slow.write_all(b"GET /healthz HTTP/1.1\r\nHost: ")
+            .await
+            .unwrap();
+        let mut kept = idle(address, "127.0.0.1").await;
+        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await
+            .unwrap();
+        for stream in [silent, slow, kept] {
+            assert!(is_closed(stream).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn connection_is_closed_after_its_lifetime() {
+        let address = limited(Limits {
+            lifetime: Duration::from_millis(100),
+            ..LIMITS
+        })
+        .await;
+        assert!(is_closed(idle(address, "127.0.0.1").await).await);
+    }
+
+    #[tokio::test]
+    async fn connections_are_limited_per_address() {
+        let address = limited(Limits {
+            per_address: 2,
+            ..LIMITS
+        })
+        .await;
+        let first = idle(address, "127.0.0.2").await;
+        let second = idle(address, "127.0.0.2").await;
+        assert!(is_closed(idle(address, "127.0.0.2").await).await);
+        // A probe from another address is served.
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        drop((first, second));
+    }
+
+    #[tokio::test]
+    async fn connections_are_limited_in_total() {
+        let address = limited(Limits {
+            connections: 2,
+            ..LIMITS
+        })
+        .await;
+        let first = idle(address, "127.0.0.2").await;
+        let second = idle(address, "127.0.0.3").await;
+        assert!(is_closed(idle(address, "127.0.0.4").await).await);
+        // A closed connection makes room.
+        drop((first, second));
+        let served = async {
+            loop {
+                let mut stream = idle(address, "127.0.0.4").await;
+                let request = b"GET /healthz HTTP/1.0\r\n\r\n";
+                let mut answer = String::new();
+                if stream.write_all(request).await.is_ok()
+                    && stream.read_to_string(&mut answer).await.is_ok()
+                    && answer.contains("200 OK")
+                {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), served)
+            .await
+            .unwrap();
     }
 
     #[tokio::test]

@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::future::Future;
 use std::hash::Hash;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
 use kube::runtime::watcher;
@@ -22,9 +24,15 @@ use tracing::{debug, warn};
 
 pub use crate::guarded::Guarded;
 use crate::marks::Marks;
-use crate::outcome::{Chain, Done, Failure, Report};
+use crate::outcome::{Chain, Done, Failure, Notice, Report};
 use crate::process::Operator;
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
+
+// A panic of one reconcile must not end the process, so every profile unwinds.
+const _: () = assert!(
+    cfg!(panic = "unwind"),
+    "remove `panic = \"abort\"` from the profile"
+);
 
 /// Maximum number of concurrent reconciles, unless the operator limits its own work: see [`without_concurrency_limit`].
 const CONCURRENCY: u16 = 64;
@@ -138,6 +146,42 @@ pub async fn drive<R: Reconcile>(
         .await;
 }
 
+/// A reconcile that failed or panicked.
+#[derive(Debug, thiserror::Error)]
+enum Failed<E: Failure> {
+    #[error(transparent)]
+    Reconcile(E),
+    /// The message of the panic is in the log only: its content is unknown (invariant 14).
+    #[error(
+        "the operator panicked in the reconcile of this object and retries it; other objects are not affected: report this \
+         defect with the log of the operator's pod"
+    )]
+    Panicked,
+}
+
+impl<E: Failure> Failure for Failed<E> {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Reconcile(error) => error.reason(),
+            Self::Panicked => "Panicked",
+        }
+    }
+
+    fn notices(&self) -> &[Notice] {
+        match self {
+            Self::Reconcile(error) => error.notices(),
+            Self::Panicked => &[],
+        }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Reconcile(error) => error.retry_after(),
+            Self::Panicked => None,
+        }
+    }
+}
+
 struct Driver<R: Reconcile> {
     reconciler: Arc<R>,
     scope: Scope,
@@ -147,28 +191,44 @@ struct Driver<R: Reconcile> {
 }
 
 impl<R: Reconcile> Driver<R> {
-    async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, R::Error> {
+    /// Invariant 15: a panic is reported as a failure of its object, and the process continues with all other objects.
+    async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, Failed<R::Error>> {
         let reference = object.object_ref(&());
-        if !self.scope.takes(object.as_ref()) {
+        let started = Instant::now();
+        let reconciled = AssertUnwindSafe(self.reconcile_object(&reference, &object));
+        if let Ok(result) = reconciled.catch_unwind().await {
+            return result.map_err(Failed::Reconcile);
+        }
+        let result = Err(Failed::Panicked);
+        self.report.outcome(&reference, started.elapsed(), &result);
+        result.map(|_| Action::await_change())
+    }
+
+    async fn reconcile_object(
+        &self,
+        reference: &ObjectReference,
+        object: &Guarded<R::Object>,
+    ) -> Result<Action, R::Error> {
+        if !self.scope.takes(object) {
             let again = self
                 .marks
-                .report_unmanaged(&reference, object.0.as_ref().ok())
+                .report_unmanaged(reference, object.0.as_ref().ok())
                 .await;
             return Ok(again.map_or_else(Action::await_change, Action::requeue));
         }
         match &object.0 {
             Err(invalid) => {
-                self.marks.unreadable(&reference, invalid).await;
+                self.marks.unreadable(reference, invalid).await;
                 Ok(Action::await_change())
             }
             Ok(readable) => {
-                self.marks.readable_again(&reference, readable).await;
+                self.marks.readable_again(reference, readable).await;
                 let started = Instant::now();
                 let result = self.reconciler.reconcile(Arc::new(readable.clone())).await;
-                self.report.outcome(&reference, started.elapsed(), &result);
-                self.marks.report_managed(&reference, readable).await;
+                self.report.outcome(reference, started.elapsed(), &result);
+                self.marks.report_managed(reference, readable).await;
                 let done = result?;
-                self.backoff.reset(object.as_ref());
+                self.backoff.reset(object);
                 Ok(done
                     .requeue
                     .map_or_else(Action::await_change, Action::requeue))
@@ -222,6 +282,9 @@ pub fn delay(failures_before: u32) -> Duration {
         .saturating_mul(1 << failures_before.min(16))
         .min(MAX_BACKOFF)
 }
+
+#[cfg(test)]
+mod panics;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,9 @@
 //! blocks into the blob. Blocks without a list are invisible. Azure removes them after a week and has no call
 //! to do so earlier (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
 
+use std::num::NonZeroU32;
 use std::ops::Range;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use azure_core::Context;
@@ -20,6 +22,7 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use md5::{Digest as _, Md5};
 
 use crate::failure::{Place, chain};
+use crate::limits::{LISTING_TIMEOUT, Listing, MAX_PAGE, too_long, within};
 use crate::parts::{PART, Parts, Sink, Written};
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 use crate::resume::{Body, Version, read};
@@ -29,7 +32,11 @@ mod identity;
 mod markup;
 mod transport;
 
+pub(crate) use access::account_at;
 pub use access::{AbsAccess, AbsCloud, AbsConfig};
+
+/// Requested size of a page. A page of the default size, 5,000, can have 10 MiB.
+const BLOBS_PER_PAGE: u32 = 1_000;
 
 /// A container of Azure Blob Storage.
 #[derive(Clone)]
@@ -40,6 +47,7 @@ pub struct AbsStore {
     bulk: ContainerClient,
     place: Place,
     part: usize,
+    listing_timeout: Duration,
 }
 
 impl AbsStore {
@@ -58,7 +66,36 @@ impl AbsStore {
             bulk,
             place,
             part: PART,
+            listing_timeout: LISTING_TIMEOUT,
         })
+    }
+
+    /// The same store with another maximum duration of a listing, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
+        self.listing_timeout = timeout;
+        self
+    }
+
+    async fn all_objects(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+        let mut request = self.container.list_blobs().prefix(prefix.to_owned());
+        if let Some(most) = NonZeroU32::new(BLOBS_PER_PAGE) {
+            request = request.max_results(most);
+        }
+        let mut pages = Box::pin(request.into_stream());
+        let mut listing = Listing::new(&self.place, prefix);
+        while let Some(page) = pages.next().await {
+            let page = page.map_err(|error| self.place.about_bucket(self.explain("", &error)))?;
+            for blob in page.blobs.blobs() {
+                let text = blob.name.len() + blob.properties.etag.to_string().len();
+                listing.push(described(blob), text)?;
+            }
+            if let Some(next) = &page.next_marker {
+                listing.advance(next.as_str())?;
+            }
+        }
+        Ok(listing.finish())
     }
 
     fn blob(&self, key: &str) -> BlobClient {
@@ -115,7 +152,13 @@ impl AbsStore {
                 .answered(key, code, message, Some(u16::from(status)));
         }
         let text = chain(error);
-        if text.contains("timed out") {
+        if text.contains(transport::TOO_LONG) {
+            too_long(&self.place, MAX_PAGE)
+        } else if text.contains(markup::FAULT) {
+            self.place.excessive(format!(
+                "sends a list that the operator does not read: check that the endpoint is an object store ({text})"
+            ))
+        } else if text.contains("timed out") {
             Error::Timeout(self.place.endpoint.clone())
         } else if text.contains(identity::NO_TOKEN) {
             Error::AccessDenied(text)
@@ -290,6 +333,10 @@ impl Store for AbsStore {
         format!("abs://{}", self.place.bucket)
     }
 
+    fn endpoint(&self) -> String {
+        self.place.endpoint.clone()
+    }
+
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
         let sink = AbsSink {
             store: self.clone(),
@@ -329,18 +376,8 @@ impl Store for AbsStore {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
-        let mut pages = Box::pin(
-            self.container
-                .list_blobs()
-                .prefix(prefix.to_owned())
-                .into_stream(),
-        );
-        let mut objects = Vec::new();
-        while let Some(page) = pages.next().await {
-            let page = page.map_err(|error| self.place.about_bucket(self.explain("", &error)))?;
-            objects.extend(page.blobs.blobs().map(described));
-        }
-        Ok(objects)
+        let listing = self.all_objects(prefix);
+        within(self.listing_timeout, &self.place, prefix, listing).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {

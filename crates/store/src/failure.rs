@@ -4,6 +4,9 @@ use std::error::Error as StdError;
 
 use crate::port::Error;
 
+/// Maximum length of the text of a store in a message, in characters.
+const MAX_MESSAGE: usize = 1_000;
+
 /// The location for error messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
@@ -15,6 +18,14 @@ impl Place {
     /// Explains a failed read of a response body.
     pub(crate) fn broken(&self, error: &dyn StdError) -> Error {
         self.unreachable(&chain(error))
+    }
+
+    /// The store exceeds a limit. `problem` completes the text "the store at this endpoint".
+    pub(crate) fn excessive(&self, problem: String) -> Error {
+        Error::Excessive {
+            endpoint: self.endpoint.clone(),
+            problem,
+        }
     }
 
     /// For a call without an object: a missing object means a missing bucket.
@@ -88,11 +99,13 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
+        // A store could otherwise fill a condition, an Event and the log.
+        let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
+            let message = short(message);
+            let code = short(code.unwrap_or_default());
             let status = status.map_or_else(String::new, |status| format!("{status} "));
-            format!("{status}{} {message}", code.unwrap_or_default())
-                .trim()
-                .to_owned()
+            format!("{status}{code} {message}").trim().to_owned()
         };
         match (code.unwrap_or_default(), status) {
             ("NoSuchBucket" | "ContainerNotFound" | "ContainerBeingDeleted", _) => {
@@ -175,6 +188,19 @@ pub(crate) fn chain(error: &dyn StdError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hostile_store_long_message_is_shortened() {
+        let place = Place {
+            bucket: "b".into(),
+            endpoint: "http://s3".into(),
+        };
+        let long = "ü".repeat(1 << 20);
+        for status in [400, 401, 500] {
+            let error = place.answered("k", Some(&long), &long, Some(status));
+            assert!(error.to_string().len() < 5_000, "{status}");
+        }
+    }
 
     #[test]
     fn common_errors_name_their_remedy() {

@@ -1,44 +1,42 @@
-//! Google Cloud Storage: one bucket, one identity.
+//! Google Cloud Storage: one bucket, one identity, over Google's JSON API.
 //!
-//! Google's own client reads content and writes it in one request; it resumes and checks the CRC32C. The JSON
-//! API is used for lookups, listings and deletions, which the client supports only over gRPC, and for chunked
-//! uploads, which the client does not handle correctly.
+//! Google's own client writes small objects, and only to Google's own endpoint: it reads responses of any size into
+//! memory. It supports listings and lookups only over gRPC, and it does not handle chunked uploads correctly.
 //!
 //! A resumable upload has no parts that can be sent concurrently. An unfinished upload is invisible and free
 //! of charge, and Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
 
+use std::ops::Range;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures::stream::{self, StreamExt};
-use google_cloud_gax::exponential_backoff::ExponentialBackoffBuilder;
-use google_cloud_gax::retry_policy::RetryPolicyExt;
-use google_cloud_storage::client::Storage;
-use google_cloud_storage::retry_policy::RetryableErrors;
+use futures::stream::{self, StreamExt, TryStreamExt};
 
-use crate::failure::{Place, chain};
+use crate::failure::Place;
+use crate::limits::{LISTING_TIMEOUT, within};
 use crate::port::{Error, Object, ObjectStream, Store, Unfinished, Upload};
+use crate::resume::{Body, Version, read};
 
 mod access;
 mod json;
+mod package;
 mod upload;
 
 pub use access::{GcsAccess, GcsConfig};
-use json::Json;
-
-/// Maximum time without data on a connection.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Maximum number of attempts of one request.
-const ATTEMPTS: u32 = json::ATTEMPTS;
+use json::{Json, Resource};
+use package::Package;
 
 /// A bucket of Google Cloud Storage.
 #[derive(Clone)]
 pub struct GcsStore {
-    content: Storage,
+    /// Google's own client; `None` for an endpoint that the user has chosen.
+    package: Option<Package>,
     json: Json,
     place: Place,
+    listing_timeout: Duration,
 }
 
 impl GcsStore {
@@ -47,89 +45,134 @@ impl GcsStore {
     /// # Errors
     /// The endpoint or the credentials are invalid.
     pub async fn new(config: GcsConfig) -> Result<Self, Error> {
+        let is_googles = !config.has_own_endpoint();
+        Self::with_package(config, is_googles).await
+    }
+
+    /// A client that also writes to a custom endpoint with Google's own client, for tests.
+    ///
+    /// # Errors
+    /// The endpoint or the credentials are invalid.
+    #[cfg(any(test, feature = "testing"))]
+    pub async fn with_trusted_endpoint(config: GcsConfig) -> Result<Self, Error> {
+        Self::with_package(config, true).await
+    }
+
+    async fn with_package(config: GcsConfig, trusted: bool) -> Result<Self, Error> {
         let endpoint = config.endpoint()?;
         let place = Place {
             bucket: config.bucket.clone(),
             endpoint: endpoint.as_str().trim_end_matches('/').to_owned(),
         };
         let credentials = config.access.credentials()?;
-        let backoff = ExponentialBackoffBuilder::new()
-            .with_initial_delay(Duration::from_millis(200))
-            .with_maximum_delay(Duration::from_secs(5))
-            .clamp();
-        let content = Storage::builder()
-            .with_endpoint(place.endpoint.clone())
-            .with_credentials(credentials.clone())
-            .with_retry_policy(RetryableErrors.with_attempt_limit(ATTEMPTS))
-            .with_backoff_policy(backoff)
-            .with_resumable_upload_threshold(usize::MAX)
-            .build()
-            .await
-            .map_err(|error| {
-                Error::Other(format!("the client cannot be created: {}", chain(&error)))
-            })?;
+        let package = if trusted {
+            Some(Package::new(credentials.clone(), place.clone()).await?)
+        } else {
+            None
+        };
         Ok(Self {
-            content,
+            package,
             json: Json::new(endpoint, credentials, place.clone())?,
             place,
+            listing_timeout: LISTING_TIMEOUT,
         })
     }
 
-    /// The bucket name in the form of Google's client.
-    fn bucket(&self) -> String {
-        format!("projects/_/buckets/{}", self.place.bucket)
+    /// The same store with another maximum duration of a listing, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
+        self.listing_timeout = timeout;
+        self
     }
 
+    /// Writes an object in one request.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<(), Error> {
-        let write = self
-            .content
-            .write_object(self.bucket(), key, content)
-            // Idempotent: the same content is written to the same key.
-            .with_idempotency(true);
-        Box::pin(write.send_buffered())
-            .await
-            .map(|_| ())
-            .map_err(|error| self.place.about_bucket(self.explain(key, &error)))
-    }
-
-    fn explain(&self, key: &str, error: &google_cloud_storage::Error) -> Error {
-        explain(&self.place, key, error)
+        if let Some(package) = &self.package {
+            return package.put(key, content).await;
+        }
+        let (size, crc32c) = (content.len() as u64, encoded(crc32c::crc32c(&content)));
+        let stored = self.json.put(key, &crc32c, &content).await;
+        let stored = stored.map_err(|error| self.place.about_bucket(error))?;
+        check(&stored, size, &crc32c)
     }
 }
 
-/// Explains a failed transfer of content.
-fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Error {
-    let status = error.http_status_code();
-    let text = chain(error);
-    if status.is_some() || error.status().is_some() {
-        let message = error
-            .status()
-            .map_or(text.as_str(), |status| &status.message);
-        // Without an HTTP status, Google's own code is used.
-        let status = status.or_else(|| {
-            use google_cloud_gax::error::rpc::Code;
-            match error.status()?.code {
-                Code::NotFound => Some(404),
-                Code::PermissionDenied => Some(403),
-                Code::Unauthenticated => Some(401),
-                _ => None,
+/// A CRC32C in Google's format.
+fn encoded(crc32c: u32) -> String {
+    STANDARD.encode(crc32c.to_be_bytes())
+}
+
+/// Invariant 12: the size and checksum that the store reports must match the sent data.
+fn check(stored: &Resource, written: u64, crc32c: &str) -> Result<(), Error> {
+    let size = stored.size()?;
+    if size != written {
+        return Err(Error::Other(format!(
+            "the store has {size} of {written} bytes"
+        )));
+    }
+    if stored
+        .crc32c
+        .as_ref()
+        .is_some_and(|stored| stored != crc32c)
+    {
+        return Err(Error::Other(
+            "the checksum of the stored object does not match the sent data".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+struct GcsVersion {
+    json: Json,
+    key: String,
+    generation: Option<String>,
+    endpoint: String,
+}
+
+#[async_trait]
+impl Version for GcsVersion {
+    async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
+        let generation = self.generation.as_deref();
+        self.json.content(&self.key, generation, part).await
+    }
+
+    fn endpoint(&self) -> String {
+        self.endpoint.clone()
+    }
+}
+
+/// Fails at the end of the content if it does not match the CRC32C of the object.
+fn verified(content: Body, expected: Option<String>) -> Body {
+    let Some(expected) = expected else {
+        return content;
+    };
+    stream::try_unfold(
+        (content, 0, expected),
+        |(mut content, crc32c, expected)| async move {
+            match content.try_next().await? {
+                Some(chunk) => {
+                    let crc32c = crc32c::crc32c_append(crc32c, &chunk);
+                    Ok(Some((chunk, (content, crc32c, expected))))
+                }
+                None if encoded(crc32c) == expected => Ok(None),
+                None => Err(Error::Other(
+                    "the checksum of the received data does not match the object".to_owned(),
+                )),
             }
-        });
-        return place.answered(key, None, message, status);
-    }
-    if error.is_authentication() {
-        return Error::AccessDenied(text);
-    }
-    if error.is_timeout() {
-        return Error::Timeout(place.endpoint.clone());
-    }
-    place.unreachable(&text)
+        },
+    )
+    .boxed()
 }
 
 #[async_trait]
 impl Store for GcsStore {
     fn location(&self) -> String {
         format!("gs://{}", self.place.bucket)
+    }
+
+    fn endpoint(&self) -> String {
+        self.place.endpoint.clone()
     }
 
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
@@ -141,39 +184,16 @@ impl Store for GcsStore {
     }
 
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
-        let reading = self
-            .content
-            .read_object(self.bucket(), key)
-            .send()
-            .await
-            .map_err(|error| self.explain(key, &error))?;
-        let size = u64::try_from(reading.object().size)
-            .map_err(|_| Error::Other("the object has no size".to_owned()))?;
-        let (store, key) = (self.clone(), key.to_owned());
-        let chunks = stream::try_unfold((reading, 0), move |(mut reading, read)| {
-            let (store, key) = (store.clone(), key.clone());
-            async move {
-                let next = tokio::time::timeout(IDLE_TIMEOUT, reading.next())
-                    .await
-                    .map_err(|_| Error::Timeout(store.place.endpoint.clone()))?;
-                match next {
-                    Some(Ok(chunk)) => {
-                        let read = read + chunk.len() as u64;
-                        Ok(Some((chunk, (reading, read))))
-                    }
-                    Some(Err(error)) => Err(store.explain(&key, &error)),
-                    None if read == size => Ok(None),
-                    None => Err(Error::Unreachable {
-                        endpoint: store.place.endpoint.clone(),
-                        detail: format!("the object ends after {read} of {size} bytes"),
-                    }),
-                }
-            }
-        });
-        Ok(ObjectStream {
-            size,
-            chunks: chunks.boxed(),
-        })
+        let object = self.json.object(key).await?;
+        let version = GcsVersion {
+            json: self.json.clone(),
+            key: key.to_owned(),
+            generation: object.generation(),
+            endpoint: self.place.endpoint.clone(),
+        };
+        let ObjectStream { size, chunks } = read(version, object.size()?, None);
+        let chunks = verified(chunks, object.crc32c);
+        Ok(ObjectStream { size, chunks })
     }
 
     async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
@@ -185,7 +205,8 @@ impl Store for GcsStore {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
-        self.json.list(prefix).await
+        let listing = self.json.list(prefix);
+        within(self.listing_timeout, &self.place, prefix, listing).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {

@@ -3,9 +3,12 @@
 
 use std::str::FromStr;
 
-use api::storage::StorageSource;
+use api::storage::{AbsSource, S3Source, StorageSource};
 
-/// A bucket, or a prefix in it, that one namespace or every namespace may use with the operator's identity.
+use crate::abs::account_at;
+
+/// A bucket, or a prefix in it, that one namespace or every namespace may use with the operator's identity. For Azure, the
+/// storage account precedes the container: container names are unique only in their account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     namespace: String,
@@ -15,7 +18,8 @@ pub struct Grant {
 /// A text that is not a grant.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not <namespace>=<s3|gs|abs>://<bucket>[/<prefix>], such as team-a=s3://backups/team-a"
+    "{0:?} is not <namespace>=<s3|gs>://<bucket>[/<prefix>] or <namespace>=abs://<account>[/<container>[/<prefix>]], such \
+     as team-a=s3://backups/team-a"
 )]
 pub struct Unreadable(String);
 
@@ -70,25 +74,25 @@ impl Grants {
             return Ok(());
         }
         let block = source.block();
-        let (scheme, endpoint, secret) = match source {
-            StorageSource::S3(s3) => ("s3", s3.endpoint.as_deref(), "awsSecret"),
-            StorageSource::Gcs(gcs) => ("gs", gcs.endpoint.as_deref(), "gcpSecret"),
-            StorageSource::Abs(abs) => ("abs", abs.endpoint.as_deref(), "absSecret"),
+        let (secret, place) = match source {
+            StorageSource::S3(s3) => ("awsSecret", s3_place(s3)),
+            StorageSource::Gcs(gcs) => (
+                "gcpSecret",
+                without_endpoint("gs", gcs.endpoint.as_deref(), &gcs.path),
+            ),
+            StorageSource::Abs(abs) => ("absSecret", abs_place(abs)),
             // The operator's identity gives no access to these.
             StorageSource::Oss(_) | StorageSource::Pvc(_) | StorageSource::Local(_) => {
                 return Ok(());
             }
         };
-        // The client would send a token to any server at the endpoint.
-        if endpoint.is_some_and(|endpoint| !endpoint.is_empty()) {
-            return Err(format!(
-                "spec.{block}.endpoint is set without spec.{block}.{secret}, but the operator does not send its own \
-                 identity to custom endpoints: set spec.{block}.{secret}"
-            ));
-        }
-        let path = source.path();
-        let wanted = format!("{scheme}://{path}");
-        let granted = is_plain(path)
+        let wanted = place.map_err(|problem| {
+            format!(
+                "spec.{block}.{problem}, and spec.{block}.{secret} is not set: set spec.{block}.{secret}, because the \
+                 operator does not use its own identity in this way"
+            )
+        })?;
+        let granted = is_plain(source.path())
             && self
                 .others
                 .iter()
@@ -105,6 +109,39 @@ impl Grants {
     }
 }
 
+/// The location that a grant must cover. A tenant who turns off verification, or who chooses the CA, could impersonate
+/// the store to the operator.
+fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
+    if s3.insecure_skip_verify {
+        return Err("insecureSkipVerify is set");
+    }
+    if s3.ca_secret.as_ref().is_some_and(|name| !name.is_empty()) {
+        return Err("caSecret is set");
+    }
+    without_endpoint("s3", s3.endpoint.as_deref(), &s3.path)
+}
+
+/// The client would send a token to any server at a custom endpoint.
+fn without_endpoint(
+    scheme: &str,
+    endpoint: Option<&str>,
+    path: &str,
+) -> Result<String, &'static str> {
+    if endpoint.is_some_and(|endpoint| !endpoint.is_empty()) {
+        return Err("endpoint is set");
+    }
+    Ok(format!("{scheme}://{path}"))
+}
+
+/// Azure's endpoint names the account, so it is required, and only Azure's own servers get a token.
+fn abs_place(abs: &AbsSource) -> Result<String, &'static str> {
+    let account = abs.endpoint.as_deref().and_then(account_at);
+    let account = account.ok_or(
+        "endpoint is not the URL of a storage account at Azure, such as https://account.blob.core.windows.net",
+    )?;
+    Ok(format!("abs://{account}/{}", abs.path))
+}
+
 impl Grant {
     fn covers(&self, namespace: &str, wanted: &str) -> bool {
         let named = self.namespace == namespace || self.namespace == "*";
@@ -117,7 +154,7 @@ impl Grant {
 
 #[cfg(test)]
 mod tests {
-    use api::storage::{GcsSource, S3Source};
+    use api::storage::GcsSource;
 
     use super::*;
 
@@ -193,6 +230,96 @@ mod tests {
             grants(&[]).check("team-a", &StorageSource::S3(&source), false),
             Ok(())
         );
+    }
+
+    #[test]
+    fn tenant_may_not_weaken_verification_for_granted_identity() {
+        let granted = grants(&["team-a=s3://backups"]);
+        let mut insecure = s3("backups/team-a/etcd");
+        insecure.insecure_skip_verify = true;
+        let mut own_ca = s3("backups/team-a/etcd");
+        own_ca.ca_secret = Some("ca".to_owned());
+        for (source, field) in [(insecure, "insecureSkipVerify"), (own_ca, "caSecret")] {
+            let source = StorageSource::S3(&source);
+            let rejected = granted.check("team-a", &source, true).unwrap_err();
+            assert!(
+                rejected.starts_with(&format!("spec.s3.{field} is set")),
+                "{rejected}"
+            );
+            assert!(rejected.contains("set spec.s3.awsSecret"), "{rejected}");
+            // With a Secret, and in the operator's namespace.
+            assert_eq!(granted.check("team-a", &source, false), Ok(()));
+            assert_eq!(granted.check("operators", &source, true), Ok(()));
+        }
+    }
+
+    #[test]
+    fn azure_grant_names_account_and_container() {
+        let abs = |endpoint: &str| AbsSource {
+            path: "backups/team-a/etcd".to_owned(),
+            endpoint: Some(endpoint.to_owned()),
+            ..AbsSource::default()
+        };
+        let own = "https://account.blob.core.windows.net";
+        for (grant, endpoint, allowed) in [
+            ("team-a=abs://account/backups/team-a", own, true),
+            (
+                "team-a=abs://account/backups",
+                "https://account.blob.core.windows.net/",
+                true,
+            ),
+            (
+                "*=abs://account",
+                "https://account.blob.core.chinacloudapi.cn",
+                true,
+            ),
+            ("team-a=abs://account/other", own, false),
+            ("team-a=abs://other/backups", own, false),
+            ("team-b=abs://account/backups", own, false),
+            ("team-a=abs://backups/team-a", own, false),
+            (
+                "*=abs://account",
+                "http://account.blob.core.windows.net",
+                false,
+            ),
+            (
+                "*=abs://account",
+                "https://account.blob.core.windows.net:8443",
+                false,
+            ),
+            (
+                "*=abs://account",
+                "https://account.blob.core.windows.net.evil",
+                false,
+            ),
+            (
+                "*=abs://account",
+                "https://evil/account.blob.core.windows.net",
+                false,
+            ),
+            (
+                "*=abs://account",
+                "https://account@evil.blob.core.windows.net",
+                false,
+            ),
+            (
+                "*=abs://account",
+                "https://evil#account.blob.core.windows.net",
+                false,
+            ),
+            ("*=abs://account", "", false),
+        ] {
+            let source = abs(endpoint);
+            let source = StorageSource::Abs(&source);
+            let answer = grants(&[grant]).check("team-a", &source, true);
+            assert_eq!(answer.is_ok(), allowed, "{grant} {endpoint} {answer:?}");
+        }
+        let source = abs(own);
+        let rejected = grants(&[])
+            .check("team-a", &StorageSource::Abs(&source), true)
+            .unwrap_err();
+        let remedy = "--ambient-identity=team-a=abs://account/backups/team-a/etcd";
+        assert!(rejected.contains(remedy), "{rejected}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::failure::chain;
+use crate::limits::MIN_CHUNK;
 use crate::port::Error;
 
 /// A client that trusts the system's CAs (`SSL_CERT_FILE`) and follows no redirects: the signature of a
@@ -20,6 +21,35 @@ pub(crate) fn client(
             chain(&error)
         ))
     })
+}
+
+/// A response that was not read as a whole.
+pub(crate) enum Unread {
+    /// The body has more bytes than the limit.
+    TooLong,
+    /// The connection failed.
+    Broken(reqwest::Error),
+}
+
+/// Reads the body of a response with at most `limit` bytes. The announced length may be wrong, so the received bytes
+/// are counted. The client does not decompress responses.
+pub(crate) async fn whole(
+    mut response: reqwest::Response,
+    limit: usize,
+) -> Result<Vec<u8>, Unread> {
+    let announced = response.content_length().unwrap_or_default();
+    if usize::try_from(announced).is_ok_and(|announced| announced > limit) {
+        return Err(Unread::TooLong);
+    }
+    let mut left = limit;
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(Unread::Broken)? {
+        left = left
+            .checked_sub(chunk.len().max(MIN_CHUNK))
+            .ok_or(Unread::TooLong)?;
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
 }
 
 /// Parses the URL of a store.

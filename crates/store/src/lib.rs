@@ -11,6 +11,7 @@ pub mod fake;
 mod gcs;
 pub mod grants;
 mod http;
+mod limits;
 mod local;
 mod oss;
 mod parts;

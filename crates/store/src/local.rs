@@ -14,6 +14,8 @@ use md5::{Digest as _, Md5};
 use tokio::fs;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::failure::Place;
+use crate::limits::{MAX_ENTRIES, too_many_entries};
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 /// Prefix of the name of an unfinished file. Such files are not objects.
@@ -89,6 +91,13 @@ impl LocalStore {
                     "{key:?} is not a relative path in the store's directory: remove leading slashes and .."
                 ),
             })
+        }
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            bucket: self.location.clone(),
+            endpoint: self.location.clone(),
         }
     }
 
@@ -278,16 +287,21 @@ impl Store for LocalStore {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
         let (root, prefix) = (self.root.clone(), prefix.to_owned());
+        let place = self.place();
         let listed = tokio::task::spawn_blocking(move || {
             let mut objects = Vec::new();
-            walk(&root, "", &prefix, &mut objects)?;
+            walk(&root, "", &prefix, MAX_ENTRIES, &mut objects)?;
             objects.sort_by(|a: &Object, b: &Object| a.key.cmp(&b.key));
-            Ok(objects)
+            Ok(if objects.len() > MAX_ENTRIES {
+                Err(too_many_entries(&place, &prefix))
+            } else {
+                Ok(objects)
+            })
         });
         listed
             .await
             .map_err(|_| Error::Other("the listing was interrupted".to_owned()))?
-            .map_err(|error: std::io::Error| self.explain("", &error))
+            .map_err(|error: std::io::Error| self.explain("", &error))?
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {
@@ -325,6 +339,9 @@ impl Store for LocalStore {
                     && full(target).starts_with(prefix)
                     && !self.may_be_in_use(&name, &metadata)
                 {
+                    if all.len() >= MAX_ENTRIES {
+                        return Err(too_many_entries(&self.place(), prefix));
+                    }
                     let begun = described(String::new(), &metadata).modified_unix_seconds;
                     all.push(Unfinished {
                         key: full(target),
@@ -349,8 +366,14 @@ impl Store for LocalStore {
 }
 
 /// Lists only directories that can contain matches: other directories, such as `lost+found`, may be
-/// inaccessible. Files that are deleted meanwhile are skipped.
-fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std::io::Result<()> {
+/// inaccessible. Files that are deleted meanwhile are skipped. Ends after more than `limit` objects.
+fn walk(
+    dir: &Path,
+    below: &str,
+    prefix: &str,
+    limit: usize,
+    objects: &mut Vec<Object>,
+) -> std::io::Result<()> {
     let was_deleted =
         |error: &std::io::Error| error.kind() == ErrorKind::NotFound && !below.is_empty();
     let entries = match std::fs::read_dir(dir) {
@@ -358,6 +381,9 @@ fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std
         entries => entries?,
     };
     for entry in entries {
+        if objects.len() > limit {
+            break;
+        }
         let entry = entry?;
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| !name.starts_with(UNFINISHED)) else {
@@ -371,7 +397,7 @@ fn walk(dir: &Path, below: &str, prefix: &str, objects: &mut Vec<Object>) -> std
         if metadata.is_dir() {
             let folder = format!("{key}/");
             if may_contain(&folder, prefix) {
-                walk(&entry.path(), &folder, prefix, objects)?;
+                walk(&entry.path(), &folder, prefix, limit, objects)?;
             }
         } else if key.starts_with(prefix) {
             objects.push(described(key, &metadata));
@@ -387,6 +413,22 @@ fn may_contain(folder: &str, prefix: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hostile_store_directory_listing_ends_after_limit() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["a/1", "a/2", "b/1", "b/2", "c"] {
+            let path = root.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "x").unwrap();
+        }
+        let count = |limit| {
+            let mut objects = Vec::new();
+            walk(root.path(), "", "", limit, &mut objects).unwrap();
+            objects.len()
+        };
+        assert_eq!([count(5), count(4), count(2)], [5, 5, 3]);
+    }
 
     #[test]
     fn listing_enters_only_matching_directories() {

@@ -12,16 +12,19 @@ use crate::port::Error;
 /// Size of the first parts of an upload, in bytes.
 pub(crate) const PART: usize = 6 << 20;
 
-/// Maximum number of parts in flight. With the part being filled they are the memory budget: 4 x 6 MiB, more
-/// only for objects beyond 6 GiB.
+/// Maximum number of parts in flight. With the part being filled they are the memory budget: 4 x 6 MiB, and
+/// 4 x 12 MiB for objects beyond 6 GiB.
 const MAX_IN_FLIGHT: usize = 3;
 
 /// Time to wait for parts in flight before an upload is aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Number of parts after which the part size doubles. S3 accepts 10,000 parts for one object, Azure 50,000.
-/// Doubling after each thousand exceeds the maximum S3 object of 5 TiB.
-const PARTS_PER_SIZE: usize = 1000;
+/// Number of parts after which the part size doubles, once. A snapshot stream may be endless, so the size does not
+/// grow further.
+const SMALL_PARTS: usize = 1000;
+
+/// Maximum number of parts. S3 accepts 10,000 parts for one object, Azure 50,000.
+const MAX_PARTS: usize = 10_000;
 
 /// The destination of the parts.
 #[async_trait]
@@ -128,6 +131,12 @@ impl<S: Sink> Parts<S> {
         while self.in_flight.len() >= MAX_IN_FLIGHT {
             self.reap().await?;
         }
+        if self.begun >= MAX_PARTS {
+            let size = self.written >> 30;
+            return Err(Error::Other(format!(
+                "the object has more than {size} GiB, the maximum for an upload: check the source of the snapshot"
+            )));
+        }
         if self.begun == 0 {
             self.sink.begin().await?;
         }
@@ -169,7 +178,11 @@ impl<P: Send + 'static> InFlight<P> {
 }
 
 fn part_size(first: usize, begun: usize) -> usize {
-    first << (begun / PARTS_PER_SIZE).min(16)
+    if begun < SMALL_PARTS {
+        first
+    } else {
+        2 * first
+    }
 }
 
 #[cfg(test)]
@@ -179,13 +192,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_thousand_parts_exceed_largest_object() {
-        let total: u128 = (0..10_000).map(|part| part_size(PART, part) as u128).sum();
-        assert!(total > 5 << 40);
-        // No part exceeds the maximum part size of S3.
-        assert!(part_size(PART, 9_999) <= 5 << 30);
-        // Backups up to 8 GiB stay within the fixed budget.
-        assert_eq!(part_size(PART, 999), PART);
+    fn largest_upload_exceeds_largest_snapshot_in_fixed_memory() {
+        let sizes = || (0..MAX_PARTS).map(|part| part_size(PART, part));
+        // The etcd client limits a snapshot to 100 GiB.
+        assert!(sizes().map(|size| size as u64).sum::<u64>() > 110 << 30);
+        assert_eq!(sizes().max(), Some(12 << 20));
+        assert_eq!(sizes().take(1000).max(), Some(PART));
+    }
+
+    #[tokio::test]
+    async fn hostile_etcd_endless_snapshot_ends_upload() {
+        let mut parts = Parts::new(Discarding, 1);
+        let chunk = Bytes::from(vec![0; 2 * MAX_PARTS + 10]);
+        let error = parts.write(chunk).await.unwrap_err().to_string();
+        assert!(error.contains("the maximum for an upload"), "{error}");
+        assert_eq!(parts.begun, MAX_PARTS);
+    }
+
+    #[derive(Clone)]
+    struct Discarding;
+
+    #[async_trait]
+    impl Sink for Discarding {
+        type Part = ();
+
+        async fn begin(&self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        async fn send(&self, _number: usize, _content: Bytes) -> Result<(), Error> {
+            Ok(())
+        }
     }
 
     /// Counts the parts in flight.

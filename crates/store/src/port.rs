@@ -101,6 +101,14 @@ pub enum Error {
     /// The store has no space for the object.
     #[error("no space is left: {0}; enlarge the volume or remove old backups")]
     Full(String),
+    /// The store exceeds a limit: a response that is too long, or a listing that does not end.
+    #[error("the store at {endpoint} {problem}")]
+    Excessive {
+        /// The endpoint.
+        endpoint: String,
+        /// The limit and the remedy.
+        problem: String,
+    },
     /// The content of a Secret is invalid.
     #[error("{key}: {problem}")]
     Secret {
@@ -127,6 +135,10 @@ pub enum Error {
 pub trait Store: Send + Sync {
     /// Location of the objects for display, such as `s3://bucket`.
     fn location(&self) -> String;
+    /// URL of the server. Empty for a directory: its location identifies it.
+    fn endpoint(&self) -> String {
+        String::new()
+    }
     /// Starts an upload. No object is visible under `key` before the commit.
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error>;
     /// Writes a small object in one request.

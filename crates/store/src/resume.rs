@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::port::{Error, ObjectStream};
@@ -25,6 +25,9 @@ pub(crate) const PART: u64 = 8 << 20;
 /// Number of parts that are read or buffered: the memory budget of a read, together with the part that is
 /// consumed.
 const CONCURRENT_PARTS: usize = 6;
+
+/// Chunks below this size are joined, in bytes.
+const MIN_CHUNK: usize = 16 << 10;
 
 /// The content of a part of an object.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, Error>>;
@@ -58,9 +61,7 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
             parts(first_size, size).map(|part| (part, None)),
         ));
         parts
-            .map(move |(part, body)| {
-                resumed(Arc::clone(&version), part, body).try_collect::<Vec<_>>()
-            })
+            .map(move |(part, body)| joined(resumed(Arc::clone(&version), part, body)))
             .buffered(CONCURRENT_PARTS)
             .map_ok(|chunks| stream::iter(chunks.into_iter().map(Ok)))
             .try_flatten()
@@ -69,12 +70,57 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
     ObjectStream { size, chunks }
 }
 
+/// Fails if a response is not the requested range, from its header `content-range` such as `bytes 8-99/1234` and its
+/// length. Some stores and proxies ignore ranges.
+pub(crate) fn check_range(
+    content_range: Option<&str>,
+    length: Option<u64>,
+    part: &Range<u64>,
+) -> Result<(), Error> {
+    let start_in = |range: &str| {
+        let (start, _) = range.split_once('-')?;
+        start.rsplit(' ').next()?.parse::<u64>().ok()
+    };
+    let begins = match content_range {
+        Some(range) => start_in(range) == Some(part.start),
+        None => part.start == 0 || length == Some(part.end.saturating_sub(part.start)),
+    };
+    if begins {
+        return Ok(());
+    }
+    let range = content_range.unwrap_or("the whole object");
+    Err(Error::Other(format!(
+        "the response contains {range} instead of the bytes from {} on",
+        part.start
+    )))
+}
+
 /// The parts from an offset to the end of an object.
 fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     let next = move |part: &Range<u64>| {
         (part.end < size).then(|| part.end..part.end.saturating_add(PART).min(size))
     };
     std::iter::successors(next(&(0..from)), next)
+}
+
+/// Reads a part and joins small chunks. A store may send each byte in its own chunk, which would take 32 bytes of
+/// memory for each byte.
+async fn joined(mut part: Body) -> Result<Vec<Bytes>, Error> {
+    let (mut chunks, mut small) = (Vec::new(), BytesMut::new());
+    while let Some(chunk) = part.try_next().await? {
+        if small.is_empty() && chunk.len() >= MIN_CHUNK {
+            chunks.push(chunk);
+            continue;
+        }
+        small.extend_from_slice(&chunk);
+        if small.len() >= MIN_CHUNK {
+            chunks.push(small.split().freeze());
+        }
+    }
+    if !small.is_empty() {
+        chunks.push(small.freeze());
+    }
+    Ok(chunks)
 }
 
 struct Reading<V> {
@@ -269,6 +315,21 @@ mod tests {
             parts.iter().any(|part| part.start == PART + 100),
             "{parts:?}"
         );
+    }
+
+    #[tokio::test]
+    async fn hostile_store_small_chunks_are_joined() {
+        let content = TestObject::of(100_000).content;
+        for size in [1, 1000, MIN_CHUNK - 1, MIN_CHUNK, 50_000] {
+            let chunks: Vec<_> = content
+                .chunks(size)
+                .map(|chunk| Ok(content.slice_ref(chunk)))
+                .collect();
+            let joined = joined(stream::iter(chunks).boxed()).await.unwrap();
+            assert!(joined.concat() == content, "{size}");
+            let (_, full) = joined.split_last().unwrap();
+            assert!(full.iter().all(|chunk| chunk.len() >= MIN_CHUNK), "{size}");
+        }
     }
 
     #[tokio::test]

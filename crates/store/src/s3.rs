@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
@@ -23,6 +24,7 @@ mod checksum;
 mod download;
 mod failure;
 mod insecure;
+mod limit;
 mod protection;
 mod upload;
 
@@ -32,6 +34,7 @@ use failure::{explain, explain_bucket, explain_head};
 pub use protection::S3Protection;
 
 use crate::failure::Place;
+use crate::limits::{LISTING_TIMEOUT, Listing, within};
 use crate::parts::PART;
 
 /// A bucket of S3 or of an S3-compatible store.
@@ -44,6 +47,7 @@ pub struct S3Store {
     place: Place,
     protection: S3Protection,
     part: usize,
+    listing_timeout: Duration,
     /// Set if the store does not calculate checksums of parts.
     no_checksums: Arc<AtomicBool>,
 }
@@ -66,6 +70,7 @@ impl S3Store {
             place,
             protection,
             part: PART,
+            listing_timeout: LISTING_TIMEOUT,
             no_checksums: Arc::default(),
         })
     }
@@ -119,6 +124,80 @@ impl S3Store {
         self.part = bytes;
         self
     }
+
+    /// The same store with another maximum duration of a listing, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
+        self.listing_timeout = timeout;
+        self
+    }
+
+    async fn all_objects(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+        let mut listing = Listing::new(&self.place, prefix);
+        let mut token = None;
+        loop {
+            let page = self
+                .client
+                .list_objects_v2()
+                .bucket(&self.place.bucket)
+                .prefix(prefix)
+                .set_continuation_token(token.take())
+                .send()
+                .await
+                .map_err(|error| explain_bucket(&self.place, &error))?;
+            for found in page.contents() {
+                let key = found.key().unwrap_or_default();
+                let tag = found.e_tag();
+                let text = key.len() + tag.map_or(0, str::len);
+                let object = object(key, found.size(), found.last_modified(), tag);
+                listing.push(object, text)?;
+            }
+            let next = page.next_continuation_token();
+            let Some(next) = next.filter(|token| !token.is_empty()) else {
+                return Ok(listing.finish());
+            };
+            listing.advance(next)?;
+            token = Some(next.to_owned());
+        }
+    }
+
+    async fn all_unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+        let mut listing = Listing::new(&self.place, prefix);
+        let mut after: (Option<String>, Option<String>) = (None, None);
+        loop {
+            let page = self
+                .client
+                .list_multipart_uploads()
+                .bucket(&self.place.bucket)
+                .prefix(prefix)
+                .set_key_marker(after.0.take())
+                .set_upload_id_marker(after.1.take())
+                .send()
+                .await
+                .map_err(|error| explain_bucket(&self.place, &error))?;
+            for found in page.uploads() {
+                let (Some(key), Some(id), Some(initiated)) =
+                    (found.key(), found.upload_id(), found.initiated())
+                else {
+                    continue;
+                };
+                let unfinished = Unfinished {
+                    key: key.to_owned(),
+                    id: id.to_owned(),
+                    begun_unix_seconds: initiated.secs(),
+                };
+                listing.push(unfinished, key.len() + id.len())?;
+            }
+            let next = page.next_key_marker().map(str::to_owned);
+            let (true, Some(key)) = (page.is_truncated() == Some(true), next) else {
+                return Ok(listing.finish());
+            };
+            let id = page.next_upload_id_marker().map(str::to_owned);
+            listing.advance(&format!("{key}\0{}", id.as_deref().unwrap_or_default()))?;
+            after = (Some(key), id);
+        }
+    }
 }
 
 fn md5_of(content: &[u8]) -> [u8; 16] {
@@ -144,6 +223,10 @@ fn object(key: &str, size: Option<i64>, modified: Option<&DateTime>, tag: Option
 impl Store for S3Store {
     fn location(&self) -> String {
         format!("s3://{}", self.place.bucket)
+    }
+
+    fn endpoint(&self) -> String {
+        self.place.endpoint.clone()
     }
 
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
@@ -181,26 +264,8 @@ impl Store for S3Store {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
-        let mut pages = self
-            .client
-            .list_objects_v2()
-            .bucket(&self.place.bucket)
-            .prefix(prefix)
-            .into_paginator()
-            .send();
-        let mut objects = Vec::new();
-        while let Some(page) = pages.next().await {
-            let page = page.map_err(|error| explain_bucket(&self.place, &error))?;
-            objects.extend(page.contents().iter().map(|found| {
-                object(
-                    found.key().unwrap_or_default(),
-                    found.size(),
-                    found.last_modified(),
-                    found.e_tag(),
-                )
-            }));
-        }
-        Ok(objects)
+        let listing = self.all_objects(prefix);
+        within(self.listing_timeout, &self.place, prefix, listing).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {
@@ -218,37 +283,8 @@ impl Store for S3Store {
     }
 
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        let mut after: (Option<String>, Option<String>) = (None, None);
-        let mut all = Vec::new();
-        loop {
-            let page = self
-                .client
-                .list_multipart_uploads()
-                .bucket(&self.place.bucket)
-                .prefix(prefix)
-                .set_key_marker(after.0.take())
-                .set_upload_id_marker(after.1.take())
-                .send()
-                .await
-                .map_err(|error| explain_bucket(&self.place, &error))?;
-            all.extend(page.uploads().iter().filter_map(|found| {
-                Some(Unfinished {
-                    key: found.key()?.to_owned(),
-                    id: found.upload_id()?.to_owned(),
-                    begun_unix_seconds: found.initiated()?.secs(),
-                })
-            }));
-            if page.is_truncated() != Some(true) {
-                return Ok(all);
-            }
-            after = (
-                page.next_key_marker().map(str::to_owned),
-                page.next_upload_id_marker().map(str::to_owned),
-            );
-            if after.0.is_none() {
-                return Ok(all);
-            }
-        }
+        let listing = self.all_unfinished(prefix);
+        within(self.listing_timeout, &self.place, prefix, listing).await
     }
 
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {

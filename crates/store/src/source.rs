@@ -165,6 +165,9 @@ async fn bucket(
             },
         })?),
         StorageSource::Gcs(gcs) => {
+            if let Some(data) = secrets.credentials {
+                GcsAccess::check_endpoint(data, gcs.endpoint.as_deref())?;
+            }
             let config = GcsConfig {
                 bucket,
                 endpoint: gcs.endpoint.clone(),

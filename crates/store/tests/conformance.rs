@@ -29,6 +29,15 @@ async fn google_conforms() {
     conforms(&store, Leftovers::Expiring).await;
 }
 
+/// Google's own client writes small objects, as at Google's own endpoint.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn google_conforms_with_official_client() {
+    let server = GoogleServer::start(&["bucket"]);
+    let config = server.config("bucket");
+    let store = GcsStore::with_trusted_endpoint(config).await.unwrap();
+    conforms(&store, Leftovers::Expiring).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn azure_conforms() {
     let server = AzureServer::start(&["bucket"]);

@@ -109,3 +109,55 @@ async fn untrusted_certificate_is_reported() {
         assert!(store.get("key").await.is_err());
     }
 }
+
+/// The container's identity is at a server with an untrusted certificate. The test runs itself, because the variables of
+/// this process must not change.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ambient_identity_is_fetched_with_verification() {
+    const URL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
+    if std::env::var_os(URL).is_some() {
+        return assert_identity_is_verified().await;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    authority(folder.path());
+    let certificate = folder.path().join("server.crt");
+    let key = folder.path().join("server.key");
+    let server = S3Server::start_with(
+        &["bucket"],
+        &[
+            "--cert",
+            certificate.to_str().unwrap(),
+            "--key",
+            key.to_str().unwrap(),
+        ],
+    );
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "ambient_identity_is_fetched_with_verification",
+            "--nocapture",
+        ])
+        .env(URL, format!("{}/identity", server.endpoint))
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .env_remove("AWS_ACCESS_KEY_ID")
+        .env_remove("AWS_PROFILE")
+        .env("AWS_CONFIG_FILE", "/dev/null")
+        .env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        .output()
+        .unwrap();
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}");
+    assert!(output.contains("1 passed"), "{output}");
+}
+
+async fn assert_identity_is_verified() {
+    let config = S3Config {
+        bucket: "bucket".to_owned(),
+        endpoint: Some("http://127.0.0.1:1".to_owned()),
+        insecure_skip_verify: true,
+        ..S3Config::default()
+    };
+    let error = S3Store::new(config).await.unwrap().list("key").await;
+    let text = error.unwrap_err().to_string();
+    assert!(text.to_lowercase().contains("certificate"), "{text}");
+}

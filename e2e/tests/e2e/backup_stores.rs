@@ -80,7 +80,11 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
         "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
         s3.access_key, s3.secret_key
     );
-    let gcp = String::from("access-token: any");
+    // A token is sent only to Google and to the endpoint that the Secret names.
+    let gcp = format!(
+        "access-token: any, endpoint: \"{}\"",
+        variable("E2E_GCS_ENDPOINT")?
+    );
     let secrets = [("gcp", gcp), ("abs", abs), ("oss", oss)].map(|(name, data)| {
         format!(
             "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\nstringData: {{{data}}}\n"

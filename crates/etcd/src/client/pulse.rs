@@ -12,10 +12,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::limits::MAX_MEMBERS;
 use crate::port::{Error, MemberId, Pulse};
 
-/// Maximum size of a response. etcd's metrics have about 100 KiB; a larger response is not from etcd.
-const MAX_RESPONSE: u64 = 4 * 1024 * 1024;
+/// Maximum size of a response in bytes. etcd's metrics have about 100 KiB; a larger response is not from etcd.
+const MAX_RESPONSE: u64 = 1 << 20;
 
 /// Requests the metrics within a deadline.
 pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
@@ -24,12 +25,16 @@ pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Erro
         let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
-        stream.take(MAX_RESPONSE).read_to_end(&mut answer).await?;
+        let mut limited = stream.take(MAX_RESPONSE + 1);
+        limited.read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
     match timeout(deadline, read).await {
         Err(_) => Err(Error::Timeout(address.to_owned())),
         Ok(Err(error)) => Err(Error::Unreachable(format!("{address}: {error}"))),
+        Ok(Ok(answer)) if answer.len() as u64 > MAX_RESPONSE => Err(Error::Other(format!(
+            "{address}: the response is longer than that of an etcd member"
+        ))),
         Ok(Ok(answer)) => pulse(&String::from_utf8_lossy(&answer)).ok_or_else(|| {
             Error::Other(format!(
                 "{address}: the response does not contain the metrics of an etcd member"
@@ -74,11 +79,15 @@ fn pulse(answer: &str) -> Option<Pulse> {
         let local = u64::from_str_radix(local, 16).ok()?;
         named(remote).filter(|_| MemberId(local) == member_id)
     });
+    let peers: BTreeSet<_> = peers.take(MAX_MEMBERS + 1).collect();
+    if peers.len() > MAX_MEMBERS {
+        return None;
+    }
     Some(Pulse {
         member_id,
         has_leader: value("etcd_server_has_leader")? >= 1.0,
         raft_applied_index: whole(value("etcd_server_proposals_applied_total")?)?,
-        peers: peers.collect::<BTreeSet<_>>(),
+        peers,
     })
 }
 
@@ -115,6 +124,21 @@ mod tests {
         assert_eq!(pulse(&twice), pulse(METRICS));
         let lost = METRICS.replace("c146\"} 1", "c146\"} 0");
         assert_eq!(pulse(&lost).unwrap().peers, BTreeSet::new());
+    }
+
+    #[test]
+    fn hostile_etcd_peers_are_limited() {
+        let with = |count: usize| {
+            let peer = |id| {
+                format!(
+                    "etcd_network_active_peers{{Local=\"8e9e05c52164694d\",Remote=\"{id:x}\"}} 1\n"
+                )
+            };
+            let peers: String = (1..count).map(peer).collect();
+            pulse(&format!("{METRICS}{peers}"))
+        };
+        assert_eq!(with(MAX_MEMBERS).unwrap().peers.len(), MAX_MEMBERS);
+        assert_eq!(with(MAX_MEMBERS + 1), None);
     }
 
     #[test]

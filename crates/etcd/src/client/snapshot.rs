@@ -28,9 +28,20 @@ impl EtcdClient {
                 opened => opened?,
             };
         let (source, first, version) = opened;
-        let rest = stream::try_unfold(source, |mut source| async move {
-            let next = source.next().await?;
-            Ok(next.map(|(chunk, _)| (chunk, source)))
+        let limit = self.max_snapshot;
+        let read = first.len() as u64;
+        let rest = stream::try_unfold((source, read), move |(mut source, read)| async move {
+            let Some((chunk, _)) = source.next().await? else {
+                return Ok(None);
+            };
+            let read = read.saturating_add(chunk.len() as u64);
+            if read > limit {
+                return Err(Error::Other(format!(
+                    "{}: the snapshot has more than {limit} bytes: check that the endpoint is an etcd member",
+                    source.endpoint
+                )));
+            }
+            Ok(Some((chunk, (source, read))))
         });
         Ok(Snapshot {
             chunks: stream::iter([Ok(first)]).chain(rest).boxed(),
@@ -67,10 +78,24 @@ struct Source {
 
 impl Source {
     async fn next(&mut self) -> Result<Option<(Bytes, String)>, Error> {
-        let message = timeout(self.progress, self.stream.message())
+        let Self {
+            endpoint,
+            stream,
+            progress,
+        } = self;
+        let message = async {
+            loop {
+                match stream.message().await {
+                    // An empty message is no progress.
+                    Ok(Some(message)) if message.blob().is_empty() => {}
+                    message => return message,
+                }
+            }
+        };
+        let message = timeout(*progress, message)
             .await
-            .map_err(|_| Error::Timeout(self.endpoint.clone()))?
-            .map_err(|error| classify(&self.endpoint, &error))?;
+            .map_err(|_| Error::Timeout(endpoint.clone()))?
+            .map_err(|error| classify(endpoint, &error))?;
         Ok(message.map(|message| {
             (
                 Bytes::copy_from_slice(message.blob()),

@@ -114,11 +114,7 @@ impl AbsAccess {
             ACCOUNT,
             "add the storage account's name under this key",
         )?;
-        let plain = (3..=24).contains(&account.len())
-            && account
-                .bytes()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-        if !plain {
+        if !is_account(account) {
             return Err(secret::invalid_key(
                 ACCOUNT,
                 "is not a storage account name: use 3 to 24 lowercase letters and digits"
@@ -148,6 +144,23 @@ impl AbsAccess {
             cloud,
         })
     }
+}
+
+fn is_account(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    (3..=24).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// The storage account at an endpoint of Azure's own servers. `None` for every other URL.
+pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
+    let host = endpoint.strip_prefix("https://")?;
+    let (account, service) = host.strip_suffix('/').unwrap_or(host).split_once('.')?;
+    let domain = service.strip_prefix("blob.")?;
+    let is_azure = AbsCloud::ALL
+        .iter()
+        // The German cloud was closed in 2021.
+        .any(|(_, cloud, known)| *cloud != AbsCloud::German && *known == domain);
+    (is_azure && is_account(account)).then_some(account)
 }
 
 impl AbsConfig {
@@ -190,7 +203,9 @@ pub(super) fn clients(config: &AbsConfig) -> Result<(ContainerClient, ContainerC
         AbsAccess::Ambient => {
             let host = url.host_str().unwrap_or_default();
             let account = host.split('.').next().unwrap_or_default().to_owned();
-            let identity = Identity::new(http::client(|builder| builder)?);
+            let identity = Identity::new(http::client(|builder| {
+                builder.timeout(Duration::from_secs(20))
+            })?);
             (
                 account,
                 StorageCredentials::token_credential(Arc::new(identity)),

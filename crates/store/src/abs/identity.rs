@@ -12,6 +12,8 @@ use serde::Deserialize;
 use tokio::sync::Mutex;
 
 use crate::failure::chain;
+use crate::http::{self, Unread};
+use crate::limits::MAX_ANSWER;
 
 /// Prefix of every error of a token request.
 pub(super) const NO_TOKEN: &str = "no token for the pod's own identity";
@@ -130,7 +132,11 @@ impl Identity {
         };
         let answer = request.send().await.map_err(|error| chain(&error))?;
         let status = answer.status();
-        let body = answer.bytes().await.map_err(|error| chain(&error))?;
+        let body = http::whole(answer, MAX_ANSWER).await;
+        let body = body.map_err(|error| match error {
+            Unread::TooLong => "the response is too long".to_owned(),
+            Unread::Broken(error) => chain(&error),
+        })?;
         if !status.is_success() {
             // The error response contains tenant and client, but no token.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();

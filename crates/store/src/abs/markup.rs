@@ -3,20 +3,33 @@
 //! RUSTSEC-2026-0195). The user who creates an EtcdBackup chooses the endpoint, so a response may be
 //! malicious. Tags of the real service are short.
 
-/// Maximum size of a response in bytes, above the longest list of the service: 100,000 blocks, or 5,000 blobs
-/// with their properties.
-pub(super) const MAX_RESPONSE: usize = 32 << 20;
+use crate::limits::MAX_PAGE_ENTRIES;
+
+/// Begin of every error of [`check`].
+pub(super) const FAULT: &str = "an XML response";
 
 /// Maximum length of a tag with its attributes, in bytes.
 const MAX_TAG: usize = 2 << 10;
+
+/// Maximum number of tags whose names begin with `Blob`. The parser needs more than 1 KiB of memory for each `Blob` and
+/// `BlobPrefix`, also if it is empty. A blob has two such tags, `Blob` and `BlobType`.
+const MAX_BLOB_TAGS: usize = 2 * MAX_PAGE_ENTRIES;
+
+/// Maximum number of tags. A page of 1,000 blobs has about 40,000. The parser keeps unknown properties of a blob in a map.
+const MAX_TAGS: usize = 200_000;
 
 /// Returns an error if the parser must not read this response.
 pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
     let xml = xml.strip_prefix(b"\xef\xbb\xbf").unwrap_or(xml);
     let mut tag: Option<(usize, Option<u8>)> = None;
+    let (mut tags, mut blob_tags) = (0, 0);
     for (at, &byte) in xml.iter().enumerate() {
         match &mut tag {
             None if byte == b'<' => {
+                tags += 1;
+                if tags > MAX_TAGS {
+                    return Err("an XML response has more tags than one page may have");
+                }
                 // Without comments, CDATA sections and processing instructions, this check and the parser
                 // find the same end of a tag.
                 match xml.get(at + 1) {
@@ -25,6 +38,17 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                     }
                     Some(b'?') if at > 0 => {
                         return Err("an XML response contains a processing instruction");
+                    }
+                    Some(b'B')
+                        if xml
+                            .get(at + 1..)
+                            .is_some_and(|name| name.starts_with(b"Blob")) =>
+                    {
+                        blob_tags += 1;
+                        if blob_tags > MAX_BLOB_TAGS {
+                            return Err("an XML response lists more blobs than one page may have");
+                        }
+                        tag = Some((at, None));
                     }
                     _ => tag = Some((at, None)),
                 }
@@ -47,6 +71,19 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hostile_store_empty_blobs_are_limited() {
+        let list = |count: usize| {
+            let blobs = "<BlobPrefix><Name/></BlobPrefix>".repeat(count);
+            check(format!("<EnumerationResults>{blobs}</EnumerationResults>").as_bytes())
+        };
+        assert_eq!(list(MAX_BLOB_TAGS), Ok(()));
+        assert!(list(MAX_BLOB_TAGS + 1).is_err());
+        let properties = |count: usize| check("<a/>".repeat(count).as_bytes());
+        assert_eq!(properties(MAX_TAGS), Ok(()));
+        assert!(properties(MAX_TAGS + 1).is_err());
+    }
 
     #[test]
     fn accepts_lists_and_errors_of_the_service() {

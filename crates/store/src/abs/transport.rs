@@ -9,6 +9,8 @@ use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 
 use super::markup;
+use crate::http::{self, Unread};
+use crate::limits::{MAX_ANSWER, MAX_PAGE};
 
 /// Sends requests unchanged.
 #[derive(Debug)]
@@ -45,6 +47,10 @@ impl HttpClient for Transport {
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
+            // The client would wait as long as the store demands.
+            if name.as_str().contains("retry-after") {
+                continue;
+            }
             if let Ok(value) = value.to_str() {
                 headers.insert(
                     HeaderName::from(name.as_str().to_owned()),
@@ -52,33 +58,50 @@ impl HttpClient for Transport {
                 );
             }
         }
-        let ended_early =
-            |error| azure_core::Error::full(ErrorKind::Io, error, "the response ended early");
-        let mut body = answer.bytes_stream().map_err(ended_early);
         let lists = is_read_as_xml(request, status);
-        if !lists && status.is_success() {
+        let body = if lists {
+            self.list(answer).await?
+        } else if !status.is_success() {
+            self.error(answer).await
+        } else if *request.method() == Method::Get {
+            let body = answer.bytes_stream().map_err(ended_early);
             return Ok(Response::new(status, headers, Box::pin(body)));
+        } else {
+            // The client reads only the headers.
+            Bytes::new()
+        };
+        let body = stream::iter([Ok(body)]);
+        Ok(Response::new(status, headers, Box::pin(body)))
+    }
+}
+
+fn ended_early(error: reqwest::Error) -> azure_core::Error {
+    azure_core::Error::full(ErrorKind::Io, error, "the response ended early")
+}
+
+/// Begin of the error for a response that exceeds [`MAX_PAGE`].
+pub(super) const TOO_LONG: &str = "an XML response is too long";
+
+impl Transport {
+    async fn list(&self, answer: reqwest::Response) -> azure_core::Result<Bytes> {
+        let fault = |why| azure_core::Error::message(ErrorKind::DataConversion, why);
+        let whole = http::whole(answer, MAX_PAGE)
+            .await
+            .map_err(|error| match error {
+                Unread::TooLong => fault(TOO_LONG),
+                Unread::Broken(error) => ended_early(error),
+            })?;
+        markup::check(&whole).map_err(fault)?;
+        Ok(whole.into())
+    }
+
+    /// The body of an error response. Empty if it must not be parsed, as a page of a proxy: the status and the headers
+    /// are sufficient.
+    async fn error(&self, answer: reqwest::Response) -> Bytes {
+        match http::whole(answer, MAX_ANSWER).await {
+            Ok(whole) if markup::check(&whole).is_ok() => whole.into(),
+            _ => Bytes::new(),
         }
-        let mut whole = Vec::new();
-        let mut fault = None;
-        while let Some(piece) = body.try_next().await? {
-            whole.extend_from_slice(&piece);
-            if whole.len() > markup::MAX_RESPONSE {
-                fault = Some("an XML response is too long");
-                break;
-            }
-        }
-        fault = fault.or_else(|| markup::check(&whole).err());
-        match fault {
-            Some(why) if lists => {
-                return Err(azure_core::Error::message(ErrorKind::DataConversion, why));
-            }
-            // The status and the headers are sufficient. The body may be a page of a proxy.
-            Some(_) => whole.clear(),
-            None => {}
-        }
-        let whole = stream::iter([Ok(Bytes::from(whole))]);
-        Ok(Response::new(status, headers, Box::pin(whole)))
     }
 }
 

@@ -25,6 +25,7 @@ const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 /// The keys of the Secret.
 const CREDENTIALS: &str = "credentials.json";
 const TOKEN: &str = "access-token";
+const ENDPOINT: &str = "endpoint";
 
 /// The configuration of a bucket.
 #[derive(Clone, Debug)]
@@ -59,20 +60,55 @@ impl fmt::Debug for GcsAccess {
 }
 
 impl GcsConfig {
+    fn own_endpoint(&self) -> Option<&str> {
+        self.endpoint.as_deref().filter(|text| !text.is_empty())
+    }
+
+    /// True if the user has chosen the endpoint.
+    pub(super) fn has_own_endpoint(&self) -> bool {
+        self.own_endpoint().is_some()
+    }
+
     pub(super) fn endpoint(&self) -> Result<Url, Error> {
-        let given = self.endpoint.as_deref().filter(|text| !text.is_empty());
-        client::endpoint(given.unwrap_or(DEFAULT_ENDPOINT))
+        client::endpoint(self.own_endpoint().unwrap_or(DEFAULT_ENDPOINT))
     }
 }
 
+/// Whether a URL names a server of Google.
+fn is_googles(endpoint: &Url) -> bool {
+    let host = endpoint.host_str().unwrap_or_default();
+    endpoint.scheme() == "https" && host.ends_with(".googleapis.com")
+}
+
 impl GcsAccess {
+    /// Fails if the Secret must not be used at the endpoint of a spec. Each request contains a token, so an endpoint that
+    /// is not Google's must be named by the Secret itself: the right to create EtcdBackups must not suffice to read it.
+    ///
+    /// # Errors
+    /// The Secret names another endpoint, or none.
+    pub(crate) fn check_endpoint(data: &SecretData, endpoint: Option<&str>) -> Result<(), Error> {
+        let Some(endpoint) = endpoint.filter(|text| !text.is_empty()) else {
+            return Ok(());
+        };
+        let url = client::endpoint(endpoint)?;
+        let named = secret::optional(data, ENDPOINT)?;
+        let named = named.and_then(|named| client::endpoint(named).ok());
+        if is_googles(&url) || named == Some(url) {
+            return Ok(());
+        }
+        let problem = format!(
+            "does not name {endpoint}, and tokens are only sent to Google and to this URL: set it to spec.gcs.endpoint"
+        );
+        Err(secret::invalid_key(ENDPOINT, problem))
+    }
+
     /// Reads the Secret's keys `access-token` or `credentials.json`, as defined by v1beta2. The token takes
     /// precedence.
     ///
     /// # Errors
     /// A key is missing or invalid.
     pub fn from_secret(data: &SecretData) -> Result<Self, Error> {
-        secret::reject_misspelled(data, &[CREDENTIALS, TOKEN])?;
+        secret::reject_misspelled(data, &[CREDENTIALS, TOKEN, ENDPOINT])?;
         if let Some(token) = secret::optional(data, TOKEN)? {
             let mut header = HeaderValue::from_str(&format!("Bearer {token}"))
                 .map_err(|_| secret::invalid_key(TOKEN, "is not a valid token".to_owned()))?;
@@ -102,7 +138,7 @@ impl GcsAccess {
                 Some("service_account") => service_account::Builder::new(json.clone())
                     .with_access_specifier(service_account::AccessSpecifier::from_scopes([SCOPE]))
                     .build(),
-                Some("authorized_user") => user_account::Builder::new(json.clone())
+                Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
                 // "external_account" names files, programs and URLs that this process would read: a user with
@@ -119,6 +155,16 @@ impl GcsAccess {
             Error::AccessDenied("no credentials were found for the pod's own identity".to_owned())
         })
     }
+}
+
+/// Credentials whose token comes from Google's own server. The client reads the response without a limit, so a Secret must
+/// not choose the server.
+fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
+    let mut json = json.clone();
+    if let Some(fields) = json.as_object_mut() {
+        fields.remove("token_uri");
+    }
+    json
 }
 
 /// A static token.
@@ -175,6 +221,49 @@ mod tests {
             panic!("no headers");
         };
         assert_eq!(data[AUTHORIZATION], "Bearer ya29.secret");
+    }
+
+    #[test]
+    fn tenant_cannot_send_token_to_own_endpoint() {
+        let check = |named: Option<&str>, endpoint: &str| {
+            let named = named.map(|url| (ENDPOINT.to_owned(), url.as_bytes().to_vec()));
+            let mut data: SecretData = named.into_iter().collect();
+            data.insert(TOKEN.to_owned(), b"ya29.secret".to_vec());
+            assert!(GcsAccess::from_secret(&data).is_ok());
+            GcsAccess::check_endpoint(&data, Some(endpoint))
+        };
+        for endpoint in [
+            "https://attacker.example",
+            "http://storage.googleapis.com",
+            "https://storage.googleapis.com.attacker.example",
+            "https://storage.googleapis.com@attacker.example",
+            "https://attacker.example#.googleapis.com",
+            "https://attackergoogleapis.com",
+        ] {
+            for named in [None, Some("https://store.example")] {
+                let error = check(named, endpoint).unwrap_err().to_string();
+                assert!(error.starts_with("endpoint: does not name"), "{error}");
+                assert!(!error.contains("ya29"), "{error}");
+            }
+        }
+        for (named, endpoint) in [
+            (None, ""),
+            (None, "https://storage.googleapis.com"),
+            (None, "https://storage-private.p.googleapis.com/"),
+            (Some("http://10.0.0.1:4443"), "http://10.0.0.1:4443/"),
+        ] {
+            assert_eq!(
+                check(named, endpoint).err().map(|error| error.to_string()),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn hostile_store_secret_does_not_choose_token_server() {
+        let json = serde_json::json!({ "type": "authorized_user", "token_uri": "http://hostile" });
+        let used = without_token_server(&json);
+        assert_eq!(used, serde_json::json!({ "type": "authorized_user" }));
     }
 
     #[tokio::test]

@@ -1,17 +1,22 @@
-//! Google's JSON API, for calls that Google's client supports only over gRPC, and for uploads
-//! (<https://cloud.google.com/storage/docs/json_api/v1/objects>).
+//! Google's JSON API (<https://cloud.google.com/storage/docs/json_api/v1/objects>).
 
+use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
 use google_cloud_auth::credentials::{CacheableResource, Credentials};
 use reqwest::header::HeaderMap;
 use reqwest::{RequestBuilder, StatusCode, Url};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::failure::{Place, chain};
-use crate::http;
+use crate::http::{self, Unread};
+use crate::limits::{Listing, MAX_ANSWER, MAX_PAGE, MAX_PAGE_ENTRIES, too_long};
 use crate::port::{Error, Object};
+use crate::resume::{Body, check_range};
 
 /// Maximum number of attempts of one request.
 pub(super) const ATTEMPTS: u32 = 6;
@@ -45,7 +50,67 @@ pub(super) struct Resource {
     pub(super) crc32c: Option<String>,
     /// Changes with every write of the object.
     #[serde(default)]
-    generation: Option<serde_json::Value>,
+    generation: Option<Generation>,
+}
+
+/// A number, or its text.
+#[derive(Debug)]
+struct Generation(serde_json::Value);
+
+impl<'de> Deserialize<'de> for Generation {
+    /// Accepts no other value: nested values take many times the memory of their text.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Scalar;
+        impl Visitor<'_> for Scalar {
+            type Value = Generation;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number or its text")
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Generation, E> {
+                Ok(Generation(value.into()))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Generation, E> {
+                Ok(Generation(value.into()))
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Generation, E> {
+                Ok(Generation(value.into()))
+            }
+        }
+        deserializer.deserialize_any(Scalar)
+    }
+}
+
+/// The objects of a page, at most [`MAX_PAGE_ENTRIES`]: an object takes many times the memory of its text.
+#[derive(Debug, Default)]
+struct Items(Vec<Resource>);
+
+impl<'de> Deserialize<'de> for Items {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bounded;
+        impl<'de> Visitor<'de> for Bounded {
+            type Value = Items;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {MAX_PAGE_ENTRIES} objects")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Items, A::Error> {
+                let mut all = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    if all.len() == MAX_PAGE_ENTRIES {
+                        return Err(A::Error::invalid_length(all.len() + 1, &self));
+                    }
+                    all.push(item);
+                }
+                Ok(Items(all))
+            }
+        }
+        deserializer.deserialize_seq(Bounded)
+    }
 }
 
 /// Path of the objects.
@@ -68,7 +133,7 @@ impl Answer {
 #[serde(rename_all = "camelCase")]
 struct Page {
     #[serde(default)]
-    items: Vec<Resource>,
+    items: Items,
     next_page_token: Option<String>,
 }
 
@@ -90,7 +155,15 @@ impl Resource {
     }
 
     pub(super) fn tag(&self) -> Option<String> {
-        self.generation.as_ref().map(ToString::to_string)
+        Some(self.generation.as_ref()?.0.to_string())
+    }
+
+    /// The generation as a query parameter.
+    pub(super) fn generation(&self) -> Option<String> {
+        match &self.generation.as_ref()?.0 {
+            serde_json::Value::String(text) => Some(text.clone()),
+            number => Some(number.to_string()),
+        }
     }
 
     pub(super) fn described(&self) -> Result<Object, Error> {
@@ -103,6 +176,17 @@ impl Resource {
             tag: self.tag(),
         })
     }
+}
+
+/// A body of two parts: the metadata and the content
+/// (<https://cloud.google.com/storage/docs/uploading-objects#rest-upload-objects>).
+fn multipart(boundary: &str, metadata: &str, content: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "--{boundary}\r\ncontent-type: application/json\r\n\r\n{metadata}\r\n\
+         --{boundary}\r\ncontent-type: application/octet-stream\r\n\r\n"
+    );
+    let tail = format!("\r\n--{boundary}--\r\n");
+    [head.as_bytes(), content, tail.as_bytes()].concat()
 }
 
 impl Json {
@@ -133,8 +217,67 @@ impl Json {
             .map(|_| ())
     }
 
+    /// Writes an object in one request, with its CRC32C, which the store verifies. A retry is harmless: it writes the same
+    /// content.
+    pub(super) async fn put(
+        &self,
+        key: &str,
+        crc32c: &str,
+        content: &[u8],
+    ) -> Result<Resource, Error> {
+        let mut url = self.url(&["upload", "storage", "v1", "b"], None)?;
+        url.query_pairs_mut().append_pair("uploadType", "multipart");
+        let metadata = serde_json::json!({ "name": key, "crc32c": crc32c }).to_string();
+        // Random, so that it does not occur in the content.
+        let boundary = format!("{:032x}", rand::random::<u128>());
+        let body = Bytes::from(multipart(&boundary, &metadata, content));
+        let request = || {
+            self.bulk
+                .post(url.clone())
+                .header(
+                    "content-type",
+                    format!("multipart/related; boundary={boundary}"),
+                )
+                .header("content-length", body.len())
+                .body(body.clone())
+        };
+        let answer = self.retried(key, MAX_ANSWER, request).await?;
+        read(&answer.body)
+    }
+
+    /// The content of one generation of an object in this range, which is not empty. One attempt.
+    pub(super) async fn content(
+        &self,
+        key: &str,
+        generation: Option<&str>,
+        part: Range<u64>,
+    ) -> Result<Body, Error> {
+        let mut url = self.url(OBJECTS, Some(key))?;
+        url.query_pairs_mut().append_pair("alt", "media");
+        if let Some(generation) = generation {
+            url.query_pairs_mut().append_pair("generation", generation);
+        }
+        let range = format!("bytes={}-{}", part.start, part.end.saturating_sub(1));
+        let request = self.bulk.get(url).header("range", range);
+        let answer = self.send(request).await.map_err(|(error, _)| error)?;
+        if !answer.status().is_success() {
+            return match self.read(key, MAX_ANSWER, answer).await {
+                Err((error, _)) => Err(error),
+                Ok(answer) => Err(self.place.foreign(answer.status.as_str())),
+            };
+        }
+        let range = answer.headers().get("content-range");
+        let range = range.and_then(|range| range.to_str().ok());
+        check_range(range, answer.content_length(), &part)?;
+        let place = self.place.clone();
+        let content = answer.bytes_stream();
+        Ok(content
+            .map_err(move |error| place.broken(&error.without_url()))
+            .boxed())
+    }
+
     pub(super) async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
-        let mut objects = Vec::new();
+        let mut listing = Listing::new(&self.place, prefix);
         let mut token: Option<String> = None;
         loop {
             let mut url = self.url(OBJECTS, None)?;
@@ -145,18 +288,21 @@ impl Json {
             if let Some(token) = &token {
                 url.query_pairs_mut().append_pair("pageToken", token);
             }
+            let request = || self.client.get(url.clone());
             let answer = self
-                .call("", |client| client.get(url.clone()))
+                .retried("", MAX_PAGE, request)
                 .await
                 .map_err(|error| self.place.about_bucket(error))?;
             let page: Page = read(&answer.body)?;
-            for item in &page.items {
-                objects.push(item.described()?);
+            for item in &page.items.0 {
+                listing.push(item.described()?, item.name.len())?;
             }
-            token = page.next_page_token.filter(|token| !token.is_empty());
-            if token.is_none() {
-                return Ok(objects);
-            }
+            let next = page.next_page_token.filter(|token| !token.is_empty());
+            let Some(next) = next else {
+                return Ok(listing.finish());
+            };
+            listing.advance(&next)?;
+            token = Some(next);
         }
     }
 
@@ -178,9 +324,20 @@ impl Json {
         key: &str,
         request: impl Fn(&reqwest::Client) -> RequestBuilder + Send + Sync,
     ) -> Result<Answer, Error> {
+        self.retried(key, MAX_ANSWER, || request(&self.client))
+            .await
+    }
+
+    async fn retried(
+        &self,
+        key: &str,
+        limit: usize,
+        request: impl Fn() -> RequestBuilder + Send + Sync,
+    ) -> Result<Answer, Error> {
         let mut failures = 0;
         loop {
-            let (error, lasting) = match self.once(key, request(&self.client)).await {
+            let attempt = async { self.read(key, limit, self.send(request()).await?).await };
+            let (error, lasting) = match attempt.await {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
@@ -198,6 +355,11 @@ impl Json {
         key: &str,
         request: RequestBuilder,
     ) -> Result<Answer, (Error, bool)> {
+        let answer = self.send(request).await?;
+        self.read(key, MAX_ANSWER, answer).await
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<reqwest::Response, (Error, bool)> {
         let headers = match self.credentials.headers(::http::Extensions::new()).await {
             Ok(CacheableResource::New { data, .. }) => data,
             Ok(CacheableResource::NotModified) => HeaderMap::new(),
@@ -206,25 +368,44 @@ impl Json {
                 return Err((Error::AccessDenied(chain(&error)), lasting));
             }
         };
-        let broken = |error: reqwest::Error| {
-            let error = if error.is_timeout() {
-                Error::Timeout(self.place.endpoint.clone())
-            } else {
-                // The URL of an upload grants access like credentials.
-                self.place.unreachable(&chain(&error.without_url()))
-            };
-            let lasting = matches!(error, Error::Certificate(_));
-            (error, lasting)
+        let answer = request.headers(headers).send().await;
+        answer.map_err(|error| self.broken(error))
+    }
+
+    fn broken(&self, error: reqwest::Error) -> (Error, bool) {
+        let error = if error.is_timeout() {
+            Error::Timeout(self.place.endpoint.clone())
+        } else {
+            // The URL of an upload grants access like credentials.
+            self.place.unreachable(&chain(&error.without_url()))
         };
-        let answer = request.headers(headers).send().await.map_err(broken)?;
+        let lasting = matches!(error, Error::Certificate(_));
+        (error, lasting)
+    }
+
+    /// Reads a response of at most `limit` bytes.
+    async fn read(
+        &self,
+        key: &str,
+        limit: usize,
+        answer: reqwest::Response,
+    ) -> Result<Answer, (Error, bool)> {
         let status = answer.status();
         let headers = answer.headers().clone();
-        let body = answer.bytes().await.map_err(broken)?;
-        if status.is_success() || status == StatusCode::PERMANENT_REDIRECT {
+        let success = status.is_success() || status == StatusCode::PERMANENT_REDIRECT;
+        let limit = if success { limit } else { MAX_ANSWER };
+        let body = tokio::time::timeout(REQUEST_TIMEOUT, http::whole(answer, limit)).await;
+        let body = match body {
+            Ok(Ok(body)) => body,
+            Ok(Err(Unread::Broken(error))) => return Err(self.broken(error)),
+            Ok(Err(Unread::TooLong)) => return Err((too_long(&self.place, limit), true)),
+            Err(_) => return Err((Error::Timeout(self.place.endpoint.clone()), false)),
+        };
+        if success {
             return Ok(Answer {
                 status,
                 headers,
-                body: body.to_vec(),
+                body,
             });
         }
         let passing = status.is_server_error()

@@ -7,14 +7,12 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::{Bytes, BytesMut};
 use reqwest::{Method, StatusCode, Url};
 use tokio::task::JoinHandle;
 
-use super::GcsStore;
 use super::json::{ATTEMPTS, Answer, Resource, backoff, read};
+use super::{GcsStore, check, encoded};
 use crate::port::{Committed, Error, Upload};
 
 /// Size of a chunk in bytes, a multiple of 256 KiB as required by the protocol. Two chunks are the memory
@@ -244,32 +242,12 @@ impl GcsUpload {
         }
     }
 
-    /// Invariant 12: the size and checksum that the store reports must match the sent data.
     async fn verify(&self, written: u64) -> Result<Committed, Error> {
         let held = self.store.json.object(&self.key).await?;
-        let size = held.size()?;
-        if size != written {
-            return Err(Error::Other(format!(
-                "the store has {size} of {written} bytes"
-            )));
-        }
-        if held
-            .crc32c
-            .as_ref()
-            .is_some_and(|stored| *stored != encoded(self.crc32c))
-        {
-            return Err(Error::Other(
-                "the checksum of the stored object does not match the sent data".to_owned(),
-            ));
-        }
+        check(&held, written, &encoded(self.crc32c))?;
         let tag = held.tag();
-        Ok(Committed { size, tag })
+        Ok(Committed { size: written, tag })
     }
-}
-
-/// A CRC32C in Google's format.
-fn encoded(crc32c: u32) -> String {
-    STANDARD.encode(crc32c.to_be_bytes())
 }
 
 async fn cancel(session: Session, in_flight: Option<JoinHandle<Result<(), Error>>>) {

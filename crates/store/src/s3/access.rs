@@ -19,6 +19,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use super::limit::{LimitResponses, NoRetryOfTooLong};
 use super::{S3Protection, insecure};
 use crate::port::Error;
 use crate::secret;
@@ -221,22 +222,30 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     if config.insecure_skip_verify {
         return insecure::http_client();
     }
+    let endpoint = config.endpoint.as_ref();
+    let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    verifying_client(config.ca.as_deref(), is_plain)
+}
+
+/// The HTTP client for requests about the ambient identity. It trusts the CAs of the system only: the settings of a store
+/// say nothing about the servers that issue the operator's credentials.
+fn identity_client() -> Result<SharedHttpClient, Error> {
+    verifying_client(None, true)
+}
+
+fn verifying_client(ca: Option<&[u8]>, is_plain: bool) -> Result<SharedHttpClient, Error> {
     let native = rustls_native_certs::load_native_certs();
     let has_native = RootCertStore::empty()
         .add_parsable_certificates(native.certs)
         .0
         > 0;
     let mut trust = TrustStore::empty().with_native_roots(has_native);
-    if let Some(pem) = &config.ca {
+    if let Some(pem) = ca {
         check_certificates(pem)?;
-        trust = trust.with_pem_certificate(pem.clone());
+        trust = trust.with_pem_certificate(pem.to_vec());
     }
-    let plain = config
-        .endpoint
-        .as_ref()
-        .is_some_and(|endpoint| endpoint.starts_with("http://"));
-    if !has_native && config.ca.is_none() {
-        return if plain {
+    if !has_native && ca.is_none() {
+        return if is_plain {
             Ok(aws_smithy_http_client::Builder::new().build_http())
         } else {
             Err(invalid(
@@ -301,7 +310,8 @@ pub(super) async fn clients_over(
         // The ambient identity includes the administrator's endpoint and region (AWS_ENDPOINT_URL_S3,
         // AWS_REGION).
         S3Access::Ambient => {
-            let loader = aws_config::defaults(BehaviorVersion::latest()).http_client(http.clone());
+            let loader =
+                aws_config::defaults(BehaviorVersion::latest()).http_client(identity_client()?);
             let ambient = loader.load().await;
             let region = ambient.region().cloned();
             aws_sdk_s3::config::Builder::from(&ambient)
@@ -317,6 +327,8 @@ pub(super) async fn clients_over(
                 .with_initial_backoff(Duration::from_millis(200))
                 .with_max_backoff(Duration::from_secs(5)),
         )
+        .interceptor(LimitResponses)
+        .retry_classifier(NoRetryOfTooLong)
         // S3-compatible stores reject checksum trailers; this crate does not need them.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);

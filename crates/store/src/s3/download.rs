@@ -13,7 +13,7 @@ use super::S3Store;
 use super::failure::explain;
 use crate::failure::Place;
 use crate::port::{Error, ObjectStream};
-use crate::resume::{Body, First, PART, Version, read};
+use crate::resume::{Body, First, PART, Version, check_range, read};
 
 struct S3Version {
     store: S3Store,
@@ -44,6 +44,12 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     let (Some(first), Some(size)) = (first, size) else {
         return Err(Error::Other("the object has no size".to_owned()));
     };
+    // A part is read into memory, and the whole object is not.
+    if first > PART && first < size {
+        return Err(Error::Other(format!(
+            "the response has {first} bytes of {size}, but {PART} were requested"
+        )));
+    }
     version.tag = tag(&answer).map(str::to_owned);
     let first = First {
         size: first,
@@ -74,12 +80,6 @@ fn size(answer: &GetObjectOutput) -> Option<u64> {
 /// The size of the whole object, from `bytes 8-99/1234`.
 fn size_in(content_range: &str) -> Option<u64> {
     content_range.rsplit_once('/')?.1.parse().ok()
-}
-
-/// The first byte of the answer, from `bytes 8-99/1234`.
-fn start_in(content_range: &str) -> Option<u64> {
-    let (start, _) = content_range.split_once('-')?;
-    start.rsplit(' ').next()?.parse().ok()
 }
 
 fn is_out_of_range(error: &SdkError<GetObjectError>) -> bool {
@@ -122,18 +122,7 @@ impl S3Version {
                 "the object was replaced during the download".to_owned(),
             ));
         }
-        let begins = match answer.content_range() {
-            Some(range) => start_in(range) == Some(part.start),
-            None => part.start == 0 || length(answer) == Some(part.end.saturating_sub(part.start)),
-        };
-        if begins {
-            return Ok(());
-        }
-        let range = answer.content_range().unwrap_or("the whole object");
-        Err(Error::Other(format!(
-            "the response contains {range} instead of the bytes from {} on",
-            part.start
-        )))
+        check_range(answer.content_range(), length(answer), part)
     }
 
     fn explain(&self, error: &SdkError<GetObjectError>) -> Error {

@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 
+use super::limit::Exceeded;
 use crate::failure::{Place, chain};
 use crate::port::Error;
 
@@ -33,6 +34,9 @@ fn explain_by<E>(
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
 {
+    if let Some(exceeded) = Exceeded::of(error) {
+        return exceeded.explain(place);
+    }
     let status = error.raw_response().map(|raw| raw.status().as_u16());
     match error {
         SdkError::ServiceError(answer) => answered(

@@ -1,0 +1,82 @@
+//! The connection to a member: presents the token in every request, and limits every answer except a snapshot.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll};
+
+use etcd_client::{BalancedChannelBuilder, Channel};
+use futures::future::BoxFuture;
+use http::{HeaderValue, Request, Response};
+use http_body_util::Limited;
+use tokio::sync::mpsc::Sender;
+use tonic::body::Body;
+use tonic::transport::Endpoint;
+use tonic::transport::channel::Change;
+use tower::util::BoxCloneSyncService;
+use tower::{BoxError, Service};
+
+use crate::limits::MAX_ANSWER;
+
+/// The header with the token (`rpctypes.TokenFieldNameGRPC`).
+const HEADER: &str = "token";
+/// The call that issues a token. It is sent without a token, because an expired token would make it fail.
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+/// The only call with an answer of any size: a stream of messages of at most 4 MiB.
+const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
+
+/// The current token of a client.
+pub(crate) type Token = Arc<RwLock<Option<HeaderValue>>>;
+
+/// Creates the connections of a client.
+pub(crate) struct MemberChannels(pub(crate) Token);
+
+impl BalancedChannelBuilder for MemberChannels {
+    type Error = tonic::transport::Error;
+
+    fn balanced_channel(
+        self,
+        buffer_size: usize,
+    ) -> Result<(Channel, Sender<Change<http::Uri, Endpoint>>), Self::Error> {
+        let (channel, endpoints) = tonic::transport::Channel::balance_channel(buffer_size);
+        let member = MemberChannel {
+            channel,
+            token: self.0,
+        };
+        Ok((Channel::Custom(BoxCloneSyncService::new(member)), endpoints))
+    }
+}
+
+#[derive(Clone)]
+struct MemberChannel {
+    channel: tonic::transport::Channel,
+    token: Token,
+}
+
+impl Service<Request<Body>> for MemberChannel {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.channel.poll_ready(context).map_err(BoxError::from)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let token = self.token.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(token) = token.as_ref()
+            && request.uri().path() != AUTHENTICATE
+        {
+            request.headers_mut().insert(HEADER, token.clone());
+        }
+        drop(token);
+        let is_limited = request.uri().path() != SNAPSHOT;
+        let answer = self.channel.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            Ok(if is_limited {
+                answer.map(|body| Body::new(Limited::new(body, MAX_ANSWER)))
+            } else {
+                answer
+            })
+        })
+    }
+}

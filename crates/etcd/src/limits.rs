@@ -1,0 +1,110 @@
+//! Limits of what a member may answer. The user who creates an EtcdBackup chooses the endpoints, so an answer may be of any
+//! size. Pure.
+
+/// Maximum number of members in a list. A list with more members is rejected, not shortened: unknown is not empty
+/// (invariant 1).
+pub(crate) const MAX_MEMBERS: usize = 32;
+
+/// Maximum number of client URLs, and of peer URLs, of one member.
+pub(crate) const MAX_URLS: usize = 32;
+
+/// Maximum number of client URLs of all members. Callers ask every URL of a list concurrently.
+const MAX_CLIENT_URLS: usize = 128;
+
+/// Maximum length of a URL or name in bytes.
+const MAX_URL: usize = 2_048;
+
+/// Maximum number of members that one call tries.
+pub(crate) const MAX_ENDPOINTS: usize = 32;
+
+/// Maximum size in bytes of the answer to a call other than a snapshot. The largest is a member list with a few KiB.
+pub(crate) const MAX_ANSWER: usize = 512 << 10;
+
+/// Maximum size of a snapshot in bytes. The size of a database is limited by its quota; etcd recommends at most 8 GiB.
+pub(crate) const MAX_SNAPSHOT: u64 = 100 << 30;
+
+/// Maximum length of a text that becomes part of a condition, in characters.
+const MAX_TEXT: usize = 1_000;
+
+/// Names and URLs of a member.
+pub(crate) struct MemberText<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) peer_urls: &'a [String],
+    pub(crate) client_urls: &'a [String],
+}
+
+/// Returns an error if a member list exceeds a limit. `count` is its number of members.
+pub(crate) fn check_members<'a>(
+    count: usize,
+    members: impl Iterator<Item = MemberText<'a>>,
+) -> Result<(), String> {
+    let rejected = |what: String| {
+        Err(format!(
+            "the member list {what}: check that the endpoint is an etcd member"
+        ))
+    };
+    if count > MAX_MEMBERS {
+        return rejected(format!(
+            "has {count} members, and at most {MAX_MEMBERS} are supported"
+        ));
+    }
+    let mut client_urls = 0;
+    for member in members {
+        let urls = member.peer_urls.len().max(member.client_urls.len());
+        if urls > MAX_URLS {
+            return rejected(format!(
+                "has a member with {urls} URLs, and at most {MAX_URLS} are supported"
+            ));
+        }
+        client_urls += member.client_urls.len();
+        let texts = member.peer_urls.iter().chain(member.client_urls);
+        let longest = texts.map(String::len).max().unwrap_or_default();
+        if longest.max(member.name.len()) > MAX_URL {
+            return rejected(format!("has a name or URL of more than {MAX_URL} bytes"));
+        }
+    }
+    if client_urls > MAX_CLIENT_URLS {
+        return rejected(format!(
+            "has {client_urls} client URLs, and at most {MAX_CLIENT_URLS} are supported"
+        ));
+    }
+    Ok(())
+}
+
+/// A text of a member, shortened to a length that fits into a condition.
+pub(crate) fn shortened(text: &str) -> String {
+    text.chars().take(MAX_TEXT).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lists with `count` members that have `urls` URLs of `length` bytes each.
+    fn check(count: usize, urls: usize, length: usize) -> Result<(), String> {
+        let urls = vec!["u".repeat(length); urls];
+        let members = (0..count).map(|_| MemberText {
+            name: "n",
+            peer_urls: &urls,
+            client_urls: &urls,
+        });
+        check_members(count, members)
+    }
+
+    #[test]
+    fn hostile_etcd_member_list_limits() {
+        for (count, urls, length) in [(0, 0, 0), (7, 4, 300), (32, 4, 2_048), (4, 32, 10)] {
+            assert_eq!(check(count, urls, length), Ok(()));
+        }
+        for (count, urls, length, expected) in [
+            (33, 1, 10, "33 members"),
+            (1, 33, 10, "33 URLs"),
+            (5, 32, 10, "160 client URLs"),
+            (1, 1, 2_049, "more than 2048 bytes"),
+        ] {
+            let error = check(count, urls, length).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert_eq!(shortened(&"ü".repeat(2_000)).chars().count(), 1_000);
+    }
+}

@@ -1,0 +1,461 @@
+//! A hostile store: responses and listings without an end, wrong sizes, slow bytes. Every call ends with an error that
+//! names the store and the remedy, in bounded memory.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use http::HeaderValue;
+use store::{
+    AbsAccess, AbsCloud, AbsConfig, AbsStore, Error, GcsAccess, GcsConfig, GcsStore, S3Access,
+    S3Config, S3Keys, S3Store, Store,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes that sockets and HTTP clients hold besides what the operator reads.
+const BUFFERS: u64 = 20 * MIB;
+
+/// A response without the line of its status.
+struct Reply {
+    status: &'static str,
+    headers: String,
+    first: Vec<u8>,
+    then: Then,
+}
+
+/// The rest of a response.
+enum Then {
+    /// The connection ends.
+    End,
+    /// These bytes, without an end.
+    Repeat(Vec<u8>),
+    /// One byte each 20 ms.
+    Slow,
+}
+
+impl Reply {
+    fn new(first: impl Into<Vec<u8>>, then: Then) -> Self {
+        // Azure's client requires these headers in a list.
+        let headers = "x-ms-request-id: 6f1d4d3c-6c2a-4f25-9d57-0d5e0a2f9f11\r\n\
+                       date: Tue, 24 Nov 2026 00:00:00 GMT\r\n";
+        Self {
+            status: "200 OK",
+            headers: headers.to_owned(),
+            first: first.into(),
+            then,
+        }
+    }
+
+    fn with_header(mut self, header: &str) -> Self {
+        self.headers.push_str(header);
+        self.headers.push_str("\r\n");
+        self
+    }
+
+    fn with_status(self, status: &'static str) -> Self {
+        Self { status, ..self }
+    }
+}
+
+/// A server that replies to each request, of which it gets the head, as it is told.
+struct HostileServer {
+    endpoint: String,
+    /// Number of bytes that the clients have taken.
+    sent: Arc<AtomicU64>,
+    requests: Arc<AtomicUsize>,
+}
+
+impl HostileServer {
+    fn start(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = Self {
+            endpoint: format!("http://{}", listener.local_addr().unwrap()),
+            sent: Arc::default(),
+            requests: Arc::default(),
+        };
+        let (sent, requests, reply) = (
+            server.sent.clone(),
+            server.requests.clone(),
+            Arc::new(reply),
+        );
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (sent, requests, reply) = (sent.clone(), requests.clone(), reply.clone());
+                std::thread::spawn(move || {
+                    let mut stream = stream;
+                    let head = read_request(&mut stream)?;
+                    requests.fetch_add(1, Ordering::SeqCst);
+                    respond(&mut stream, reply(&head), &sent)
+                });
+            }
+        });
+        server
+    }
+
+    fn sent(&self) -> u64 {
+        self.sent.load(Ordering::SeqCst)
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    async fn s3(&self) -> S3Store {
+        let config = S3Config {
+            bucket: "bucket".into(),
+            endpoint: Some(self.endpoint.clone()),
+            force_path_style: true,
+            access: S3Access::Keys(S3Keys::new("id", "key")),
+            ..S3Config::default()
+        };
+        S3Store::new(config).await.unwrap()
+    }
+
+    async fn google(&self) -> GcsStore {
+        let config = GcsConfig {
+            bucket: "bucket".into(),
+            endpoint: Some(self.endpoint.clone()),
+            access: GcsAccess::Token(HeaderValue::from_static("Bearer token")),
+        };
+        GcsStore::new(config).await.unwrap()
+    }
+
+    fn azure(&self) -> AbsStore {
+        let config = AbsConfig {
+            container: "bucket".into(),
+            endpoint: Some(self.endpoint.clone()),
+            access: AbsAccess::Key {
+                account: "account".into(),
+                key: "a2V5".into(),
+                cloud: AbsCloud::Public,
+            },
+        };
+        AbsStore::new(&config).unwrap()
+    }
+
+    async fn stores(&self) -> [(&'static str, Box<dyn Store>); 3] {
+        [
+            ("S3", Box::new(self.s3().await)),
+            ("Google", Box::new(self.google().await)),
+            ("Azure", Box::new(self.azure())),
+        ]
+    }
+}
+
+/// Reads a request with its body and returns its head; `None` if the connection ends.
+fn read_request(stream: &mut TcpStream) -> Option<String> {
+    let mut request = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let read = stream.read(&mut buffer).ok().filter(|read| *read > 0)?;
+        request.extend_from_slice(&buffer[..read]);
+        let text = String::from_utf8_lossy(&request);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            continue;
+        };
+        let length = head.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            let is_length = name.eq_ignore_ascii_case("content-length");
+            is_length.then(|| value.trim().parse().ok())?
+        });
+        if body.len() >= length.unwrap_or(0) {
+            return Some(head.to_owned());
+        }
+    }
+}
+
+/// Ends with `None` when the client has closed the connection.
+fn respond(stream: &mut TcpStream, reply: Reply, sent: &AtomicU64) -> Option<()> {
+    let Reply {
+        status,
+        headers,
+        first,
+        then,
+    } = reply;
+    let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\n{headers}\r\n");
+    stream.write_all(head.as_bytes()).ok()?;
+    stream.write_all(&first).ok()?;
+    sent.fetch_add(first.len() as u64, Ordering::SeqCst);
+    match then {
+        Then::End => Some(()),
+        Then::Repeat(piece) => loop {
+            stream.write_all(&piece).ok()?;
+            sent.fetch_add(piece.len() as u64, Ordering::SeqCst);
+        },
+        Then::Slow => loop {
+            stream.write_all(b" ").ok()?;
+            std::thread::sleep(Duration::from_millis(20));
+        },
+    }
+}
+
+/// The process never has 256 MiB.
+fn assert_little_memory() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib: u64 = line
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(kib < 256 << 10, "{kib} KiB");
+}
+
+/// Asserts that a call failed because of a limit, with a message that contains `expected`.
+fn assert_limit<T>(name: &str, server: &HostileServer, result: Result<T, Error>, expected: &str) {
+    let Err(error) = result else {
+        panic!("{name}: succeeded");
+    };
+    let text = error.to_string();
+    assert!(
+        matches!(error, Error::Excessive { .. }),
+        "{name}: {error:?}"
+    );
+    assert!(text.contains(expected), "{name}: {text}");
+    assert!(text.contains(&server.endpoint), "{name}: {text}");
+    assert!(
+        text.contains("check") || text.contains("delete old"),
+        "{name}: {text}"
+    );
+}
+
+/// The beginning of a listing in the format that the request's store has.
+fn beginning(request: &str) -> &'static str {
+    if request.contains("/storage/v1/") {
+        "{\"items\":["
+    } else if request.contains("list-type=2") {
+        "<?xml version=\"1.0\"?><ListBucketResult><Prefix>"
+    } else {
+        "<?xml version=\"1.0\"?><EnumerationResults><Prefix>"
+    }
+}
+
+/// A page of a listing with `count` entries and the marker of the next page.
+fn page(request: &str, count: usize, marker: &str) -> String {
+    if request.contains("/storage/v1/") {
+        let items = vec!["{\"name\":\"key\",\"size\":\"1\"}"; count].join(",");
+        format!("{{\"nextPageToken\":\"{marker}\",\"items\":[{items}]}}")
+    } else if request.contains("list-type=2") {
+        let entries = "<Contents><Key>key</Key><Size>1</Size></Contents>".repeat(count);
+        format!(
+            "<ListBucketResult><IsTruncated>true</IsTruncated>\
+             <NextContinuationToken>{marker}</NextContinuationToken>{entries}</ListBucketResult>"
+        )
+    } else if request.contains("uploads") {
+        let entry = "<Upload><Key>key</Key><UploadId>id</UploadId>\
+                     <Initiated>2026-11-24T00:00:00Z</Initiated></Upload>";
+        format!(
+            "<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>\
+             <NextKeyMarker>{marker}</NextKeyMarker><NextUploadIdMarker>id</NextUploadIdMarker>{}\
+             </ListMultipartUploadsResult>",
+            entry.repeat(count)
+        )
+    } else {
+        let time = "Tue, 24 Nov 2026 00:00:00 GMT";
+        let blob = format!(
+            "<Blob><Name>key</Name><Properties><Creation-Time>{time}</Creation-Time>\
+             <Last-Modified>{time}</Last-Modified><Etag>0x1</Etag><Content-Length>1</Content-Length>\
+             <Content-Type>text/plain</Content-Type><BlobType>BlockBlob</BlobType></Properties></Blob>"
+        );
+        format!(
+            "<EnumerationResults><Blobs>{}</Blobs><NextMarker>{marker}</NextMarker></EnumerationResults>",
+            blob.repeat(count)
+        )
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_store_endless_list_is_capped() {
+    for length in ["x-no: length", "content-length: 999999999999"] {
+        let server = HostileServer::start(move |request| {
+            Reply::new(beginning(request), Then::Repeat(vec![b'x'; 64 << 10])).with_header(length)
+        });
+        for (name, store) in server.stores().await {
+            let before = server.sent();
+            let result = store.list("prefix").await;
+            assert_limit(name, &server, result, "more than 16 MiB");
+            let sent = server.sent() - before;
+            assert!(sent < 16 * MIB + BUFFERS, "{name}: {sent} bytes");
+        }
+        // No request is repeated.
+        assert_eq!(server.requests(), 3);
+    }
+    assert_little_memory();
+}
+
+/// Errors, and the results of writes, are short.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_store_other_endless_responses_are_capped() {
+    let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
+    for status in ["200 OK", "400 Bad Request", "403 Forbidden"] {
+        let server = HostileServer::start(move |_| endless().with_status(status));
+        for (name, store) in server.stores().await {
+            let before = server.sent();
+            let deleted = store.delete("key").await;
+            let put = store.put("key", "content".into()).await;
+            let got = store.get("key").await.map(|object| object.size);
+            // Azure's client reads the headers of a successful response only.
+            if !status.starts_with("200") {
+                for result in [&deleted, &put] {
+                    assert!(result.is_err(), "{name}: {status}");
+                }
+                assert!(got.is_err(), "{name}: {status}");
+            }
+            if name == "Google" {
+                assert_limit(name, &server, deleted, "more than 1 MiB");
+                assert_limit(name, &server, put, "more than 1 MiB");
+            }
+            let sent = server.sent() - before;
+            assert!(sent < 3 * (MIB + BUFFERS), "{name}: {sent} bytes");
+        }
+    }
+    assert_little_memory();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_store_endless_listing_ends() {
+    let number = AtomicUsize::new(0);
+    let server = HostileServer::start(move |request| {
+        let marker = number.fetch_add(1, Ordering::SeqCst).to_string();
+        Reply::new(page(request, 1_000, &marker), Then::End)
+    });
+    for (name, store) in server.stores().await {
+        let result = store.list("prefix").await;
+        assert_limit(name, &server, result, "more than 100000 objects");
+    }
+    let unfinished = server.s3().await.unfinished("prefix").await;
+    assert_limit(
+        "S3 uploads",
+        &server,
+        unfinished,
+        "more than 100000 objects",
+    );
+    assert!(
+        server.requests() <= 4 * 101,
+        "{} requests",
+        server.requests()
+    );
+    assert_little_memory();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_store_repeated_marker_ends_listing() {
+    let server = HostileServer::start(|request| Reply::new(page(request, 1, "same"), Then::End));
+    for (name, store) in server.stores().await {
+        let result = store.list("prefix").await;
+        assert_limit(name, &server, result, "repeats a page");
+    }
+    let unfinished = server.s3().await.unfinished("prefix").await;
+    assert_limit("S3 uploads", &server, unfinished, "repeats a page");
+    assert_eq!(server.requests(), 4 * 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_store_slow_listing_times_out() {
+    let server = HostileServer::start(|request| Reply::new(beginning(request), Then::Slow));
+    let limit = Duration::from_millis(200);
+    let s3 = server.s3().await.with_listing_timeout(limit);
+    let stores: [(&str, Box<dyn Store>); 3] = [
+        ("S3", Box::new(s3.clone())),
+        (
+            "Google",
+            Box::new(server.google().await.with_listing_timeout(limit)),
+        ),
+        (
+            "Azure",
+            Box::new(server.azure().with_listing_timeout(limit)),
+        ),
+    ];
+    let began = Instant::now();
+    for (name, store) in stores {
+        let result = store.list("prefix").await;
+        assert_limit(
+            name,
+            &server,
+            result,
+            "did not end the listing of \"prefix\" within 0.2 s",
+        );
+    }
+    let unfinished = s3.unfinished("prefix").await;
+    assert_limit("S3 uploads", &server, unfinished, "did not end the listing");
+    // Without the limit, each attempt takes 20 s.
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+/// A response that is many times larger in memory than on the network.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_store_dense_responses_are_capped() {
+    // Chunks of one byte.
+    let server = HostileServer::start(|request| {
+        let first = beginning(request);
+        let first = format!("{:x}\r\n{first}\r\n", first.len());
+        let chunks = b"1\r\nx\r\n".repeat(10_000);
+        Reply::new(first, Then::Repeat(chunks)).with_header("transfer-encoding: chunked")
+    });
+    for (name, store) in server.stores().await {
+        let result = store.list("prefix").await;
+        assert_limit(name, &server, result, "more than 16 MiB");
+    }
+
+    // Empty entries, in 15 MiB.
+    let server = HostileServer::start(|request| {
+        let (entry, end) = match beginning(request) {
+            json if json.starts_with('{') => ("{\"name\":\"\",\"size\":\"0\"},", "]}"),
+            s3 if s3.contains("ListBucketResult") => ("<Contents/>", "</ListBucketResult>"),
+            _ => (
+                "<BlobPrefix><Name/></BlobPrefix>",
+                "</Blobs></EnumerationResults>",
+            ),
+        };
+        let begin = beginning(request).replace("<Prefix>", "<Blobs>");
+        let begin = begin.replace("<ListBucketResult><Blobs>", "<ListBucketResult>");
+        let entries = entry.repeat((15 << 20) / entry.len());
+        Reply::new(format!("{begin}{entries}{end}"), Then::End)
+    });
+    for (name, store) in server.stores().await {
+        let error = store.list("prefix").await.unwrap_err().to_string();
+        let expected = match name {
+            "S3" => "more entries than one page may have",
+            "Google" => "at most 10000 objects",
+            _ => "lists more blobs than one page may have",
+        };
+        assert!(error.contains(expected), "{name}: {error}");
+    }
+    assert_little_memory();
+}
+
+/// The first part of an object is read into memory, so the store does not choose its size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_store_wrong_size_of_part_is_rejected() {
+    let server = HostileServer::start(|_| {
+        Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]))
+            .with_status("206 Partial Content")
+            .with_header("etag: \"tag\"")
+            .with_header("content-range: bytes 0-549755813887/1099511627776")
+            .with_header("content-length: 549755813888")
+    });
+    let error = server
+        .s3()
+        .await
+        .get("key")
+        .await
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        error.contains("549755813888 bytes of 1099511627776"),
+        "{error}"
+    );
+    assert!(server.sent() < BUFFERS, "{} bytes", server.sent());
+    assert_little_memory();
+}
