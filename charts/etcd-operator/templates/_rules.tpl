@@ -43,6 +43,10 @@
   resources: [pods]
   verbs: [get, create, delete]
 - apiGroups: [""]
+  # Why the pod of a backup does not start.
+  resources: [events]
+  verbs: [list]
+- apiGroups: [""]
   # To check that the PVC of an EtcdBackup exists.
   resources: [persistentvolumeclaims]
   verbs: [get]

@@ -142,7 +142,8 @@ pub struct EtcdBackupSpec {
     )]
     #[schemars(schema_with = "optional_object_name")]
     pub client_tls_secret: Option<String>,
-    /// Name of the Secret with `username` and `password` for `etcdEndpoints`.
+    /// Name of the Secret with `username` and `password` for `etcdEndpoints`. Endpoints outside of this namespace must
+    /// be https URLs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub auth_secret: Option<String>,
@@ -203,10 +204,10 @@ pub struct ClusterReference {
     "backupPolicy.timeZone requires a schedule: add backupPolicy.schedule or remove timeZone"
 ))]
 pub struct BackupPolicy {
-    /// Time limit of one backup, in seconds; 0 means no limit. If not set, the limit grows with the size of
-    /// the database.
+    /// Time limit of one backup, in seconds, at most 48 hours; 0 means 48 hours. If not set, the limit grows with
+    /// the size of the database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for no limit, or remove it"))]
+    #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for the longest limit, or remove it"))]
     pub timeout_in_second: Option<i64>,
     /// Seconds between backups; 0 means one backup only.
     #[serde(default, skip_serializing_if = "Option::is_none")]

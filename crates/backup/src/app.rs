@@ -1,5 +1,6 @@
 //! Connects the watches, the reconcilers and the workers.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
-use runtime::controller::{Guarded, controller, drive};
+use runtime::controller::{Guarded, Scope, controller, drive};
 use runtime::image::OwnImage;
 use runtime::process::Objects;
 use store::Directories;
@@ -31,24 +32,22 @@ use crate::workers::{Limits, Workers};
 /// reconciles, each of which waits up to 30 seconds for a store that does not answer.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Limits of transfers. Each transfer needs 32 MiB of memory.
-const TRANSFERS: Limits = Limits {
-    concurrent: 4,
-    per_store: 2,
-    max_backoff_seconds: 30,
-    record_timeout: RECORD_TIMEOUT,
-};
+/// Longest pause between two attempts of a transfer.
+const TRANSFER_BACKOFF: u64 = 30;
 
 /// Limits of removals. They transfer no data, so more of them may run.
 const REMOVALS: Limits = Limits {
     concurrent: 8,
     per_store: 2,
+    per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
+    // A removal of 100,000 backups takes less than an hour, and a removal that was ended continues where it was.
+    timeout: Duration::from_hours(1),
 };
 
 /// Settings of an administrator for all EtcdBackups.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug)]
 pub struct Settings {
     /// Allow a namespace to use a location with the operator's own identity, as in team-a=s3://backups/team-a. Repeat
     /// the flag for more locations; * means every namespace. The operator's own namespace needs no permission
@@ -57,9 +56,53 @@ pub struct Settings {
     /// Directory for backups with storageType Local
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
+    /// Number of concurrent transfers to stores. Each needs up to 56 MiB of memory
+    #[arg(long, value_name = "NUMBER", default_value = "4")]
+    pub max_transfers: NonZeroUsize,
+    /// Number of concurrent transfers to one store
+    #[arg(long, value_name = "NUMBER", default_value = "2")]
+    pub max_transfers_per_store: NonZeroUsize,
+    /// Number of concurrent transfers of one namespace. The default is half of --max-transfers if the operator is
+    /// cluster-wide
+    #[arg(long, value_name = "NUMBER")]
+    pub max_transfers_per_namespace: Option<NonZeroUsize>,
     /// Image of the pods that mount a PersistentVolumeClaim. The default is the operator's own image
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     pub operator_image: Option<String>,
+}
+
+impl Settings {
+    /// The limits of transfers. A namespaced operator has no other tenants.
+    fn transfers(&self, scope: &Scope) -> Limits {
+        let concurrent = self.max_transfers.get();
+        let of_scope = match scope {
+            Scope::Cluster => concurrent.div_ceil(2),
+            Scope::Namespace(_) => concurrent,
+        };
+        Limits {
+            concurrent,
+            per_store: self.max_transfers_per_store.get(),
+            per_namespace: self
+                .max_transfers_per_namespace
+                .map_or(of_scope, NonZeroUsize::get),
+            max_backoff_seconds: TRANSFER_BACKOFF,
+            record_timeout: RECORD_TIMEOUT,
+            // The plan ends a transfer at the deadline of its backup.
+            timeout: Duration::MAX,
+        }
+    }
+}
+
+/// The limits of removals.
+fn removals(scope: &Scope) -> Limits {
+    let per_namespace = match scope {
+        Scope::Cluster => REMOVALS.concurrent / 2,
+        Scope::Namespace(_) => REMOVALS.concurrent,
+    };
+    Limits {
+        per_namespace,
+        ..REMOVALS
+    }
 }
 
 /// Runs until the operator shuts down. The shutdown cancels running transfers, which leave no objects in the store.
@@ -71,8 +114,16 @@ pub async fn work(operator: Operator, settings: Settings) {
         controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
     let execute = ExecuteContext {
         client: operator.client.clone(),
-        transfers: Workers::new(TRANSFERS, operator.shutdown.clone(), changes.clone()),
-        removals: Workers::new(REMOVALS, operator.shutdown.clone(), changes),
+        transfers: Workers::new(
+            settings.transfers(&operator.scope),
+            operator.shutdown.clone(),
+            changes.clone(),
+        ),
+        removals: Workers::new(
+            removals(&operator.scope),
+            operator.shutdown.clone(),
+            changes,
+        ),
         objects: backups.store(),
         since: Timestamp::now(),
         shutdown: operator.shutdown.clone(),
@@ -128,4 +179,38 @@ fn cluster_of(backup: Guarded<EtcdBackup>) -> Option<ObjectRef<Guarded<EtcdClust
     let readable = backup.0.ok()?;
     let reference = readable.spec.etcd_cluster?;
     Some(ObjectRef::new(&reference.name).within(&namespace))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    fn limits(arguments: &[&str], scope: &Scope) -> (usize, usize, usize) {
+        let all = std::iter::once("backup").chain(arguments.iter().copied());
+        let limits = Flags::parse_from(all).settings.transfers(scope);
+        (limits.concurrent, limits.per_store, limits.per_namespace)
+    }
+
+    #[test]
+    fn tenant_gets_half_of_transfers_unless_configured() {
+        let own = Scope::Namespace("n".to_owned());
+        assert_eq!(limits(&[], &own), (4, 2, 4));
+        assert_eq!(limits(&[], &Scope::Cluster), (4, 2, 2));
+        assert_eq!(limits(&["--max-transfers=1"], &Scope::Cluster), (1, 2, 1));
+        let all = [
+            "--max-transfers=9",
+            "--max-transfers-per-store=3",
+            "--max-transfers-per-namespace=5",
+        ];
+        assert_eq!(limits(&all, &Scope::Cluster), (9, 3, 5));
+        assert!(Flags::try_parse_from(["backup", "--max-transfers=0"]).is_err());
+    }
 }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
 use crate::plan::{Action, Job, Plan};
-use crate::pvc::{Order, PodWorker, Report};
+use crate::pvc::{Order, PodWorker, Report, StartTimes};
 use crate::reason::Trouble;
 use crate::removal::Removal;
 use crate::snapshot::{RemovalResult, Snapshot, Stored};
@@ -64,6 +64,8 @@ impl ExecuteContext {
 
     fn start_transfer(&self, backup: &EtcdBackup, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
+        let namespace = backup.namespace().unwrap_or_default();
+        let owner = (namespace.as_str(), uid.as_str());
         let exists = self.exists(backup, false);
         match (job, connections) {
             (
@@ -88,11 +90,11 @@ impl ExecuteContext {
                     cluster: cluster.map(|cluster| *cluster),
                     since: self.since,
                 };
-                self.transfers.enqueue(&uid, transfer, exists);
+                self.transfers.enqueue(owner, transfer, exists);
             }
             (Job::InPod { pod, order }, _) => {
                 let worker = self.pod_worker(*pod, order, Report::into_stored);
-                self.transfers.enqueue(&uid, worker, exists);
+                self.transfers.enqueue(owner, worker, exists);
             }
             (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
         }
@@ -101,6 +103,8 @@ impl ExecuteContext {
     /// A removal of all backups continues while the EtcdBackup is being deleted.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
+        let namespace = backup.namespace().unwrap_or_default();
+        let owner = (namespace.as_str(), uid.as_str());
         let exists = self.exists(backup, plan.action == Action::RemoveAll);
         match (job, connections.store) {
             (Job::Removal { path, scope, now }, Some(store)) => {
@@ -111,11 +115,11 @@ impl ExecuteContext {
                     scope,
                     now,
                 };
-                self.removals.enqueue(&uid, removal, exists);
+                self.removals.enqueue(owner, removal, exists);
             }
             (Job::InPod { pod, order }, _) => {
                 let worker = self.pod_worker(*pod, order, Report::into_removal_result);
-                self.removals.enqueue(&uid, worker, exists);
+                self.removals.enqueue(owner, worker, exists);
             }
             (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
         }
@@ -133,6 +137,7 @@ impl ExecuteContext {
             order,
             shutdown: self.shutdown.clone(),
             read,
+            times: StartTimes::default(),
         }
     }
 

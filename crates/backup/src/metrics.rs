@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::EtcdBackup;
 use api::conditions::{ConditionType, is_true};
@@ -33,7 +34,7 @@ type Values = Vec<(&'static str, &'static str, Option<i64>)>;
 pub(crate) struct BackupMetrics {
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Store<Guarded<EtcdBackup>>,
-    /// The source of `failed_attempts`.
+    /// The source of `failed_attempts` and `queued_seconds`.
     pub(crate) transfers: Arc<Workers<Stored>>,
 }
 
@@ -48,8 +49,12 @@ impl Collector for BackupMetrics {
         let mut families: Vec<MetricFamily> = Vec::new();
         for object in self.objects.state() {
             let Ok(backup) = &object.0 else { continue };
-            let failures = self.transfers.failures(&backup.uid().unwrap_or_default());
-            for (index, (name, help, value)) in values(backup, failures).into_iter().enumerate() {
+            let uid = backup.uid().unwrap_or_default();
+            let work = Attempts {
+                failures: self.transfers.failures(&uid),
+                queued: self.transfers.queued_for(&uid).unwrap_or_default(),
+            };
+            for (index, (name, help, value)) in values(backup, work).into_iter().enumerate() {
                 if families.len() == index {
                     families.push((name, help, Family::default()));
                 }
@@ -73,8 +78,17 @@ impl Collector for BackupMetrics {
     }
 }
 
+/// The attempts of this process at a backup.
+#[derive(Clone, Copy, Default)]
+struct Attempts {
+    /// Number of failed attempts since the last success.
+    failures: u32,
+    /// Time in the queue of the current attempt.
+    queued: Duration,
+}
+
 /// The values of an object. Every object has the same metrics in the same order.
-fn values(backup: &EtcdBackup, failures: u32) -> Values {
+fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
     let duration = status.filter(|status| status.succeeded).and_then(|status| {
@@ -115,7 +129,12 @@ fn values(backup: &EtcdBackup, failures: u32) -> Values {
         (
             "failed_attempts",
             "Consecutive failed attempts",
-            Some(i64::from(failures)),
+            Some(i64::from(attempts.failures)),
+        ),
+        (
+            "queued_seconds",
+            "Seconds that the backup has been queued behind other transfers, 0 if it is not queued",
+            i64::try_from(attempts.queued.as_secs()).ok(),
         ),
         (
             "periodic",
@@ -159,7 +178,7 @@ mod tests {
     #[test]
     fn all_objects_have_the_same_metrics() {
         let names = |backup: &EtcdBackup| -> Vec<&str> {
-            values(backup, 0)
+            values(backup, Attempts::default())
                 .into_iter()
                 .map(|(name, ..)| name)
                 .collect()
@@ -167,11 +186,15 @@ mod tests {
         let spec = serde_json::json!({ "storageType": "S3" });
         let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
         let before = names(&backup);
+        let attempts = Attempts {
+            failures: 2,
+            queued: Duration::from_secs(7),
+        };
         assert!(
-            values(&backup, 2)
+            values(&backup, attempts)
                 .iter()
                 .filter_map(|(.., value)| *value)
-                .eq([2, 0, 0])
+                .eq([2, 7, 0, 0])
         );
         let status = serde_json::json!({
             "succeeded": true, "size": 10, "etcdRevision": 7, "startTime": "2026-01-01T00:00:00Z",
@@ -180,17 +203,17 @@ mod tests {
         });
         backup.status = Some(serde_json::from_value(status).unwrap());
         assert_eq!(names(&backup), before);
-        let measured: Vec<i64> = values(&backup, 0)
+        let measured: Vec<i64> = values(&backup, Attempts::default())
             .into_iter()
             .filter_map(|(.., value)| value)
             .collect();
-        assert_eq!(measured, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0]);
+        assert_eq!(measured, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0, 0]);
     }
 
     #[test]
     fn failed_and_never_completed_backups_have_metrics() {
         let value = |backup: &EtcdBackup, metric: &str| {
-            let all = values(backup, 0);
+            let all = values(backup, Attempts::default());
             let found = all.iter().find(|(name, ..)| *name == metric);
             found.and_then(|(.., value)| *value)
         };

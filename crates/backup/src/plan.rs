@@ -242,6 +242,15 @@ fn has_finalizer(backup: &EtcdBackup) -> bool {
         .any(|finalizer| finalizer == FINALIZER_STORED)
 }
 
+/// Whether the status reports a stored backup, or an attempt that may have stored one.
+fn has_stored(backup: &EtcdBackup) -> bool {
+    backup.status.as_ref().is_some_and(|status| {
+        status.location.is_some()
+            || !status.backups.is_empty()
+            || status.unfinished_attempts.is_some_and(|count| count > 0)
+    })
+}
+
 /// Whether all stored backups were removed. A removal by the retention rules does not count.
 fn all_removed(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.removal.work, Work::Ended(Ok(result)) if result.everything)
@@ -277,30 +286,40 @@ fn input_retry(waits_since: Timestamp, now: Timestamp) -> Duration {
 /// Plans the next step of an EtcdBackup.
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
-    // A transfer that is no longer needed is canceled before any other step.
-    let abandon = |verdict| {
-        let action = if active {
-            Action::AbandonTransfer
-        } else {
-            Action::Nothing
-        };
-        Plan::new(action, verdict, None)
-    };
     if backup.metadata.deletion_timestamp.is_some() {
         return if active {
-            abandon(Verdict::Unchanged)
+            abandon(active, Verdict::Unchanged)
         } else {
             plan_deletion(backup, snapshot, now)
         };
     }
-    if wants_finalizer(backup) != has_finalizer(backup) {
-        // The finalizer is set before the first backup is stored.
-        return Plan::new(
-            Action::SetFinalizer(wants_finalizer(backup)),
+    let finalizer = |set| {
+        Plan::new(
+            Action::SetFinalizer(set),
             Verdict::Unchanged,
             Some(Duration::ZERO),
-        );
+        )
+    };
+    match (wants_finalizer(backup), has_finalizer(backup)) {
+        (false, true) => return finalizer(false),
+        (true, false) if active || has_stored(backup) => return finalizer(true),
+        _ => {}
     }
+    let next = plan_step(backup, snapshot, now);
+    // The finalizer is set before the first backup is stored, and not earlier: an object that guards nothing must not
+    // block the deletion of its namespace after the operator was uninstalled.
+    let stores =
+        next.action == Action::StartTransfer || matches!(next.verdict, Verdict::Succeeded(_));
+    if stores && wants_finalizer(backup) && !has_finalizer(backup) {
+        return finalizer(true);
+    }
+    next
+}
+
+/// Plans the next step of an EtcdBackup that is not being deleted.
+fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let active = snapshot.transfer.work.is_active();
+    let abandon = |verdict| abandon(active, verdict);
     if is_finished(backup) {
         return match expiry(backup) {
             _ if active => abandon(Verdict::Unchanged),
@@ -346,6 +365,16 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan { requeue, ..next }
 }
 
+/// A transfer that is no longer needed is canceled before any other step.
+fn abandon(active: bool, verdict: Verdict) -> Plan {
+    let action = if active {
+        Action::AbandonTransfer
+    } else {
+        Action::Nothing
+    };
+    Plan::new(action, verdict, None)
+}
+
 /// Plans the next backup, or the retention after the last one. No backup is in progress.
 fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let result = retention_result(backup, snapshot);
@@ -354,11 +383,8 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return Plan::new(Action::Nothing, verdict, Some(Duration::ZERO));
     }
     let waits = retention_wait(backup, snapshot, now);
-    let failed = match (&snapshot.obstacle, &snapshot.removal.work) {
-        _ if !is_retention_pending(backup) => None,
-        (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble.clone()),
-        (None, _) => None,
-    };
+    let failed = removal_problem(snapshot).filter(|_| is_retention_pending(backup));
+    let failed = failed.cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
             // The failure is reported first, because the next backup may always be due already.
@@ -394,6 +420,12 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan::new(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
+/// Why a removal cannot start, failed, or makes no progress.
+fn removal_problem(snapshot: &Snapshot) -> Option<&Trouble> {
+    let obstacle = snapshot.obstacle.as_ref();
+    obstacle.or_else(|| snapshot.removal.problem())
+}
+
 /// Whether the condition `RetentionApplied` already reports the problem.
 fn is_reported(backup: &EtcdBackup, trouble: &Trouble) -> bool {
     let conditions = backup.status.as_ref().map(|status| &status.conditions);
@@ -411,10 +443,7 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
     if !wants_finalizer(backup) || all_removed(snapshot) {
         return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
     }
-    let failed = match (&snapshot.obstacle, &snapshot.removal.work) {
-        (Some(trouble), _) | (None, Work::Ended(Err(trouble))) => Some(trouble),
-        _ => None,
-    };
+    let failed = removal_problem(snapshot);
     let since = backup
         .metadata
         .deletion_timestamp
@@ -467,7 +496,9 @@ fn plan_attempt(
         return Plan::new(action, Verdict::Starting, Some(PROGRESS_INTERVAL));
     }
     if let Work::Running(moved) = *work {
-        return wait(Verdict::Running(moved), PROGRESS_INTERVAL);
+        let obstacle = snapshot.transfer.obstacle.clone();
+        let verdict = obstacle.map_or(Verdict::Running(moved), Verdict::Waiting);
+        return wait(verdict, PROGRESS_INTERVAL);
     }
     // An attempt whose failure was observed is finished.
     let uncount = || match work {

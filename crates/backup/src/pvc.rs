@@ -16,4 +16,4 @@ mod worker;
 pub(crate) use order::{AUTH, ROOT, TLS};
 pub use order::{Order, Reach, Report, SnapshotTask, Task};
 pub use program::{Volume, run};
-pub(crate) use worker::PodWorker;
+pub(crate) use worker::{PodWorker, StartTimes};

@@ -70,6 +70,8 @@ api::reasons! {
         Succeeded,
         /// `spec.backupPolicy.suspend` is true.
         Suspended,
+        /// The transfer makes too little progress.
+        TooSlow,
     }
 }
 

@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 use crate::reason::{Reason, Trouble};
 use crate::retention::{Found, Listing, Rules, read, surplus};
 use crate::snapshot::{Listed, RemovalResult};
-use crate::transfer::{Meter, complete_backup, in_store, manifest_of};
-use crate::workers::Worker;
+use crate::transfer::{complete_backup, in_store, manifest_of, slot_key};
+use crate::workers::{Progress, Worker};
 
 /// Limit of concurrent requests to the store.
 const CONCURRENT: usize = 8;
@@ -249,12 +249,12 @@ impl Worker for Removal {
     type Output = RemovalResult;
 
     fn store(&self) -> String {
-        self.store.location()
+        slot_key(self.store.as_ref())
     }
 
     fn run<'a>(
         &'a self,
-        _: &'a Meter,
+        _: &'a Progress,
         cancelled: &'a CancellationToken,
     ) -> BoxFuture<'a, Result<RemovalResult, Trouble>> {
         async {

@@ -85,6 +85,8 @@ pub struct WorkState<T> {
     pub not_before: Option<Timestamp>,
     /// The failure of the previous attempt.
     pub last_failure: Option<Trouble>,
+    /// Why the running task makes no progress.
+    pub obstacle: Option<Trouble>,
     /// The total time that all attempts have spent in the queue.
     pub queue_time: Duration,
     /// The count of attempts in the status, including the one of this process; `None` if that one was not recorded.
@@ -97,6 +99,7 @@ impl<T> Default for WorkState<T> {
             work: Work::Idle,
             not_before: None,
             last_failure: None,
+            obstacle: None,
             queue_time: Duration::ZERO,
             recorded_count: None,
         }
@@ -107,6 +110,15 @@ impl<T> WorkState<T> {
     /// Whether another attempt may start.
     pub fn may_begin(&self, now: Timestamp) -> bool {
         !self.work.is_active() && self.not_before.is_none_or(|time| time <= now)
+    }
+
+    /// The failure of the last attempt, or why the running one makes no progress.
+    pub fn problem(&self) -> Option<&Trouble> {
+        match &self.work {
+            Work::Ended(Err(trouble)) => Some(trouble),
+            Work::Running(_) => self.obstacle.as_ref(),
+            _ => None,
+        }
     }
 }
 

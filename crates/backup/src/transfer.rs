@@ -5,6 +5,7 @@
 //! manifest does not count as a backup.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::backup::name;
 use api::manifest::{BackupManifest, ManifestCluster, manifest_key};
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Moved, Stored};
-use crate::workers::Worker;
+use crate::workers::{Progress, Worker};
 
 mod adoption;
 mod candidates;
@@ -59,6 +60,13 @@ pub struct Transfer {
 
 /// Version of the manifest's format.
 const FORMAT: u32 = 1;
+
+/// The bytes that a transfer copies at least within [`PROGRESS_WINDOW`], unless it ends before. An upload in parts of 6
+/// MiB advances in steps of this size.
+const MIN_PROGRESS: u64 = 8 << 20;
+
+/// The time in which a transfer copies [`MIN_PROGRESS`].
+const PROGRESS_WINDOW: Duration = Duration::from_mins(5);
 
 impl Transfer {
     /// Takes one snapshot and stores it with its manifest. `cancelled` cancels the transfer.
@@ -156,6 +164,7 @@ impl Transfer {
         let mut upload = cancelable(cancelled, self.store.begin(&key)).await?;
         let copied = tokio::select! {
             copied = self.copy(member, upload.as_mut(), meter) => copied,
+            () = stalled(meter, PROGRESS_WINDOW) => Err(too_slow(&member.url)),
             () = cancelled.cancelled() => Err(canceled()),
         };
         let (inspected, sent) = match copied {
@@ -388,7 +397,7 @@ impl Worker for Transfer {
     type Output = Stored;
 
     fn store(&self) -> String {
-        self.store.location()
+        slot_key(self.store.as_ref())
     }
 
     fn records_attempts(&self) -> bool {
@@ -397,11 +406,17 @@ impl Worker for Transfer {
 
     fn run<'a>(
         &'a self,
-        meter: &'a Meter,
+        progress: &'a Progress,
         cancelled: &'a CancellationToken,
     ) -> BoxFuture<'a, Result<Stored, Trouble>> {
-        self.run(meter, cancelled).boxed()
+        self.run(&progress.meter, cancelled).boxed()
     }
+}
+
+/// Identifies a store for the limit per store. A bucket name is not enough: another tenant may use the same name at an
+/// endpoint of its own.
+pub(crate) fn slot_key(store: &dyn Store) -> String {
+    format!("{} {}", store.endpoint(), store.location())
 }
 
 /// Sends a request to the store, and stops waiting when the transfer is canceled. A dropped upload discards itself.
@@ -417,6 +432,31 @@ async fn cancelable<T>(
 
 fn canceled() -> Trouble {
     Trouble::new(Reason::StepFailed, "the backup was canceled")
+}
+
+/// Ends when less than [`MIN_PROGRESS`] was copied within `window`. A slow transfer would otherwise occupy a slot until its
+/// deadline.
+async fn stalled(meter: &Meter, window: Duration) {
+    let mut before = meter.read().bytes;
+    loop {
+        tokio::time::sleep(window).await;
+        let now = meter.read().bytes;
+        if now.saturating_sub(before) < MIN_PROGRESS {
+            return;
+        }
+        before = now;
+    }
+}
+
+fn too_slow(member: &str) -> Trouble {
+    let (size, minutes) = (MIN_PROGRESS >> 20, PROGRESS_WINDOW.as_secs() / 60);
+    Trouble::new(
+        Reason::TooSlow,
+        format!(
+            "less than {size} MiB were copied from {member} to the store within {minutes} minutes: check the network, the \
+             store and the member"
+        ),
+    )
 }
 
 fn in_compression(error: &std::io::Error) -> Trouble {
@@ -456,4 +496,39 @@ fn unreadable(member: &str, error: InspectError) -> Trouble {
         InspectError::NotADatabase | InspectError::Broken { .. } => Reason::SnapshotUnreadable,
     };
     Trouble::new(reason, format!("the snapshot of {member}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a transfer that advances by `step` bytes ten times in each window ends early.
+    async fn is_ended(step: u64) -> bool {
+        const STEP: Duration = Duration::from_millis(50);
+        let meter = Meter::default();
+        let moved = async {
+            for number in 1..=40 {
+                tokio::time::sleep(STEP).await;
+                meter.advance_to(number * step);
+            }
+        };
+        tokio::select! {
+            () = stalled(&meter, 10 * STEP) => true,
+            () = moved => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn transfer_without_progress_is_ended() {
+        let mebibyte = 1 << 20;
+        // One byte in each step is no progress either.
+        for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {
+            assert_eq!(is_ended(step).await, expected, "{step}");
+        }
+        let trouble = too_slow("http://a:2379");
+        assert_eq!(trouble.reason, Reason::TooSlow);
+        for part in ["8 MiB", "5 minutes", "http://a:2379", "check"] {
+            assert!(trouble.message.contains(part), "{trouble:?}");
+        }
+    }
 }

@@ -13,12 +13,16 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use store::progress::Meter;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Work, WorkState};
+
+mod slots;
+
+use slots::{Place, Slots};
 
 /// Interval of the checks whether the EtcdBackup of a worker still exists.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
@@ -35,10 +39,10 @@ pub(crate) trait Worker: Send + Sync + 'static {
     /// The result of the task.
     type Output: Clone + Send + 'static;
 
-    /// The store that the task uses. The limit per store keeps a slow store from delaying tasks of other stores.
+    /// The endpoint and the location of the store that the task uses, for the limits.
     fn store(&self) -> String;
 
-    /// Whether a pod does the work. Such a task needs no memory of this process and does not count for its limit.
+    /// Whether a pod does the work. Such a task needs no memory of this process, so only the limit of its store applies.
     fn runs_in_pod(&self) -> bool {
         false
     }
@@ -52,9 +56,30 @@ pub(crate) trait Worker: Send + Sync + 'static {
     /// Runs the task.
     fn run<'a>(
         &'a self,
-        meter: &'a Meter,
+        progress: &'a Progress,
         cancelled: &'a CancellationToken,
     ) -> BoxFuture<'a, Result<Self::Output, Trouble>>;
+}
+
+/// The progress of a running task.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// The transferred bytes.
+    pub(crate) meter: Meter,
+    /// Why the task makes no progress.
+    obstacle: Mutex<Option<Trouble>>,
+}
+
+impl Progress {
+    /// Reports why the task makes no progress, or that it continues.
+    pub(crate) fn report(&self, obstacle: Option<Trouble>) {
+        *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
+    }
+
+    pub(crate) fn obstacle(&self) -> Option<Trouble> {
+        let obstacle = self.obstacle.lock();
+        obstacle.unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// Limits of concurrent tasks and of their retries.
@@ -64,15 +89,19 @@ pub(crate) struct Limits {
     pub(crate) concurrent: usize,
     /// Limit of concurrent tasks per store.
     pub(crate) per_store: usize,
+    /// Limit of concurrent tasks per namespace.
+    pub(crate) per_namespace: usize,
     /// The longest pause between two attempts.
     pub(crate) max_backoff_seconds: u64,
-    /// Time limit for the record of an attempt. The task occupies its slots meanwhile.
+    /// Time limit for the record of an attempt. The task occupies its slot meanwhile.
     pub(crate) record_timeout: Duration,
+    /// Time limit of one attempt.
+    pub(crate) timeout: Duration,
 }
 
 struct Entry<T> {
     state: State<T>,
-    meter: Arc<Meter>,
+    progress: Arc<Progress>,
     cancelled: CancellationToken,
     attempts: u32,
     not_before: Option<Timestamp>,
@@ -99,8 +128,7 @@ impl<T> Entry<T> {
 /// The tasks of one kind.
 pub(crate) struct Workers<T> {
     limits: Limits,
-    slots: Semaphore,
-    stores: Mutex<HashMap<String, Arc<Semaphore>>>,
+    slots: Arc<Slots>,
     entries: Mutex<HashMap<String, Entry<T>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
@@ -116,8 +144,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
     ) -> Arc<Self> {
         Arc::new(Self {
             limits,
-            slots: Semaphore::new(limits.concurrent),
-            stores: Mutex::default(),
+            slots: Slots::new(limits),
             entries: Mutex::default(),
             tasks: TaskTracker::new(),
             shutdown,
@@ -137,8 +164,12 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 work: match &entry.state {
                     State::Queued => Work::Queued,
                     State::Ready => Work::Ready,
-                    State::Running => Work::Running(entry.meter.read()),
+                    State::Running => Work::Running(entry.progress.meter.read()),
                     State::Ended(outcome) => Work::Ended(outcome.clone()),
+                },
+                obstacle: match &entry.state {
+                    State::Running => entry.progress.obstacle(),
+                    State::Queued | State::Ready | State::Ended(_) => None,
                 },
                 not_before: entry.not_before,
                 last_failure: entry.last_failure.clone(),
@@ -153,16 +184,24 @@ impl<T: Clone + Send + 'static> Workers<T> {
         self.with(|entries| entries.get(uid).map_or(0, |entry| entry.attempts))
     }
 
-    /// Queues a task, unless the EtcdBackup has an active one. The task is canceled when `exists` returns false, which
+    /// How long the task of an EtcdBackup has been in the queue; `None` if it is not queued.
+    pub(crate) fn queued_for(&self, uid: &str) -> Option<Duration> {
+        self.with(|entries| {
+            let entry = entries.get(uid)?;
+            matches!(entry.state, State::Queued).then(|| entry.queued.elapsed())
+        })
+    }
+
+    /// Queues a task of an EtcdBackup with this namespace and UID, unless it has an active one. The task is canceled when `exists` returns false, which
     /// means that its EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
-        uid: &str,
+        (namespace, uid): (&str, &str),
         job: impl Worker<Output = T>,
         exists: impl Fn() -> bool + Send + Sync + 'static,
     ) {
         let cancelled = self.shutdown.child_token();
-        let meter = Arc::new(Meter::default());
+        let progress = Arc::new(Progress::default());
         let is_new = self.with(|entries| {
             prune(entries);
             let old = entries.get(uid);
@@ -182,7 +221,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
             });
             let entry = Entry {
                 state: State::Queued,
-                meter: meter.clone(),
+                progress: progress.clone(),
                 cancelled: cancelled.clone(),
                 attempts,
                 not_before: None,
@@ -199,13 +238,18 @@ impl<T: Clone + Send + 'static> Workers<T> {
             return;
         }
         let (workers, uid) = (self.clone(), uid.to_owned());
+        let place = Place {
+            namespace: namespace.to_owned(),
+            store: job.store(),
+            in_pod: job.runs_in_pod(),
+        };
         self.tasks.spawn(async move {
             let watch = async {
                 while exists() {
                     tokio::time::sleep(EXISTENCE_POLL).await;
                 }
             };
-            let work = workers.work(&uid, &job, &meter, &cancelled);
+            let work = workers.work((&uid, place), &job, &progress, &cancelled);
             tokio::pin!(work, watch);
             let outcome = tokio::select! {
                 outcome = &mut work => Some(outcome),
@@ -225,24 +269,17 @@ impl<T: Clone + Send + 'static> Workers<T> {
 
     async fn work(
         &self,
-        uid: &str,
+        (uid, place): (&str, Place),
         job: &impl Worker<Output = T>,
-        meter: &Meter,
+        progress: &Progress,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
-        let store = self.slots_of(job.store());
-        // The slot of the store comes first, so tasks of a busy store occupy no common slots.
-        let slots = tokio::select! {
-            slots = async {
-                let of_store = store.acquire().await.ok();
-                // A pod that does not start delays only tasks of its own PersistentVolumeClaim.
-                let of_all = if job.runs_in_pod() { None } else { self.slots.acquire().await.ok() };
-                (of_store, of_all)
-            } => Some(slots),
+        let slot = tokio::select! {
+            slot = self.slots.acquire(place) => slot,
             // The task itself handles the cancellation.
             () = cancelled.cancelled() => None,
         };
-        let waits = job.records_attempts() && slots.is_some();
+        let waits = job.records_attempts() && slot.is_some();
         let start = self.with(|entries| {
             let entry = entries.get_mut(uid)?;
             entry.queue_time = entry.total_queue_time();
@@ -253,15 +290,28 @@ impl<T: Clone + Send + 'static> Workers<T> {
             self.wait_for_record(&start, cancelled).await?;
         }
         // After a panic the task must not remain in the state Running.
-        let run = AssertUnwindSafe(job.run(meter, cancelled)).catch_unwind();
-        let outcome = run.await.unwrap_or_else(|_| {
+        let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
+        tokio::pin!(run);
+        let outcome = tokio::select! {
+            outcome = &mut run => outcome,
+            () = tokio::time::sleep(self.limits.timeout) => {
+                cancelled.cancel();
+                let outcome = run.await;
+                drop(slot);
+                // The task may have ended in the same moment.
+                return match outcome {
+                    Ok(Ok(done)) => Ok(done),
+                    _ => Err(timed_out(self.limits.timeout, progress.obstacle())),
+                };
+            }
+        };
+        drop(slot);
+        outcome.unwrap_or_else(|_| {
             Err(Trouble::new(
                 Reason::StepFailed,
                 "the operator panicked, which is a defect: see its log and report it",
             ))
-        });
-        drop(slots);
-        outcome
+        })
     }
 
     /// Waits until the attempt is recorded in the status and [`Workers::start`] is called.
@@ -294,14 +344,6 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 entry.start.notify_one();
             }
         });
-    }
-
-    fn slots_of(&self, store: String) -> Arc<Semaphore> {
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        // A semaphore without another reference has no task.
-        stores.retain(|_, slots| Arc::strong_count(slots) > 1);
-        let slots = || Arc::new(Semaphore::new(self.limits.per_store));
-        stores.entry(store).or_insert_with(slots).clone()
     }
 
     fn finish(&self, uid: &str, outcome: Result<T, Trouble>) {
@@ -350,6 +392,15 @@ impl<T: Clone + Send + 'static> Workers<T> {
         self.tasks.close();
         self.tasks.wait().await;
     }
+}
+
+fn timed_out(limit: Duration, obstacle: Option<Trouble>) -> Trouble {
+    let limit = limit.as_secs() / 60;
+    let why = obstacle.map_or_else(String::new, |obstacle| format!(": {}", obstacle.message));
+    Trouble::new(
+        Reason::DeadlineExceeded,
+        format!("the task did not end within {limit} minutes and is retried{why}"),
+    )
 }
 
 /// Forgets failures that were not retried for an hour, because their EtcdBackups were deleted.

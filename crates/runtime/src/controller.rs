@@ -284,13 +284,12 @@ pub fn delay(failures_before: u32) -> Duration {
 }
 
 #[cfg(test)]
-mod panics;
-
-#[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::*;
+
+    mod panics;
 
     #[derive(Debug, thiserror::Error)]
     #[error("it failed")]

@@ -61,7 +61,7 @@ impl BackupPolicy {
             (
                 "timeoutInSecond",
                 self.timeout_in_second,
-                "use 0 for no limit, or remove it",
+                "use 0 for the longest limit, or remove it",
             ),
             (
                 "backupIntervalInSecond",

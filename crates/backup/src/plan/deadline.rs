@@ -14,12 +14,15 @@ use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 /// Default time limit of a backup, without the second that is added for each MiB of the database.
 const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// The time limit of this backup; `None` is no limit.
-fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
+/// The longest time limit, also for `timeoutInSecond: 0`. Otherwise one tenant could occupy a slot of all tenants forever.
+const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
+
+/// The time limit of this backup.
+fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> SignedDuration {
     let policy = backup.spec.backup_policy.as_ref();
-    match policy.and_then(|policy| policy.timeout_in_second) {
-        Some(0) => None,
-        Some(seconds) => Some(SignedDuration::from_secs(seconds)),
+    let limit = match policy.and_then(|policy| policy.timeout_in_second) {
+        Some(0) => MAX_LIMIT,
+        Some(seconds) => SignedDuration::from_secs(seconds),
         None => {
             let recorded = backup
                 .status
@@ -28,12 +31,13 @@ fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> Option<SignedDuration> {
                 .and_then(|progress| progress.total_bytes);
             let running = moved.and_then(|moved| i64::try_from(moved.total?).ok());
             let mebibytes = running.or(recorded).unwrap_or_default().max(0) >> 20;
-            Some(BASE_LIMIT.saturating_add(SignedDuration::from_secs(mebibytes)))
+            BASE_LIMIT.saturating_add(SignedDuration::from_secs(mebibytes))
         }
-    }
+    };
+    limit.min(MAX_LIMIT)
 }
 
-/// The deadline of the backup in progress; `None` if there is no limit or no backup in progress.
+/// The deadline of the backup in progress; `None` if no backup is in progress.
 pub(super) fn deadline(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -56,7 +60,7 @@ pub(super) fn deadline(
     let worked_on = since.map_or(begun, |since| since.max(begun));
     let queue_time = snapshot.transfer.queue_time;
     let queue_time = SignedDuration::try_from(queue_time).unwrap_or(SignedDuration::MAX);
-    let limit = limit(backup, moved)?.saturating_add(queue_time);
+    let limit = limit(backup, moved).saturating_add(queue_time);
     worked_on.checked_add(limit).ok()
 }
 
@@ -68,16 +72,15 @@ pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) 
 
 /// The problem to report. It includes the last known failure, because the canceled attempt has none yet.
 pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
-    let last = match (&transfer.work, &transfer.last_failure) {
-        (Work::Ended(Err(trouble)), _) | (_, Some(trouble)) => Some(trouble.message.clone()),
-        _ => reported_failure(backup.status.as_ref()),
-    };
+    let known = transfer.problem().or(transfer.last_failure.as_ref());
+    let known = known.map(|trouble| trouble.message.clone());
+    let last = known.or_else(|| reported_failure(backup.status.as_ref()));
     let last = last.map_or_else(String::new, |message| format!("; last: {message}"));
     Trouble::new(
         Reason::DeadlineExceeded,
         format!(
-            "the backup was not complete in the time allowed: raise spec.backupPolicy.timeoutInSecond or use 0 for no \
-             limit{last}"
+            "the backup was not complete in the time allowed: raise spec.backupPolicy.timeoutInSecond, or use 0 for the \
+             longest limit, 48 hours{last}"
         ),
     )
 }

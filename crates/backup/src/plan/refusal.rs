@@ -2,6 +2,7 @@
 
 use api::EtcdBackup;
 use api::problem::{Problem, summary};
+use kube::ResourceExt;
 
 use super::schedule::{self, Schedule};
 use crate::reason::{Reason, Trouble};
@@ -22,11 +23,52 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
             "name a Secret in spec.clientTLSSecret",
         ));
     }
+    problems.extend(exposed_password(backup));
     if !problems.is_empty() {
         return Some(Trouble::new(Reason::InvalidSpec, summary(&problems)));
     }
     let problems = api::backup::unsafe_to_ignore(&backup.spec);
     (!problems.is_empty()).then(|| Trouble::new(Reason::NotSupported, summary(&problems)))
+}
+
+/// The right to create EtcdBackups must not suffice to read a Secret. A password is therefore sent over TLS, whose CA
+/// is in a Secret too, or to Services and pods of the namespace.
+fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
+    backup.spec.auth_secret.as_ref()?;
+    let namespace = backup.namespace().unwrap_or_default();
+    let mut endpoints = backup.spec.etcd_endpoints.iter();
+    let exposed =
+        endpoints.find(|url| !url.starts_with("https://") && !is_in_namespace(url, &namespace))?;
+    Some(Problem::new(
+        "spec.authSecret",
+        format!(
+            "would send a password to {exposed}, which is outside of this namespace, without TLS"
+        ),
+        "use an https URL in spec.etcdEndpoints and spec.clientTLSSecret, or name a Service of this namespace such as \
+         http://example-client:2379",
+    ))
+}
+
+/// Whether a URL names a Service, or a pod behind a Service, of the namespace. Accepts only letters, digits, dots and
+/// hyphens, so that no client finds another host in the URL.
+fn is_in_namespace(url: &str, namespace: &str) -> bool {
+    let address = url.strip_prefix("http://").unwrap_or(url);
+    let address = address.strip_suffix('/').unwrap_or(address);
+    let (host, port) = address.split_once(':').unwrap_or((address, "2379"));
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+    if !host.bytes().all(is_plain) || !port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return false;
+    }
+    let labels: Vec<&str> = host.split('.').collect();
+    match labels.as_slice() {
+        // The operator completes a bare name with the namespace of the EtcdBackup.
+        [service] => !service.is_empty() && *service != "localhost",
+        [_, of, "svc"] | [_, _, of, "svc"] => *of == namespace,
+        [_, of, "svc", "cluster", "local"] | [_, _, of, "svc", "cluster", "local"] => {
+            *of == namespace
+        }
+        _ => false,
+    }
 }
 
 fn in_policy(problem: &schedule::Problem) -> Problem {
@@ -41,5 +83,59 @@ fn in_policy(problem: &schedule::Problem) -> Problem {
             format!("is {name:?}, which is not known"),
             "use a name such as Europe/Berlin",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(endpoint: &str, secret: Option<&str>) -> Option<String> {
+        let backup: EtcdBackup = serde_json::from_value(json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2",
+            "kind": "EtcdBackup",
+            "metadata": { "name": "b", "namespace": "prod" },
+            "spec": {
+                "etcdEndpoints": ["http://main-client:2379", endpoint], "clientTLSSecret": "tls", "authSecret": secret,
+                "storageType": "S3", "s3": { "path": "bucket/key" },
+            },
+        }))
+        .unwrap();
+        refusal(&backup).map(|trouble| trouble.message)
+    }
+
+    #[test]
+    fn tenant_cannot_send_password_to_own_endpoint() {
+        for endpoint in [
+            "http://attacker.example:2379",
+            "http://203.0.113.7:2379",
+            "http://[2001:db8::7]:2379",
+            "http://main-client.other.svc:2379",
+            "http://main-client.prod.svc.attacker.example:2379",
+            "http://main-client.prod:2379",
+            "http://main-client.prod.svc@attacker.example:2379",
+            "http://attacker.example#.prod.svc:2379",
+            "http://attacker.example/a.prod.svc",
+            "http://localhost:2379",
+            "attacker.example:2379",
+            "HTTPS://attacker.example:2379",
+        ] {
+            let message = refused(endpoint, Some("root")).unwrap_or_default();
+            for part in ["spec.authSecret", endpoint, "spec.clientTLSSecret"] {
+                assert!(message.contains(part), "{endpoint}: {message}");
+            }
+            assert_eq!(refused(endpoint, None), None, "{endpoint}");
+        }
+        for endpoint in [
+            "https://attacker.example:2379",
+            "http://main-client.prod.svc:2379",
+            "http://main-client.prod.svc.cluster.local:2379/",
+            "http://main-abc.main.prod.svc:2379",
+            "main-client:2379",
+        ] {
+            assert_eq!(refused(endpoint, Some("root")), None, "{endpoint}");
+        }
     }
 }

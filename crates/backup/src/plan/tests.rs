@@ -15,6 +15,7 @@ use crate::status::{notices, status};
 mod anything;
 mod attempts;
 mod deadline;
+mod deletion;
 mod model;
 mod periodic;
 
@@ -310,7 +311,7 @@ fn cancels_transfer_after_deadline() {
 }
 
 #[test]
-fn time_limit_grows_with_database_or_is_disabled() {
+fn time_limit_grows_with_database_up_to_48_hours() {
     let moved = Moved {
         bytes: 1,
         total: Some(4 << 30),
@@ -337,12 +338,14 @@ fn time_limit_grows_with_database_or_is_disabled() {
         plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
-    let unlimited =
-        begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 0 }));
-    assert_eq!(
-        plan(&unlimited, &snapshot, minutes(100_000)).action,
-        Action::Nothing
-    );
+    // 0 and every longer limit mean 48 hours.
+    for seconds in [0, i64::MAX] {
+        let longest =
+            begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": seconds }));
+        let step = |time| plan(&longest, &snapshot, time).action;
+        assert_eq!(step(minutes(48 * 60 - 1)), Action::Nothing);
+        assert_eq!(step(minutes(48 * 60)), Action::AbandonTransfer);
+    }
 }
 
 #[test]
@@ -491,4 +494,28 @@ fn rejected_spec_is_checked_again() {
         plan(&accepted, &Snapshot::default(), at(1)).action,
         Action::RecordIntent
     );
+}
+
+#[test]
+fn stuck_pvc_backup_is_reported_while_its_pod_waits() {
+    let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
+    let obstacle = Trouble::new(
+        Reason::PodNotStarting,
+        "FailedAttachVolume: Multi-Attach error",
+    );
+    let mut stuck = known(Work::Running(Moved::default()), Destination::NotRead);
+    stuck.transfer.obstacle = Some(obstacle.clone());
+    let waits = plan(&backup, &stuck, at(30));
+    assert_eq!(
+        (waits.action, &waits.verdict),
+        (Action::Nothing, &Verdict::Waiting(obstacle))
+    );
+    let reported = after(backup, &waits, at(30));
+    let complete = find(reported.conditions(), &ConditionType::Complete).unwrap();
+    assert_eq!(complete.reason, "PodNotStarting");
+    assert!(notices(&reported, &waits)[0].warning);
+    let Verdict::Failed(trouble) = plan(&reported, &stuck, at(60)).verdict else {
+        panic!("not failed")
+    };
+    assert!(trouble.message.contains("Multi-Attach"), "{trouble:?}");
 }

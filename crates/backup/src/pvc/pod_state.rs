@@ -13,7 +13,9 @@ pub(crate) enum PodState {
     Terminating,
     /// Another object owns the pod.
     Foreign,
-    /// The pod is starting or running.
+    /// The pod has a node, and its container has not started. The text is the message of the kubelet, which may be empty.
+    Starting(String),
+    /// The pod is running.
     Working,
     /// The pod cannot start.
     Stuck(Trouble),
@@ -84,7 +86,12 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
                 condition.message.unwrap_or_default()
             ),
         )),
-        _ => PodState::Working,
+        // The volume may be attached to another node, or its mount may fail. Only Events of the pod tell the reason.
+        (Some((_, message)), None) => PodState::Starting(message),
+        (None, None) if status.phase.as_deref() == Some("Pending") => {
+            PodState::Starting(String::new())
+        }
+        (None, None) => PodState::Working,
     }
 }
 
@@ -181,6 +188,18 @@ mod tests {
             panic!("not stuck")
         };
         assert_eq!(trouble.reason, Reason::ImageNotFound);
+    }
+
+    #[test]
+    fn pod_without_started_container_is_not_working() {
+        let creating = json!({ "waiting": { "reason": "ContainerCreating" } });
+        let mut mounting = with_state(&creating);
+        mounting["phase"] = json!("Pending");
+        for status in [mounting, json!({ "phase": "Pending" })] {
+            assert_eq!(state_of(status, false), PodState::Starting(String::new()));
+        }
+        let running = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+        assert_eq!(state_of(with_state(&running), false), PodState::Working);
     }
 
     #[test]

@@ -5,22 +5,43 @@ use std::time::{Duration, Instant};
 use api::names::MANAGER_BACKUP;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use runtime::apply;
-use store::progress;
+use store::progress::{self, Meter};
 use tokio_util::sync::CancellationToken;
 
 use super::order::{Order, Report};
 use super::pod_state::{PodState, pod_state};
 use crate::reason::{Reason, Trouble};
-use crate::transfer::Meter;
-use crate::workers::Worker;
+use crate::workers::{Progress, Worker};
 
-/// Interval between two reads of the pod.
-const POLL: Duration = Duration::from_secs(1);
-/// How long a pod may fail to start, for example until its volume is attached or its image pulled.
-const START_TIMEOUT: Duration = Duration::from_mins(1);
+/// Times of the start of a pod.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StartTimes {
+    /// Interval between two reads of the pod.
+    poll: Duration,
+    /// After this time, a pod that has not started is reported. A pod that cannot start is replaced.
+    report: Duration,
+    /// After this time, a pod that has not started is replaced: another node may be able to start it. Kubernetes takes six
+    /// minutes to detach a volume from a lost node.
+    replace: Duration,
+    /// Interval between two reads of the Events of the pod.
+    events: Duration,
+}
+
+impl Default for StartTimes {
+    fn default() -> Self {
+        Self {
+            poll: Duration::from_secs(1),
+            report: Duration::from_mins(1),
+            replace: Duration::from_mins(10),
+            events: Duration::from_secs(15),
+        }
+    }
+}
+
 /// How long requests to the API server may fail.
 const API_TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -35,6 +56,7 @@ pub(crate) struct PodWorker<T> {
     pub(crate) shutdown: CancellationToken,
     /// Converts the report to the result.
     pub(crate) read: fn(Report, &Order) -> Result<T, Trouble>,
+    pub(crate) times: StartTimes,
 }
 
 impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
@@ -51,12 +73,12 @@ impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
 
     fn run<'a>(
         &'a self,
-        meter: &'a Meter,
+        progress: &'a Progress,
         cancelled: &'a CancellationToken,
     ) -> BoxFuture<'a, Result<T, Trouble>> {
         async {
             let outcome = tokio::select! {
-                report = self.wait_for_report(meter) => report.and_then(|report| (self.read)(report, &self.order)),
+                report = self.wait_for_report(progress) => report.and_then(|report| (self.read)(report, &self.order)),
                 () = cancelled.cancelled() => Err(Trouble::new(Reason::StepFailed, "the task of the backup pod was canceled")),
             };
             fail::fail_point!("backup-before-pod-removal");
@@ -76,9 +98,10 @@ impl<T> PodWorker<T> {
     }
 
     /// Creates the pod if it is missing, and waits for its report.
-    async fn wait_for_report(&self, meter: &Meter) -> Result<Report, Trouble> {
+    async fn wait_for_report(&self, progress: &Progress) -> Result<Report, Trouble> {
         let (pods, name) = (self.pods(), self.pod.name_any());
         let (mut answered, mut stuck_since, mut created) = (Instant::now(), None, false);
+        let mut start: Option<Start> = None;
         loop {
             match pods.get_opt(&name).await {
                 Err(error) if answered.elapsed() > API_TIMEOUT => return Err(in_api(&error)),
@@ -101,18 +124,93 @@ impl<T> PodWorker<T> {
                         PodState::Terminating => created = false,
                         PodState::Stuck(trouble) => {
                             let since = *stuck_since.get_or_insert_with(Instant::now);
-                            if since.elapsed() > START_TIMEOUT {
+                            if since.elapsed() > self.times.report {
                                 return Err(trouble);
                             }
                         }
-                        PodState::Working => {
+                        PodState::Starting(message) => {
                             stuck_since = None;
-                            update_progress(&pod, meter).await;
+                            let start = start.get_or_insert_with(Start::new);
+                            self.check_start(&pod, message, start, progress).await?;
+                        }
+                        PodState::Working => {
+                            (stuck_since, start) = (None, None);
+                            progress.report(None);
+                            update_progress(&pod, &progress.meter).await;
                         }
                     }
                 }
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(self.times.poll).await;
+        }
+    }
+
+    /// Reports a pod that does not start, and fails if it should be replaced.
+    async fn check_start(
+        &self,
+        pod: &Pod,
+        message: String,
+        start: &mut Start,
+        progress: &Progress,
+    ) -> Result<(), Trouble> {
+        if start.since.elapsed() <= self.times.report {
+            return Ok(());
+        }
+        if start
+            .reported
+            .is_none_or(|at| at.elapsed() > self.times.events)
+        {
+            let reason = self.reason_of_kubelet(pod, message).await;
+            progress.report(Some(self.not_started(&reason)));
+            start.reported = Some(Instant::now());
+            start.reason = reason;
+        }
+        if start.since.elapsed() > self.times.replace {
+            return Err(self.not_started(&start.reason));
+        }
+        Ok(())
+    }
+
+    fn not_started(&self, reason: &str) -> Trouble {
+        let (pod, claim) = (self.pod.name_any(), &self.order.claim);
+        Trouble::new(
+            Reason::PodNotStarting,
+            format!(
+                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, has a node, but its \
+                 container has not started within a minute: {reason}"
+            ),
+        )
+    }
+
+    /// The newest warning about the pod, else the message in its status. An operator without the right to list Events
+    /// names the command that shows them.
+    async fn reason_of_kubelet(&self, pod: &Pod, message: String) -> String {
+        let events = Api::<Event>::namespaced(
+            self.client.clone(),
+            &self.pod.namespace().unwrap_or_default(),
+        );
+        let uid = pod.uid().unwrap_or_default();
+        let about = ListParams::default()
+            .fields(&format!("involvedObject.uid={uid}"))
+            .limit(100);
+        let found = events.list(&about).await.map(|list| list.items);
+        let warnings = found.unwrap_or_default().into_iter();
+        let newest = warnings
+            .filter(|event| event.type_.as_deref() == Some("Warning"))
+            .max_by_key(|event| {
+                let last = event.last_timestamp.as_ref().map(|time| time.0);
+                last.or_else(|| event.event_time.as_ref().map(|time| time.0))
+            });
+        match newest {
+            Some(event) => {
+                let text = event.message.unwrap_or_default();
+                format!("{}: {text}", event.reason.unwrap_or_default())
+            }
+            None if message.is_empty() => format!(
+                "the kubelet has reported no reason; see kubectl describe pod {}",
+                self.pod.name_any()
+            ),
+            None => message,
         }
     }
 
@@ -141,6 +239,23 @@ impl<T> PodWorker<T> {
     }
 }
 
+/// The start of a pod that has a node.
+struct Start {
+    since: Instant,
+    reported: Option<Instant>,
+    reason: String,
+}
+
+impl Start {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            reported: None,
+            reason: String::new(),
+        }
+    }
+}
+
 /// Reads the progress from the pod, for display only.
 async fn update_progress(pod: &Pod, meter: &Meter) {
     let status = pod.status.as_ref();
@@ -165,4 +280,118 @@ fn in_api(error: &kube::Error) -> Trouble {
         Reason::StepFailed,
         format!("the backup pod cannot be read: {cause}"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+    use crate::snapshot::RemovalResult;
+
+    const MULTI_ATTACH: &str = "Multi-Attach error for volume \"pvc-1\": already used by pod other";
+
+    /// An API server with one pod, whose volume is attached to another node.
+    fn api_server(may_list_events: bool) -> Client {
+        let service = service_fn(move |request: Request<Body>| async move {
+            let path = request.uri().path().to_owned();
+            let (code, answer) = match (request.method(), path.as_str()) {
+                (&Method::GET, "/api/v1/namespaces/prod/pods/pod") => (200, pod()),
+                (&Method::GET, "/api/v1/namespaces/prod/events") if may_list_events => {
+                    let query = request.uri().query().unwrap_or_default();
+                    assert!(query.contains("involvedObject.uid%3Dpod-uid"), "{query}");
+                    (200, events())
+                }
+                (&Method::DELETE, _) => (200, json!({ "kind": "Status", "status": "Success" })),
+                _ => {
+                    let status = json!({ "kind": "Status", "status": "Failure", "reason": "Forbidden", "code": 403 });
+                    (403, status)
+                }
+            };
+            let body = Body::from(answer.to_string().into_bytes());
+            Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+        });
+        Client::new(service, "prod")
+    }
+
+    fn pod() -> Value {
+        let owner = json!({ "apiVersion": "v", "kind": "EtcdBackup", "name": "nightly", "uid": "backup-uid" });
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "pod", "namespace": "prod", "uid": "pod-uid", "ownerReferences": [owner] },
+            "status": {
+                "phase": "Pending",
+                "containerStatuses": [{ "name": "backups", "image": "", "imageID": "", "ready": false,
+                    "restartCount": 0, "state": { "waiting": { "reason": "ContainerCreating" } } }],
+            },
+        })
+    }
+
+    fn events() -> Value {
+        let event = |name: &str, kind: &str, reason: &str, message: &str, time: &str| {
+            json!({ "metadata": { "name": name, "namespace": "prod" }, "involvedObject": { "uid": "pod-uid" },
+                    "type": kind, "reason": reason, "message": message, "lastTimestamp": time })
+        };
+        json!({ "kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": [
+            event("old", "Warning", "FailedMount", "an older problem", "2026-01-01T00:00:00Z"),
+            event("new", "Warning", "FailedAttachVolume", MULTI_ATTACH, "2026-01-01T00:01:00Z"),
+            event("other", "Normal", "Scheduled", "assigned", "2026-01-01T00:02:00Z"),
+        ]})
+    }
+
+    fn worker(client: Client, replace: Duration) -> PodWorker<RemovalResult> {
+        PodWorker {
+            client,
+            pod: serde_json::from_value(pod()).unwrap(),
+            order: Order::example(),
+            shutdown: CancellationToken::new(),
+            read: Report::into_removal_result,
+            times: StartTimes {
+                poll: Duration::from_millis(5),
+                report: Duration::from_millis(50),
+                replace,
+                events: Duration::from_millis(20),
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn stuck_pvc_backup_is_reported_with_reason_of_kubelet() {
+        let worker = worker(api_server(true), Duration::from_mins(10));
+        let (progress, cancelled) = (Progress::default(), CancellationToken::new());
+        let watched = async {
+            loop {
+                if let Some(trouble) = progress.obstacle() {
+                    return trouble;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let trouble = tokio::select! {
+            trouble = tokio::time::timeout(Duration::from_secs(30), watched) => trouble.unwrap(),
+            ended = worker.run(&progress, &cancelled) => panic!("the pod is replaced: {ended:?}"),
+        };
+        assert_eq!(trouble.reason, Reason::PodNotStarting);
+        for part in ["spec.pvc.claimName", "FailedAttachVolume", MULTI_ATTACH] {
+            assert!(trouble.message.contains(part), "{trouble:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn stuck_pvc_backup_pod_is_replaced() {
+        for (may_list_events, expected) in [(true, MULTI_ATTACH), (false, "kubectl describe pod")] {
+            let worker = worker(api_server(may_list_events), Duration::from_millis(200));
+            let (progress, cancelled) = (Progress::default(), CancellationToken::new());
+            let ended = worker.run(&progress, &cancelled);
+            let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
+            let trouble = ended.unwrap().unwrap_err();
+            assert_eq!(trouble.reason, Reason::PodNotStarting);
+            assert!(trouble.message.contains(expected), "{trouble:?}");
+        }
+    }
 }

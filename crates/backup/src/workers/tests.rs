@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use store::{Error, LocalStore, Object, ObjectStream, Store, Unfinished, Upload};
+use tokio::sync::Semaphore;
 
 use super::*;
 use crate::snapshot::Stored;
@@ -14,8 +15,10 @@ use crate::transfer::{ObjectName, Transfer};
 const LIMITS: Limits = Limits {
     concurrent: 4,
     per_store: 2,
+    per_namespace: 4,
     max_backoff_seconds: 30,
     record_timeout: Duration::from_mins(10),
+    timeout: Duration::from_hours(1),
 };
 
 /// The key for which a store panics.
@@ -73,10 +76,10 @@ impl Worker for Unrecorded {
 
     fn run<'a>(
         &'a self,
-        meter: &'a Meter,
+        progress: &'a Progress,
         cancelled: &'a CancellationToken,
     ) -> BoxFuture<'a, Result<Stored, Trouble>> {
-        Worker::run(&self.0, meter, cancelled)
+        Worker::run(&self.0, progress, cancelled)
     }
 }
 
@@ -117,7 +120,7 @@ impl Case {
         exists: impl Fn() -> bool + Send + Sync + 'static,
     ) {
         let transfer = Unrecorded(self.transfer(location, uid));
-        self.workers.enqueue(uid, transfer, exists);
+        self.workers.enqueue(("n", uid), transfer, exists);
     }
 
     fn transfer(&self, location: &str, uid: &str) -> Transfer {
@@ -251,10 +254,12 @@ impl Worker for PodTask {
 
     fn run<'a>(
         &'a self,
-        _: &'a Meter,
+        progress: &'a Progress,
         cancelled: &'a CancellationToken,
     ) -> BoxFuture<'a, Result<Stored, Trouble>> {
         async {
+            let obstacle = Trouble::new(Reason::PodNotStarting, "no volume");
+            progress.report(Some(obstacle));
             cancelled.cancelled().await;
             Err(Trouble::new(Reason::StepFailed, "canceled"))
         }
@@ -267,7 +272,8 @@ async fn stuck_pods_delay_no_other_store() {
     let case = Case::new();
     for index in 0..10 {
         let task = PodTask(format!("pvc://n/{}", index / 2));
-        case.workers.enqueue(&index.to_string(), task, || true);
+        case.workers
+            .enqueue(("n", &index.to_string()), task, || true);
     }
     case.until("all wait for their pods", |case| case.count(true) == 10)
         .await;
@@ -377,7 +383,7 @@ async fn transfer_writes_nothing_before_attempt_is_recorded() {
     let work = |case: &Case, uid: &str| case.workers.observe(uid).work;
     for uid in ["0", "1", "2"] {
         let transfer = case.transfer("slow", uid);
-        case.workers.enqueue(uid, transfer, || true);
+        case.workers.enqueue(("n", uid), transfer, || true);
     }
     // Each ready transfer requests a reconcile.
     for _ in 0..LIMITS.per_store {
@@ -402,7 +408,7 @@ async fn transfer_writes_nothing_before_attempt_is_recorded() {
     assert_eq!(work(&case, "1"), Work::Ready);
     // The next attempt of this process keeps the count, and waits for its own record.
     let transfer = case.transfer("other", "0");
-    case.workers.enqueue("0", transfer, || true);
+    case.workers.enqueue(("n", "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)
         .await;
     assert_eq!(case.workers.observe("0").recorded_count, Some(3));
@@ -427,7 +433,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         .collect();
     for uid in &all {
         let transfer = case.transfer("slow", uid);
-        case.workers.enqueue(uid, transfer, || true);
+        case.workers.enqueue(("n", uid), transfer, || true);
     }
     // Only ready transfers time out.
     let timed_out = |case: &Case, uid: &String| {
@@ -451,4 +457,102 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         let waited = queue_time(uid);
         assert!(waited < queue_time(last), "{uid}: {waited:?}");
     }
+}
+
+#[tokio::test]
+async fn task_is_ended_at_its_time_limit() {
+    let mut case = Case::with(Limits {
+        timeout: Duration::from_millis(100),
+        ..LIMITS
+    });
+    let task = PodTask("pvc://n/c".to_owned());
+    case.workers.enqueue(("n", "0"), task, || true);
+    case.changes.recv().await.unwrap();
+    match case.workers.observe("0").work {
+        Work::Ended(Err(trouble)) => {
+            assert_eq!(trouble.reason, Reason::DeadlineExceeded);
+            assert!(trouble.message.contains("no volume"), "{trouble:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn slow_tenant_delays_no_other_tenant() {
+    let case = Case::with(Limits {
+        per_namespace: 2,
+        ..LIMITS
+    });
+    for index in 0..5 {
+        let uid = index.to_string();
+        let transfer = Unrecorded(case.transfer(&uid, &uid));
+        case.workers.enqueue(("slow", &uid), transfer, || true);
+    }
+    case.until("two run", |case| case.count(true) == 2).await;
+    let other = Unrecorded(case.transfer("5", "5"));
+    case.workers.enqueue(("other", "5"), other, || true);
+    case.until("the other tenant's runs", |case| {
+        matches!(case.workers.observe("5").work, Work::Running(_))
+    })
+    .await;
+    assert_eq!(case.count(false), 3);
+    assert!(case.workers.queued_for("4").is_some());
+    assert_eq!(case.workers.queued_for("5"), None);
+    case.gate.add_permits(1);
+    case.until("all have ended", |case| {
+        (0..6).all(|index| {
+            matches!(
+                case.workers.observe(&index.to_string()).work,
+                Work::Ended(_)
+            )
+        })
+    })
+    .await;
+}
+
+/// Two tenants use the same bucket name at their own endpoints.
+#[test]
+fn endpoint_is_part_of_slot_key() {
+    struct At(LocalStore, &'static str);
+
+    #[async_trait]
+    impl Store for At {
+        fn location(&self) -> String {
+            "s3://bucket".to_owned()
+        }
+        fn endpoint(&self) -> String {
+            self.1.to_owned()
+        }
+        async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
+            self.0.begin(key).await
+        }
+        async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
+            self.0.put(key, content).await
+        }
+        async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
+            self.0.get(key).await
+        }
+        async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
+            self.0.head(key).await
+        }
+        async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+            self.0.list(prefix).await
+        }
+        async fn delete(&self, key: &str) -> Result<(), Error> {
+            self.0.delete(key).await
+        }
+        async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+            self.0.unfinished(prefix).await
+        }
+        async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {
+            self.0.discard(unfinished).await
+        }
+    }
+
+    let key = |endpoint| {
+        let store = At(LocalStore::new("/unused"), endpoint);
+        crate::transfer::slot_key(&store)
+    };
+    assert_ne!(key("https://a"), key("https://b"));
+    assert_eq!(key("https://a"), key("https://a"));
 }

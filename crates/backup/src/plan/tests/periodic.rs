@@ -1,4 +1,4 @@
-//! Periodic backups, their retention, and the removal of stored backups together with the object.
+//! Periodic backups and their retention.
 
 use api::backup::name;
 
@@ -21,7 +21,7 @@ fn location(second: i64) -> String {
 }
 
 /// A periodic EtcdBackup whose first backup was complete at second 5. Retention is pending.
-fn first_complete(change: impl FnOnce(&mut Value)) -> EtcdBackup {
+pub(super) fn first_complete(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = periodic(change);
     let first = plan(&backup, &Snapshot::default(), at(0));
     assert_eq!(first.action, Action::RecordIntent);
@@ -388,80 +388,6 @@ fn finished_object_is_deleted_after_ttl() {
     );
 }
 
-#[test]
-fn finalizer_is_set_only_for_deletion_policy_delete() {
-    let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
-    // The finalizer is set before the first backup.
-    let fresh = with(delete);
-    let snapshot = Snapshot::default();
-    assert_eq!(
-        plan(&fresh, &snapshot, at(0)).action,
-        Action::SetFinalizer(true)
-    );
-    let mut finalized = fresh;
-    finalized.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
-    assert_eq!(
-        plan(&finalized, &snapshot, at(0)).action,
-        Action::RecordIntent
-    );
-    let mut retained = finalized.clone();
-    retained.spec.deletion_policy = None;
-    assert_eq!(
-        plan(&retained, &snapshot, at(0)).action,
-        Action::SetFinalizer(false)
-    );
-
-    // A deletion first cancels the transfer, then removes the stored backups, and then the finalizer.
-    finalized.metadata.deletion_timestamp = Some(at(10).into());
-    let running = known(Work::Running(Moved::default()), Destination::NotRead);
-    assert_eq!(
-        plan(&finalized, &running, at(10)).action,
-        Action::AbandonTransfer
-    );
-    assert_eq!(need(&finalized, &running, at(10)), Need::Nothing);
-    assert_eq!(need(&finalized, &snapshot, at(10)), Need::RemoveAll);
-    assert_eq!(
-        plan(&finalized, &snapshot, at(10)).action,
-        Action::RemoveAll
-    );
-    let mut removed = Snapshot::default();
-    removed.removal.work = Work::Ended(Ok(RemovalResult {
-        everything: true,
-        ..RemovalResult::default()
-    }));
-    assert_eq!(need(&finalized, &removed, at(11)), Need::Nothing);
-    assert_eq!(
-        plan(&finalized, &removed, at(11)).action,
-        Action::SetFinalizer(false)
-    );
-    // A failed removal blocks the deletion, and the condition names the remedy.
-    let denied = Snapshot {
-        obstacle: Some(refused()),
-        ..Snapshot::default()
-    };
-    let waits = plan(&finalized, &denied, at(1000));
-    assert_eq!(
-        (waits.action, &waits.verdict),
-        (Action::Nothing, &Verdict::DeletionBlocked(refused()))
-    );
-    let status = status(&finalized, &waits, at(1000));
-    let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
-    assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // The deletion of a namespace also deletes the Secret.
-    let secret_missing = Snapshot {
-        obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
-        ..Snapshot::default()
-    };
-    assert_eq!(
-        plan(&finalized, &secret_missing, at(20)).action,
-        Action::Nothing
-    );
-    assert_eq!(
-        plan(&finalized, &secret_missing, at(400)).action,
-        Action::SetFinalizer(false)
-    );
-}
-
 /// A removal that is slower than the next backup belongs to the previous backup, so it is repeated.
 #[test]
 fn repeats_removal_concurrent_with_newest_backup() {
@@ -543,22 +469,6 @@ fn slow_or_failed_retention_delays_no_backup() {
     }
     let running = after(backup.clone(), &plan(&backup, &hangs, at(65)), at(65));
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
-}
-
-/// With `deletionPolicy: Delete`, retention may have just ended when the object is deleted.
-#[test]
-fn retention_result_does_not_complete_deletion() {
-    let mut backup = first_complete(|_| ());
-    backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
-    backup.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
-    backup.metadata.deletion_timestamp = Some(at(10).into());
-    let mut snapshot = Snapshot::default();
-    snapshot.removal.work = Work::Ended(Ok(RemovalResult {
-        deleted: 1,
-        ..RemovalResult::default()
-    }));
-    assert_eq!(need(&backup, &snapshot, at(11)), Need::RemoveAll);
-    assert_eq!(plan(&backup, &snapshot, at(11)).action, Action::RemoveAll);
 }
 
 /// A clock that was a year ahead for a moment does not prevent backups for a year.

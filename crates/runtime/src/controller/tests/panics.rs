@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use super::*;
+use super::super::*;
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 

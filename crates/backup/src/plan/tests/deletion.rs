@@ -1,0 +1,176 @@
+//! The finalizer, the removal of all stored backups, and removals that make no progress.
+
+use super::periodic::first_complete;
+use super::*;
+use crate::snapshot::RemovalResult;
+
+#[test]
+fn finalizer_is_set_only_for_deletion_policy_delete() {
+    let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
+    // The finalizer is set before the first backup.
+    let fresh = with(delete);
+    let snapshot = Snapshot::default();
+    let free = known(Work::Idle, Destination::Free);
+    let started = begun(delete);
+    assert_eq!(
+        plan(&started, &free, at(1)).action,
+        Action::SetFinalizer(true)
+    );
+    let mut guarded = started;
+    guarded.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
+    assert_eq!(plan(&guarded, &free, at(1)).action, Action::StartTransfer);
+    let mut finalized = fresh;
+    finalized.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
+    assert_eq!(
+        plan(&finalized, &snapshot, at(0)).action,
+        Action::RecordIntent
+    );
+    let mut retained = finalized.clone();
+    retained.spec.deletion_policy = None;
+    assert_eq!(
+        plan(&retained, &snapshot, at(0)).action,
+        Action::SetFinalizer(false)
+    );
+
+    // A deletion first cancels the transfer, then removes the stored backups, and then the finalizer.
+    finalized.metadata.deletion_timestamp = Some(at(10).into());
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
+    assert_eq!(
+        plan(&finalized, &running, at(10)).action,
+        Action::AbandonTransfer
+    );
+    assert_eq!(need(&finalized, &running, at(10)), Need::Nothing);
+    assert_eq!(need(&finalized, &snapshot, at(10)), Need::RemoveAll);
+    assert_eq!(
+        plan(&finalized, &snapshot, at(10)).action,
+        Action::RemoveAll
+    );
+    let mut removed = Snapshot::default();
+    removed.removal.work = Work::Ended(Ok(RemovalResult {
+        everything: true,
+        ..RemovalResult::default()
+    }));
+    assert_eq!(need(&finalized, &removed, at(11)), Need::Nothing);
+    assert_eq!(
+        plan(&finalized, &removed, at(11)).action,
+        Action::SetFinalizer(false)
+    );
+    // A failed removal blocks the deletion, and the condition names the remedy.
+    let denied = Snapshot {
+        obstacle: Some(refused()),
+        ..Snapshot::default()
+    };
+    let waits = plan(&finalized, &denied, at(1000));
+    assert_eq!(
+        (waits.action, &waits.verdict),
+        (Action::Nothing, &Verdict::DeletionBlocked(refused()))
+    );
+    let status = status(&finalized, &waits, at(1000));
+    let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
+    assert!(applied.message.contains("Retain"), "{}", applied.message);
+    // The deletion of a namespace also deletes the Secret.
+    let secret_missing = Snapshot {
+        obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
+        ..Snapshot::default()
+    };
+    assert_eq!(
+        plan(&finalized, &secret_missing, at(20)).action,
+        Action::Nothing
+    );
+    assert_eq!(
+        plan(&finalized, &secret_missing, at(400)).action,
+        Action::SetFinalizer(false)
+    );
+}
+
+/// After an uninstallation in the wrong order, no operator removes a finalizer.
+#[test]
+fn uninstall_first_leaves_no_finalizer_without_backup() {
+    let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
+    let idle = Snapshot::default();
+    assert_eq!(
+        plan(&with(delete), &idle, at(0)).action,
+        Action::RecordIntent
+    );
+    // The bucket is missing until the deadline.
+    let started = begun(delete);
+    let no_bucket = Trouble::new(Reason::BucketMissing, "create the bucket");
+    let missing = known(Work::Idle, Destination::Unknown(no_bucket));
+    for second in [1, 100, 599] {
+        assert_eq!(plan(&started, &missing, at(second)).action, Action::Nothing);
+    }
+    let failed = plan(&started, &missing, at(600));
+    assert!(matches!(failed.verdict, Verdict::Failed(_)), "{failed:?}");
+    let failed = after(started.clone(), &failed, at(600));
+    assert_eq!(plan(&failed, &missing, at(601)).action, Action::Nothing);
+    let mut deleted = failed;
+    deleted.metadata.deletion_timestamp = Some(at(700).into());
+    assert_eq!(plan(&deleted, &idle, at(700)).action, Action::Nothing);
+
+    // Whatever may be stored is guarded before it is reported.
+    let found = known(Work::Idle, Destination::Complete(stored()));
+    assert_eq!(
+        plan(&started, &found, at(1)).action,
+        Action::SetFinalizer(true)
+    );
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
+    assert_eq!(
+        plan(&started, &running, at(1)).action,
+        Action::SetFinalizer(true)
+    );
+    let mut complete = first_complete(|_| ());
+    complete.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
+    assert_eq!(
+        plan(&complete, &idle, at(6)).action,
+        Action::SetFinalizer(true)
+    );
+}
+
+/// The pod of a removal cannot mount its volume.
+#[test]
+fn stuck_removal_is_reported() {
+    let obstacle = Trouble::new(Reason::PodNotStarting, "FailedMount: timed out");
+    let mut stuck = Snapshot::default();
+    stuck.removal.work = Work::Running(Moved::default());
+    stuck.removal.obstacle = Some(obstacle.clone());
+    let backup = first_complete(|_| {});
+    let retention = plan(&backup, &stuck, at(8));
+    assert_eq!(
+        (retention.action, &retention.verdict),
+        (Action::Nothing, &Verdict::RetentionFailed(obstacle.clone()))
+    );
+    let status_of = |backup: &EtcdBackup, plan| {
+        let status = status(backup, plan, at(8));
+        let applied = find(&status.conditions, &ConditionType::RetentionApplied);
+        applied.cloned().unwrap()
+    };
+    assert_eq!(status_of(&backup, &retention).reason, "PodNotStarting");
+
+    let mut deleted = backup;
+    deleted.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
+    deleted.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
+    deleted.metadata.deletion_timestamp = Some(at(7).into());
+    let deletion = plan(&deleted, &stuck, at(8));
+    assert_eq!(
+        (deletion.action, &deletion.verdict),
+        (Action::Nothing, &Verdict::DeletionBlocked(obstacle))
+    );
+    let message = status_of(&deleted, &deletion).message;
+    assert!(message.contains("FailedMount"), "{message}");
+}
+
+/// With `deletionPolicy: Delete`, retention may have just ended when the object is deleted.
+#[test]
+fn retention_result_does_not_complete_deletion() {
+    let mut backup = first_complete(|_| ());
+    backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
+    backup.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);
+    backup.metadata.deletion_timestamp = Some(at(10).into());
+    let mut snapshot = Snapshot::default();
+    snapshot.removal.work = Work::Ended(Ok(RemovalResult {
+        deleted: 1,
+        ..RemovalResult::default()
+    }));
+    assert_eq!(need(&backup, &snapshot, at(11)), Need::RemoveAll);
+    assert_eq!(plan(&backup, &snapshot, at(11)).action, Action::RemoveAll);
+}
