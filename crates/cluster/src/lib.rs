@@ -25,6 +25,7 @@ pub mod clients;
 pub mod clock;
 pub mod command;
 pub mod desired;
+mod diff;
 pub mod execute;
 pub mod expiry;
 pub mod metrics;

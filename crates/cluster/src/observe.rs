@@ -19,7 +19,6 @@ mod switch;
 mod tls;
 mod unlabelled;
 
-pub(crate) use children::is_of_others;
 pub use children::{disk, member_service};
 pub use pods::pod;
 
@@ -46,6 +45,7 @@ use runtime::image::OwnImage;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
+use crate::diff;
 use crate::objects::Objects;
 use crate::plan::effective::Effective;
 use crate::snapshot::{Intent, Observed, Role, Seen};
@@ -443,7 +443,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         disks: BTreeMap::new(),
         services: BTreeMap::new(),
         strangers: Vec::new(),
-        shared: children::shared(&builder, services, budget.as_ref(), &uid),
+        shared: diff::shared(&builder, services, budget.as_ref(), &uid),
         members: Seen::Unknown("no member runs".to_owned()),
         join: elsewhere::endpoints(cluster),
         elsewhere: BTreeMap::new(),

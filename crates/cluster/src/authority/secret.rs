@@ -12,7 +12,7 @@ use runtime::apply::is_marked;
 use sha2::{Digest, Sha256};
 
 use super::{CaScope, Key, Made, Rule, renewal};
-use crate::observe::is_of_others;
+use crate::diff::is_of_others;
 
 /// Keys of the Secrets, in the form cert-manager and `kubectl create secret tls` write.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";

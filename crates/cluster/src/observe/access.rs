@@ -9,7 +9,8 @@ use member::{Members, Operators, network_policy};
 use runtime::credentials::ClusterAuth;
 
 use super::{DEADLINE, Error, KubeSnapshot, children, seen};
-use crate::snapshot::{Kept, Observed};
+use crate::diff;
+use crate::snapshot::Observed;
 
 /// The NetworkPolicy of this name, whoever created it. It is read concurrently with the other objects.
 pub async fn policy(
@@ -41,16 +42,9 @@ pub async fn complete(
     let policy = policy.filter(|policy| children::belongs(&policy.metadata, &uid) == Some(true));
     let members = Members::of(cluster, &namespace, "", None);
     let wanted = cluster.spec.network_policy.clone().unwrap_or_default();
-    // The complete object is compared: one peer too many would admit another client.
     let made = network_policy(&members, &wanted, operators);
     let network_uid = policy.as_ref().and_then(ResourceExt::uid);
-    let network = match policy {
-        None => Kept::Missing,
-        Some(policy) if policy.spec != made.spec || children::drifted(&made, &policy) => {
-            Kept::Drifted
-        }
-        Some(_) => Kept::AsMade(()),
-    };
+    let network = diff::network(&members, policy.as_ref(), made, &uid);
     let access = &mut snapshot.without_etcd.access;
     (access.network, access.network_uid) = (network, network_uid);
     access.fault = auth.fault().map(str::to_owned);

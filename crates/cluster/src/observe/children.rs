@@ -1,45 +1,22 @@
-//! PVCs, Services and the PodDisruptionBudget, compared with the builders' objects. Pure.
+//! PVCs and the Services of members. Pure.
 
 use api::names;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use member::{self, Members};
-use serde::Serialize;
-use serde_json::Value;
 
+use crate::diff;
 use crate::quantity::bytes;
-use crate::snapshot::{self, Claim, Disk, Kept, Removal, Shared};
+use crate::snapshot::{self, Claim, Disk, Removal};
 
 /// `Some(true)`: owned by the cluster. `Some(false)`: without owner, with a cluster token by which the cluster can
 /// adopt it. `None`: another owner's object.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
-    match owner(metadata) {
+    match diff::owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),
         None => annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN).map(|_| false),
     }
-}
-
-/// Whether an object with a name of the cluster belongs to another party: it has another owner, or has neither an owner
-/// nor the cluster's label.
-pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
-    let labels = metadata.labels.as_ref();
-    let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
-    match owner(metadata) {
-        Some(owner) => owner != uid,
-        None => label.is_none_or(|of| of != cluster),
-    }
-}
-
-fn owner(metadata: &ObjectMeta) -> Option<&str> {
-    let owners = metadata.owner_references.as_deref().unwrap_or_default();
-    owners
-        .iter()
-        .find(|owner| owner.controller == Some(true))
-        .or(owners.first())
-        .map(|owner| owner.uid.as_str())
 }
 
 /// The annotation, if present and not empty.
@@ -121,7 +98,7 @@ pub fn member_service(
     // By its name if the label was changed by hand.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
-    let owner = owner(&service.metadata);
+    let owner = diff::owner(&service.metadata);
     if !(is_named || is_labelled) || owner.is_some_and(|owner| owner != uid) {
         return None;
     }
@@ -132,110 +109,10 @@ pub fn member_service(
         owned: owner == Some(uid),
         started: mark.is_some(),
         renewed: mark.is_some_and(|mark| mark != "true"),
-        drifted: drifted(&member::member_service(members, &name), service),
+        drifted: !diff::contains(service, &member::member_service(members, &name)),
         closed: member::is_closed(service),
         created: service
             .creation_timestamp()
             .map_or(jiff::Timestamp::UNIX_EPOCH, |time| time.0),
     })
-}
-
-pub(super) fn shared(
-    members: &Members,
-    services: &[Service],
-    budget: Option<&PodDisruptionBudget>,
-    uid: &str,
-) -> Shared {
-    let named = |name: &str| services.iter().find(|service| service.name_any() == name);
-    let others = |service: &Service| is_of_others(&service.metadata, members.cluster, uid);
-    let headless = member::headless_service(members);
-    let headless = match named(&headless.name_any()) {
-        None => Kept::Missing,
-        Some(service) if others(service) => Kept::Others,
-        Some(service) if drifted(&headless, service) => Kept::Drifted,
-        Some(_) => Kept::AsMade(()),
-    };
-    let client = |open: bool| {
-        let mut members = members.clone();
-        members.cluster_id = open.then_some("");
-        member::client_service(&members)
-    };
-    let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
-    let client = match named(&client(true).name_any()) {
-        None => Kept::Missing,
-        Some(service) if others(service) => Kept::Others,
-        // The complete selector is compared: an extra label in it would remove the endpoints.
-        Some(service) => match [true, false]
-            .into_iter()
-            .find(|open| selector(&client(*open)) == selector(service))
-        {
-            Some(open)
-                if !drifted(&client(open), service)
-                    && member::has_same_policy(&client(open), service) =>
-            {
-                Kept::AsMade(open)
-            }
-            _ => Kept::Drifted,
-        },
-    };
-    Shared {
-        headless,
-        client,
-        budget: match budget {
-            Some(one) if is_of_others(&one.metadata, members.cluster, uid) => Kept::Others,
-            budget => budget_kept(members, budget),
-        },
-        budget_uid: budget.and_then(ResourceExt::uid),
-    }
-}
-
-fn budget_kept(members: &Members, budget: Option<&PodDisruptionBudget>) -> Kept<usize> {
-    let Some(budget) = budget else {
-        return Kept::Missing;
-    };
-    let Some(IntOrString::Int(min)) = budget
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.min_available.clone())
-    else {
-        return Kept::Drifted;
-    };
-    let min = usize::try_from(min).unwrap_or_default();
-    // The smallest number of voters with this quorum: only `minAvailable` depends on it.
-    let made = member::disruption_budget(members, (min * 2).saturating_sub(1));
-    if drifted(&made, budget) {
-        Kept::Drifted
-    } else {
-        Kept::AsMade(min)
-    }
-}
-
-/// Whether a field that the builder sets is missing or different in the object. Additions by others (defaults, further
-/// annotations) are no difference.
-pub(super) fn drifted<K: Serialize>(made: &K, there: &K) -> bool {
-    let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
-    else {
-        return true;
-    };
-    if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata
-            .retain(|key, _| matches!(key.as_str(), "labels" | "annotations" | "ownerReferences"));
-    }
-    !contains(&there, &made)
-}
-
-fn contains(there: &Value, made: &Value) -> bool {
-    match (there, made) {
-        (Value::Object(there), Value::Object(made)) => made
-            .iter()
-            .all(|(key, value)| contains(there.get(key).unwrap_or(&Value::Null), value)),
-        (Value::Array(there), Value::Array(made)) => {
-            there.len() == made.len()
-                && there
-                    .iter()
-                    .zip(made)
-                    .all(|(there, made)| contains(there, made))
-        }
-        (there, made) => there == made || made.is_null(),
-    }
 }

@@ -1,0 +1,142 @@
+//! The comparison of existing objects with the objects that the builders make. An object that is as made is not sent
+//! again.
+
+use api::names;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::{Resource, ResourceExt};
+use member::Members;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::snapshot::{Kept, Shared};
+
+/// Compares an object with the objects that may be made, each with the state that it stands for. `is_same`: a further
+/// condition.
+fn compare<K: Resource + Serialize, T>(
+    there: Option<&K>,
+    (cluster, uid): (&str, &str),
+    made: impl IntoIterator<Item = (T, K)>,
+    is_same: impl Fn(&K, &K) -> bool,
+) -> Kept<T> {
+    let Some(there) = there else {
+        return Kept::Missing;
+    };
+    if is_of_others(there.meta(), cluster, uid) {
+        return Kept::Others;
+    }
+    let mut made = made.into_iter();
+    let found = made.find(|(_, made)| is_same(there, made) && contains(there, made));
+    found.map_or(Kept::Drifted, |(state, _)| Kept::AsMade(state))
+}
+
+/// The state of the objects that belong to the whole cluster.
+pub(crate) fn shared(
+    members: &Members,
+    services: &[Service],
+    budget: Option<&PodDisruptionBudget>,
+    uid: &str,
+) -> Shared {
+    let of = (members.cluster, uid);
+    let named = |name: &str| services.iter().find(|service| service.name_any() == name);
+    let headless = member::headless_service(members);
+    let there = named(&headless.name_any());
+    let headless = compare(there, of, [((), headless)], |_, _| true);
+    let client = |open: bool| {
+        let mut members = members.clone();
+        members.cluster_id = open.then_some("");
+        member::client_service(&members)
+    };
+    let there = named(&client(true).name_any());
+    // The complete selector is compared: an extra label in it would remove the endpoints.
+    let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
+    let is_same = |there: &Service, made: &Service| {
+        selector(there) == selector(made) && member::has_same_policy(made, there)
+    };
+    let states = [true, false].map(|open| (open, client(open)));
+    let client = compare(there, of, states, is_same);
+    Shared {
+        headless,
+        client,
+        budget: compare(budget, of, budget_made(members, budget), |_, _| true),
+        budget_uid: budget.and_then(ResourceExt::uid),
+    }
+}
+
+/// The budget that is made for the `minAvailable` of the existing one.
+fn budget_made(
+    members: &Members,
+    there: Option<&PodDisruptionBudget>,
+) -> Option<(usize, PodDisruptionBudget)> {
+    let min = there?.spec.as_ref()?.min_available.clone();
+    let Some(IntOrString::Int(min)) = min else {
+        return None;
+    };
+    let min = usize::try_from(min).unwrap_or_default();
+    // The smallest number of voters with this quorum: only `minAvailable` depends on it.
+    let made = member::disruption_budget(members, (min * 2).saturating_sub(1));
+    Some((min, made))
+}
+
+/// The state of the NetworkPolicy. The complete specification is compared: one peer too many would admit another
+/// client.
+pub(crate) fn network(
+    members: &Members,
+    there: Option<&NetworkPolicy>,
+    made: NetworkPolicy,
+    uid: &str,
+) -> Kept<()> {
+    let is_same = |there: &NetworkPolicy, made: &NetworkPolicy| there.spec == made.spec;
+    compare(there, (members.cluster, uid), [((), made)], is_same)
+}
+
+/// Whether an object with a name of the cluster belongs to another party: it has another owner, or has neither an owner
+/// nor the cluster's label.
+pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
+    let labels = metadata.labels.as_ref();
+    let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
+    match owner(metadata) {
+        Some(owner) => owner != uid,
+        None => label.is_none_or(|of| of != cluster),
+    }
+}
+
+/// The UID of the owner.
+pub(crate) fn owner(metadata: &ObjectMeta) -> Option<&str> {
+    let owners = metadata.owner_references.as_deref().unwrap_or_default();
+    owners
+        .iter()
+        .find(|owner| owner.controller == Some(true))
+        .or(owners.first())
+        .map(|owner| owner.uid.as_str())
+}
+
+/// Whether the object has every field that the builder sets. Additions by others (defaults, further annotations) are no
+/// difference.
+pub(crate) fn contains<K: Serialize>(there: &K, made: &K) -> bool {
+    let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
+    else {
+        return false;
+    };
+    if let Some(metadata) = made.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata
+            .retain(|key, _| matches!(key.as_str(), "labels" | "annotations" | "ownerReferences"));
+    }
+    has(&there, &made)
+}
+
+fn has(there: &Value, made: &Value) -> bool {
+    match (there, made) {
+        (Value::Object(there), Value::Object(made)) => made
+            .iter()
+            .all(|(key, value)| has(there.get(key).unwrap_or(&Value::Null), value)),
+        (Value::Array(there), Value::Array(made)) => {
+            there.len() == made.len()
+                && there.iter().zip(made).all(|(there, made)| has(there, made))
+        }
+        (there, made) => there == made || made.is_null(),
+    }
+}
