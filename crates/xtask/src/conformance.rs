@@ -57,31 +57,32 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The line, the places that enforce it, and its tests.
+/// The line, the places that enforce it, its tests, and the places where models and fixtures check it.
 fn report(line: &Line, sources: &[Source]) -> String {
-    let mut report = format!("{}: {}\n", line.name, line.state);
-    let mut add = |kind: &str, source: &Source, place: &Place| {
-        let Place { line, text } = place;
-        let _ = writeln!(report, "  {kind} {}:{line} {text}", source.path);
-    };
+    let [mut enforced, mut tests, mut checked] = [const { Vec::new() }; 3];
     for source in sources {
+        let entry = |place: &Place| format!("{}:{} {}", source.path, place.line, place.text);
         if let Some(number) = line.invariant() {
-            let kind = if source.is_test() {
-                "checked"
+            let places = if source.is_test() {
+                &mut checked
             } else {
-                "enforced"
+                &mut enforced
             };
-            for place in source.comments(number) {
-                add(kind, source, &place);
-            }
-            for place in source.tests_of(number) {
-                add("test", source, &place);
-            }
+            places.extend(source.comments(number).iter().map(entry));
+            tests.extend(source.tests_of(number).iter().map(entry));
         }
         if line.files.iter().any(|file| source.is_named(file)) {
-            for place in source.tests() {
-                add("test", source, &place);
-            }
+            tests.extend(source.tests().iter().map(entry));
+        }
+    }
+    let mut report = format!("{}: {}\n", line.name, line.state);
+    for (kind, entries) in [
+        ("enforced", enforced),
+        ("test", tests),
+        ("checked", checked),
+    ] {
+        for entry in entries {
+            let _ = writeln!(report, "  {kind} {entry}");
         }
     }
     report
