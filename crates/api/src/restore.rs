@@ -173,7 +173,7 @@ pub struct RestoreTarget {
     ))]
     pub name: String,
     /// The EtcdCluster to create if none exists. If not set, the operator uses the spec recorded in the
-    /// manifest of the backup.
+    /// manifest of the backup, and refuses a recorded spec that runs other programs or reaches the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<ClusterTemplate>,
 }

@@ -201,12 +201,12 @@ pub fn recorded_hash(pod: &Pod) -> Option<String> {
 
 /// Compares a pod, as read from the API server, with the current spec.
 pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
-    let wanted = AppliedSpec::of(spec);
+    let desired = AppliedSpec::of(spec);
     let recorded = recorded_hash(pod);
     let before = AppliedSpec::read(pod);
     let is_same = recorded.as_deref() == Some(&spec_hash(spec));
     let tls = is_same.then(|| tls(spec));
-    let metadata = metadata(&wanted, before.as_ref(), tls, pod);
+    let metadata = metadata(&desired, before.as_ref(), tls, pod);
     if !is_same {
         let why = if recorded.is_none() {
             "its pod was made by another operator"
@@ -223,19 +223,19 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
         metadata,
         ..Difference::default()
     };
-    resources(&wanted, before.as_ref(), pod, &mut found);
+    resources(&desired, before.as_ref(), pod, &mut found);
     found
 }
 
 fn metadata(
-    wanted: &AppliedSpec,
+    desired: &AppliedSpec,
     before: Option<&AppliedSpec>,
     tls: Option<String>,
     pod: &Pod,
 ) -> Option<MetadataPatch> {
     let none = AppliedSpec::default();
     let known = before.unwrap_or(&none);
-    let same = known.labels == wanted.labels && known.annotations == wanted.annotations;
+    let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
     // `tls` is set only if the hashes are equal. Then a different annotation was changed by hand, and needs no new pod.
     if let Some(tls) = tls
@@ -249,35 +249,35 @@ fn metadata(
             annotations: notes,
         });
     }
-    let change = |wanted: &BTreeMap<String, String>, known: &BTreeMap<String, String>| {
-        let removed = known.keys().filter(|key| !wanted.contains_key(*key));
+    let change = |desired: &BTreeMap<String, String>, known: &BTreeMap<String, String>| {
+        let removed = known.keys().filter(|key| !desired.contains_key(*key));
         let removed = removed.map(|key| (key.clone(), None));
-        let set = wanted.iter().map(|(k, v)| (k.clone(), Some(v.clone())));
+        let set = desired.iter().map(|(k, v)| (k.clone(), Some(v.clone())));
         removed.chain(set).collect::<BTreeMap<_, _>>()
     };
-    let mut annotations = change(&wanted.annotations, &known.annotations);
+    let mut annotations = change(&desired.annotations, &known.annotations);
     // This patch does not change the CPU and memory that were applied.
     let applied = AppliedSpec {
         resources: known.resources.clone(),
-        ..wanted.clone()
+        ..desired.clone()
     };
     annotations.insert(ANNOTATION_APPLIED_SPEC.to_owned(), Some(applied.text()));
     annotations.extend(notes);
     Some(MetadataPatch {
-        labels: change(&wanted.labels, &known.labels),
+        labels: change(&desired.labels, &known.labels),
         annotations,
     })
 }
 
 fn resources(
-    wanted: &AppliedSpec,
+    desired: &AppliedSpec,
     before: Option<&AppliedSpec>,
     pod: &Pod,
     found: &mut Difference,
 ) {
     let known = before.map_or(&Value::Null, |applied| &applied.resources);
     let refused = annotation(pod, ANNOTATION_RESIZE_REFUSED);
-    if *known == wanted.resources {
+    if *known == desired.resources {
         match resize(pod) {
             Some(Resize::Infeasible(message)) => {
                 found.pod = Some(format!(
@@ -289,21 +289,21 @@ fn resources(
         }
         return;
     }
-    let requested = wanted.resources.to_string();
+    let requested = desired.resources.to_string();
     if refused == Some(&requested) {
         let why = "the API server rejects the change of spec.pod.resources in the running pod";
         found.pod = Some(why.to_owned());
         return;
     }
     let applied = AppliedSpec {
-        resources: wanted.resources.clone(),
+        resources: desired.resources.clone(),
         ..before.cloned().unwrap_or_default()
     };
     let one = |key: &str, value: Option<String>| BTreeMap::from([(key.to_owned(), value)]);
     let mut taken = one(ANNOTATION_APPLIED_SPEC, Some(applied.text()));
     taken.insert(ANNOTATION_RESIZE_REFUSED.to_owned(), None);
     found.resources = Some(ResourcesPatch {
-        resources: patch(known, &wanted.resources),
+        resources: patch(known, &desired.resources),
         taken,
         refused: one(ANNOTATION_RESIZE_REFUSED, Some(requested)),
     });

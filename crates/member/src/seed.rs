@@ -118,8 +118,8 @@ pub struct Contents {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<KeyHash>,
     /// The backup of which this is the snapshot; absent if the snapshot was fetched from a member.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub of: Option<Origin>,
+    #[serde(default, rename = "of", skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
 }
 
 /// The provenance of a seed's data: the backup, recorded on the volume next to the data.
@@ -128,7 +128,8 @@ pub struct Contents {
 pub struct Origin {
     /// SHA-256 of the block that names the location of the backup, in hexadecimal. A hash, because the size of a
     /// termination message is limited.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location_hash: String,
     /// Number by which the revision was raised; 0 if it was not.
     pub bump_revision: u64,
 }
@@ -137,7 +138,7 @@ pub struct Origin {
 /// the unchanged command of etcd, so the flags in a seed's pod are only flags of etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Making {
+pub struct DataDirectorySettings {
     /// Path of etcdutl in the etcd image; etcdctl before etcd 3.5.
     pub tool: PathBuf,
     /// Name of the seed member.
@@ -239,7 +240,7 @@ fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'
     } else {
         "/usr/local/bin/etcdctl"
     };
-    let making = Making {
+    let settings = DataDirectorySettings {
         tool: tool.into(),
         name: seed.member.to_owned(),
         peer_url: members.addresses().peer_url(seed.member),
@@ -249,7 +250,7 @@ fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'
     let mut args = vec![
         "seed".to_owned(),
         "start".to_owned(),
-        serde_json::to_string(&making).unwrap_or_default(),
+        serde_json::to_string(&settings).unwrap_or_default(),
     ];
     args.extend(etcd.command.take().unwrap_or_default());
     args.extend(etcd.args.take().unwrap_or_default());
@@ -313,7 +314,7 @@ mod tests {
             .unwrap()
     }
 
-    fn making(pod: &Pod) -> Making {
+    fn settings(pod: &Pod) -> DataDirectorySettings {
         serde_json::from_str(&etcd_arguments(pod)[2]).unwrap()
     }
 
@@ -328,7 +329,7 @@ mod tests {
                 "--revision=42"
             ]
         );
-        assert_eq!(making(&pod).token, "token");
+        assert_eq!(settings(&pod).token, "token");
     }
 
     /// The cluster operator reads flags from pods, so a seed must have the flags of an ordinary member and no others.
@@ -368,7 +369,7 @@ mod tests {
             fetch.contains(&"--bump-revision=1000".to_owned()),
             "{fetch:?}"
         );
-        assert_eq!(making(&with).bump_revision, Some(1_000));
+        assert_eq!(settings(&with).bump_revision, Some(1_000));
         let without = built("3.5.35", None);
         let all = [fetch_arguments(&without), etcd_arguments(&without)].concat();
         assert!(!all.iter().any(|one| one.contains("bump")), "{all:?}");

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, KeyHash};
 use futures::TryStreamExt;
-use member::{Making, Origin};
+use member::{DataDirectorySettings, Origin};
 use restore::reason::Reason;
 use restore::seed::{Contents, Fetch, Paths, Prepare, Report, Survivor, fetch, prepare, run};
 use serde_json::{Value, json};
@@ -175,7 +175,7 @@ impl World {
 
     fn prepare(&self, peer_url: &str) -> Prepare {
         Prepare {
-            making: Making {
+            settings: DataDirectorySettings {
                 tool: self.tool.clone(),
                 name: "main-aaaaaaaaaa".into(),
                 peer_url: peer_url.into(),
@@ -206,8 +206,8 @@ async fn restores_all_keys(minor: &'static str) {
 async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let mut world = World::new(of).await;
     world.set_target_minor(minor);
-    let asked = world.fetch_into(&format!("{minor}.0"));
-    let fetched = Box::pin(fetch(&asked)).await.unwrap();
+    let arguments = world.fetch_into(&format!("{minor}.0"));
+    let fetched = Box::pin(fetch(&arguments)).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
     assert!(
         !world.data().exists(),
@@ -279,7 +279,7 @@ async fn second_start_keeps_live_data() {
     let first = prepare(&world.prepare(&peer_url)).unwrap();
     std::fs::write(world.data().join("mark"), "live").unwrap();
     // The node has restarted, and the Secret and the backup were deleted.
-    let mut again = world.fetch_from("gone/nothing");
+    let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
     // The program reports the existing data even if another SHA-256 is required. The operator compares the two.
     again.sha256 = Some("ab".repeat(32));
@@ -302,7 +302,7 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
     // The same holds if the arguments name another location of the same backup.
-    let mut copy = world.fetch_from("gone/nothing");
+    let mut copy = world.fetch_from("missing/nothing");
     copy.sha256 = Some(fetched.sha256.clone());
     assert_eq!(fetch(&copy).await.unwrap(), fetched);
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
@@ -343,28 +343,28 @@ async fn snapshot_of_other_backup_is_not_reused() {
     world.store().await.delete(&manifest).await.unwrap();
     world.put("a/other", &world.snapshot).await;
     let other = world.fetch_from("bucket/a/other");
-    let (here, there) = (place_of(&world.fetch()), place_of(&other));
-    let of = |contents: &Contents| contents.of.clone().unwrap();
-    let at = |place: &str| Origin {
-        place: place.to_owned(),
+    let (here, there) = (fingerprint_of(&world.fetch()), fingerprint_of(&other));
+    let origin = |contents: &Contents| contents.origin.clone().unwrap();
+    let from = |fingerprint: &str| Origin {
+        location_hash: fingerprint.to_owned(),
         bump_revision: 0,
     };
-    assert_eq!(of(&fetch(&other).await.unwrap()), at(&there));
-    assert_eq!(of(&fetch(&world.fetch()).await.unwrap()), at(&here));
+    assert_eq!(origin(&fetch(&other).await.unwrap()), from(&there));
+    assert_eq!(origin(&fetch(&world.fetch()).await.unwrap()), from(&here));
 
     let mut raised = world.prepare("http://127.0.0.1:1");
-    raised.making.bump_revision = Some(1000);
-    let made = Origin {
+    raised.settings.bump_revision = Some(1000);
+    let raised_origin = Origin {
         bump_revision: 1000,
-        ..at(&here)
+        ..from(&here)
     };
-    assert_eq!(of(&prepare(&raised).unwrap()), made);
+    assert_eq!(origin(&prepare(&raised).unwrap()), raised_origin);
     // An existing data directory is reported with its own origin, regardless of the arguments.
-    assert_eq!(of(&fetch(&other).await.unwrap()), made);
+    assert_eq!(origin(&fetch(&other).await.unwrap()), raised_origin);
 }
 
-fn place_of(fetch: &Fetch) -> String {
-    restore::plan::choice::place(fetch.source.as_ref().unwrap())
+fn fingerprint_of(fetch: &Fetch) -> String {
+    restore::plan::choice::fingerprint(fetch.source.as_ref().unwrap())
 }
 
 #[tokio::test]
@@ -595,14 +595,14 @@ async fn reports_missing_or_failed_tool() {
         trouble.message
     );
     fetch(&world.fetch()).await.unwrap();
-    arguments.making.tool = "/nowhere/etcdutl".into();
+    arguments.settings.tool = "/nowhere/etcdutl".into();
     let trouble = prepare(&arguments).unwrap_err();
     assert!(
         trouble.message.contains("/nowhere/etcdutl"),
         "{}",
         trouble.message
     );
-    arguments.making.tool = on_path("false").unwrap();
+    arguments.settings.tool = on_path("false").unwrap();
     assert_eq!(
         prepare(&arguments).unwrap_err().reason,
         Reason::SnapshotUnreadable

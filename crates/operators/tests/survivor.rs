@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
 use etcd::{Access, ClusterId, Etcd, EtcdClient, Status};
-use member::Making;
+use member::DataDirectorySettings;
 use restore::reason::Reason;
 use restore::seed::{Fetch, Paths, Prepare, Survivor, fetch, prepare};
 use tempfile::TempDir;
@@ -99,7 +99,7 @@ async fn leaderless(url: &str) -> Status {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("the survivor goes on naming a leader");
+    panic!("the survivor still names a leader");
 }
 
 async fn check_new_cluster(minor: &str, bump: Option<u64>) {
@@ -112,7 +112,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
 
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let arguments = Prepare {
-        making: Making {
+        settings: DataDirectorySettings {
             tool: tool(&loss.programs, minor),
             name: "main-aaaaaaaaaa".into(),
             peer_url: peer_url.clone(),
@@ -164,7 +164,7 @@ async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
             return;
         }
     }
-    panic!("the watch goes on in the old history");
+    panic!("the watch continues in the old history");
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn rejects_snapshot_of_other_cluster_or_old_revision() {
     let loss = Loss::new("3.6").await;
     let (ours, revision) = (loss.survivor.cluster_id, loss.survivor.revision);
     let other = loss.fetch(ClusterId(1), 0);
-    loss.refuses(&other, Reason::SeedFailed, "another one")
+    loss.refuses(&other, Reason::SeedFailed, "belongs to another cluster")
         .await;
     let newer = loss.fetch(ours, revision + 1);
     loss.refuses(&newer, Reason::SnapshotUnreadable, "when it was chosen")

@@ -16,7 +16,7 @@ use runtime::image::OwnImage;
 use store::grants::{Grant, Grants};
 
 use crate::execute::{ExecuteContext, Undo};
-use crate::metrics::Measures;
+use crate::metrics::RestoreMetrics;
 use crate::naming;
 use crate::reconcile::ReconcileContext;
 
@@ -24,7 +24,7 @@ use crate::reconcile::ReconcileContext;
 /// `ambient` lists the locations that namespaces may read with the operator's own identity.
 pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
     let controller = controller::<EtcdRestore>(&operator);
-    operator.metrics.collect(Measures {
+    operator.metrics.collect(RestoreMetrics {
         objects: controller.store(),
     });
     let reconciler = Arc::new(ReconcileContext {
@@ -43,7 +43,7 @@ pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>)
     });
     let controller = watch_targets(&operator, controller);
     drive(&operator, controller, reconciler.clone()).await;
-    reconciler.execute.undo.ended().await;
+    reconciler.execute.undo.join().await;
 }
 
 /// Reconciles an EtcdRestore after a change of its target EtcdCluster or of its seed's pod.
@@ -59,25 +59,25 @@ fn watch_targets(
             watcher::Config::default(),
             move |cluster| {
                 let (namespace, name) = (cluster.namespace(), cluster.name_any());
-                concerned(&of_cluster, |restore| {
+                matching(&of_cluster, |restore| {
                     restore.metadata.namespace == namespace && naming::target(restore) == name
                 })
             },
         )
         .watches(watched::<Pod>(operator), seeds, move |pod| {
             let uid = pod.labels().get(ANNOTATION_RESTORE).cloned();
-            concerned(&of_pod, |restore| restore.metadata.uid == uid)
+            matching(&of_pod, |restore| restore.metadata.uid == uid)
         })
 }
 
-fn concerned(
+fn matching(
     store: &Store<Guarded<EtcdRestore>>,
-    is: impl Fn(&EtcdRestore) -> bool,
+    matches: impl Fn(&EtcdRestore) -> bool,
 ) -> Vec<ObjectRef<Guarded<EtcdRestore>>> {
     let restores = store.state();
     restores
         .iter()
-        .filter(|restore| restore.0.as_ref().is_ok_and(&is))
+        .filter(|restore| restore.0.as_ref().is_ok_and(&matches))
         .map(|restore| ObjectRef::from_obj(restore.as_ref()))
         .collect()
 }

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::outcome::{Error, FRESH};
 use crate::plan::{Object, Request};
-use crate::status::of_an_outdated_definition;
+use crate::status::outdated_definition;
 use crate::{naming, observe};
 
 mod checks;
@@ -85,8 +85,8 @@ pub async fn report(
     fail::fail_point!("restore-before-status");
     match context.write_status(restore, desired).await {
         Err(error @ apply::Error::Definition { .. }) => {
-            let told = of_an_outdated_definition(restore, &error, now);
-            let written = context.write_status(restore, &told).await;
+            let status = outdated_definition(restore, &error, now);
+            let written = context.write_status(restore, &status).await;
             written.map_err(Error::Status)?;
             Err(Error::Status(error))
         }
@@ -112,7 +112,7 @@ impl ExecuteContext {
                 match object {
                     Object::Cluster(it) => drop(self.create(&namespace, it.as_ref()).await?),
                     Object::Service(it) => drop(self.create(&namespace, it.as_ref()).await?),
-                    Object::VolumeClaim(it) => drop(self.create(&namespace, it.as_ref()).await?),
+                    Object::Pvc(it) => drop(self.create(&namespace, it.as_ref()).await?),
                     Object::Pod(it) => drop(self.create(&namespace, it.as_ref()).await?),
                 }
             }
@@ -123,23 +123,23 @@ impl ExecuteContext {
             } => {
                 in_time(since)?;
                 // The next reconcile checks a pod of this name that another operator process has created.
-                if let Created::New(made) = self.create(&namespace, pod.as_ref()).await? {
-                    undo::late_seed(self, restore, cluster, (made, *after_cutover));
+                if let Created::New(created) = self.create(&namespace, pod.as_ref()).await? {
+                    undo::delayed_seed(self, restore, cluster, (created, *after_cutover));
                 }
             }
-            Request::Claim(cluster) => {
-                let claim = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
-                let claimed = self.patch(&namespace, cluster.as_ref(), &claim).await;
+            Request::Lock(cluster) => {
+                let lock = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
+                let locked = self.patch(&namespace, cluster.as_ref(), &lock).await;
                 // After every error except a conflict, the lock may have been set.
-                if !claimed.as_ref().is_err_and(apply::Error::is_conflict) {
-                    undo::late_claim(self, restore, cluster);
+                if !locked.as_ref().is_err_and(apply::Error::is_conflict) {
+                    undo::delayed_lock(self, restore, cluster);
                 }
-                claimed?;
+                locked?;
             }
             Request::Patch(object, metadata) => match object {
                 Object::Cluster(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
                 Object::Service(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
-                Object::VolumeClaim(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
+                Object::Pvc(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
                 Object::Pod(it) => self.patch(&namespace, it.as_ref(), metadata).await?,
             },
             Request::Record(cluster, status) => {
@@ -152,7 +152,7 @@ impl ExecuteContext {
                 match object {
                     Object::Cluster(it) => self.delete(&namespace, it.as_ref()).await?,
                     Object::Service(it) => self.delete(&namespace, it.as_ref()).await?,
-                    Object::VolumeClaim(it) => self.delete(&namespace, it.as_ref()).await?,
+                    Object::Pvc(it) => self.delete(&namespace, it.as_ref()).await?,
                     Object::Pod(it) => self.delete(&namespace, it.as_ref()).await?,
                 }
             }
@@ -185,7 +185,6 @@ impl ExecuteContext {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Reads the current object.
     async fn read<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>

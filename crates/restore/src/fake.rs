@@ -14,46 +14,46 @@ use serde_json::{Value, json};
 use tower::service_fn;
 
 /// The received requests in order, each with its method and kind, such as `PATCH etcdrestores/status`.
-pub(crate) type Asked = Arc<Mutex<Vec<String>>>;
+pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
 /// A server with an `answer` for a request and the number of equal requests before. The answer is a status code and an
 /// object; an error needs no object.
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
-) -> (Client, Asked) {
-    serve(move |what, before, _| answer(what, before))
+) -> (Client, Requests) {
+    serve(move |request, before, _| answer(request, before))
 }
 
 /// Like [`server`], with an `answer` for a request and its body.
-pub(crate) fn told(
+pub(crate) fn server_with_body(
     answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
-) -> (Client, Asked) {
-    serve(move |what, _, body| answer(what, body))
+) -> (Client, Requests) {
+    serve(move |request, _, body| answer(request, body))
 }
 
 fn serve(
     answer: impl Fn(&str, usize, &Value) -> (u16, Value) + Send + Sync + 'static,
-) -> (Client, Asked) {
-    let (asked, answer) = (Asked::default(), Arc::new(answer));
+) -> (Client, Requests) {
+    let (requests, answer) = (Requests::default(), Arc::new(answer));
     let service = service_fn({
-        let asked = Arc::clone(&asked);
+        let requests = Arc::clone(&requests);
         move |request: Request<Body>| {
-            let (asked, answer) = (Arc::clone(&asked), Arc::clone(&answer));
+            let (requests, answer) = (Arc::clone(&requests), Arc::clone(&answer));
             async move {
-                let what = what(&request);
+                let description = describe(&request);
                 let before = {
-                    let mut asked = asked.lock().unwrap();
-                    let before = asked.iter().filter(|one| **one == what).count();
-                    asked.push(what.clone());
+                    let mut requests = requests.lock().unwrap();
+                    let before = requests.iter().filter(|one| **one == description).count();
+                    requests.push(description.clone());
                     before
                 };
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let body = serde_json::from_slice(&body).unwrap_or_default();
-                Ok::<_, Infallible>(response(answer(&what, before, &body)))
+                Ok::<_, Infallible>(response(answer(&description, before, &body)))
             }
         }
     });
-    (Client::new(service, "prod"), asked)
+    (Client::new(service, "prod"), requests)
 }
 
 /// A configured image.
@@ -73,7 +73,7 @@ pub(crate) fn success() -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })
 }
 
-fn what(request: &Request<Body>) -> String {
+fn describe(request: &Request<Body>) -> String {
     let path = request.uri().path();
     let mut below = path.split('/').skip_while(|one| *one != "namespaces");
     let kind = below.nth(2).unwrap();

@@ -21,22 +21,22 @@ type Labels = Vec<(String, String)>;
 type Values = Family<Labels, Gauge>;
 
 /// Collects the metrics of all EtcdRestores.
-pub(crate) struct Measures {
+pub(crate) struct RestoreMetrics {
     /// All EtcdRestores, from the watch.
     pub(crate) objects: Store<Guarded<EtcdRestore>>,
 }
 
-impl fmt::Debug for Measures {
+impl fmt::Debug for RestoreMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Measures")
+        f.write_str("RestoreMetrics")
     }
 }
 
-impl Collector for Measures {
+impl Collector for RestoreMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let objects = self.objects.state();
         let readable = objects.iter().filter_map(|object| object.0.as_ref().ok());
-        for (name, help, values) in measures(readable) {
+        for (name, help, values) in metrics(readable) {
             let name = format!("etcd_operator_restore_{name}");
             values.encode(encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?)?;
         }
@@ -45,7 +45,7 @@ impl Collector for Measures {
 }
 
 /// Name and help of each metric, with the values of all objects that have one.
-fn measures<'a>(
+fn metrics<'a>(
     restores: impl Iterator<Item = &'a EtcdRestore>,
 ) -> [(&'static str, &'static str, Values); 5] {
     let (duration, size, progress) = (Values::default(), Values::default(), Values::default());
@@ -55,33 +55,33 @@ fn measures<'a>(
         let Some(status) = &restore.status else {
             continue;
         };
-        if let Some(moved) = &status.progress {
-            progress.get_or_create(&labels).set(moved.bytes);
+        let fetched = status.progress.as_ref().map(|progress| progress.bytes);
+        if let Some(bytes) = fetched {
+            progress.get_or_create(&labels).set(bytes);
         }
-        let moved = status.progress.as_ref().map(|moved| moved.bytes);
-        if let (true, Some(seconds)) = (status.succeeded, took(restore)) {
+        if let (true, Some(seconds)) = (status.succeeded, duration_of(restore)) {
             duration.get_or_create(&labels).set(seconds);
-            if let Some(bytes) = moved {
+            if let Some(bytes) = fetched {
                 size.get_or_create(&labels).set(bytes);
                 throughput
                     .get_or_create(&labels)
                     .set(bytes / seconds.max(1));
             }
         }
-        let why = find(&status.conditions, &ConditionType::Failed);
-        if let Some(why) = why.filter(|failed| failed.status == "True") {
+        let condition = find(&status.conditions, &ConditionType::Failed);
+        if let Some(condition) = condition.filter(|failed| failed.status == "True") {
             let mut labels = labels;
-            labels.push(("reason".to_owned(), why.reason.clone()));
+            labels.push(("reason".to_owned(), condition.reason.clone()));
             failed.get_or_create(&labels).set(1);
         }
     }
     [
         (
             "duration_seconds",
-            "Seconds from the beginning until the cluster served",
+            "Duration from the start of the restore until the cluster served, in seconds",
             duration,
         ),
-        ("size_bytes", "Size of the backup that was restored", size),
+        ("size_bytes", "Size of the restored backup in bytes", size),
         (
             "progress_bytes",
             "Bytes of the backup that the seed has fetched",
@@ -89,10 +89,10 @@ fn measures<'a>(
         ),
         (
             "throughput_bytes_per_second",
-            "Size of the backup by the whole time it took",
+            "Size of the backup divided by the duration of the restore",
             throughput,
         ),
-        ("failed", "1 while the restore has failed", failed),
+        ("failed", "1 if the restore has failed", failed),
     ]
 }
 
@@ -106,7 +106,7 @@ fn labels(restore: &EtcdRestore) -> Labels {
     ]
 }
 
-fn took(restore: &EtcdRestore) -> Option<i64> {
+fn duration_of(restore: &EtcdRestore) -> Option<i64> {
     let status = restore.status.as_ref()?;
     let (begun, ended) = (
         status.start_time.as_ref()?,
@@ -123,13 +123,13 @@ mod tests {
 
     use super::*;
 
-    fn told(status: serde_json::Value) -> String {
+    fn encoded(status: serde_json::Value) -> String {
         let spec = json!({ "etcdCluster": { "name": "main" } });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
         restore.metadata.namespace = Some("prod".to_owned());
         restore.status = Some(serde_json::from_value(status).unwrap());
         let mut registry = Registry::default();
-        for (name, help, values) in measures([&restore].into_iter()) {
+        for (name, help, values) in metrics([&restore].into_iter()) {
             registry.register(name, help, values);
         }
         let mut text = String::new();
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn finished_restore_has_duration_and_size() {
-        let text = told(json!({
+        let text = encoded(json!({
             "succeeded": true, "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:05Z",
             "progress": { "bytes": 100 },
         }));
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn failure_metric_has_reason_without_message() {
-        let text = told(
+        let text = encoded(
             json!({ "conditions": [{ "type": "Failed", "status": "True", "reason": "BackupMissing",
             "message": "there is no backup at b/k", "lastTransitionTime": "2026-01-01T00:00:00Z" }] }),
         );

@@ -25,15 +25,15 @@ use tokio::time::timeout;
 use crate::plan::{choice, effective, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{
-    Another, Cluster, ClusterFacts, Objects, Observation, Pod, SeedObjects, Serving, Snapshot,
+    Cluster, ClusterFacts, Objects, Observation, OtherBackup, Pod, SeedObjects, Serving, Snapshot,
     Source,
 };
 use crate::{naming, plan};
 
 /// Time limit for one read of Kubernetes.
-const READ: Duration = Duration::from_secs(10);
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for all reads of the store together.
-const STORE: Duration = Duration::from_secs(30);
+const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The clients and settings for reads.
 pub struct ObserveContext<'a> {
@@ -51,158 +51,164 @@ pub struct ObserveContext<'a> {
 
 /// Reads the data that the plan needs in the current state of the restore.
 pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Observation {
-    let mut seen = Observation {
-        snapshot: Snapshot::not_asked(),
+    let mut observation = Observation {
+        snapshot: Snapshot::not_read(),
         objects: Objects {
             cluster: None,
             effective: None,
-            backup: Err(Trouble::new(
-                Reason::Unknown,
-                "the backup was not looked for",
-            )),
-            image: Err("the image was not looked for".to_owned()),
+            backup: Err(Trouble::new(Reason::Unknown, "the backup was not read")),
+            image: Err("the image was not read".to_owned()),
             seed: SeedObjects::default(),
         },
     };
-    if plan::settled(restore).is_some() {
-        return seen;
+    if plan::final_plan(restore).is_some() {
+        return observation;
     }
     let namespace = restore.namespace().unwrap_or_default();
     match read::<EtcdCluster>(context.client, &namespace, naming::target(restore)).await {
-        Err(why) => seen.snapshot.cluster = Cluster::Unknown(why),
+        Err(why) => observation.snapshot.cluster = Cluster::Unknown(why),
         Ok(None) => {
-            if in_place::gives_up(restore) {
-                return seen;
+            if in_place::is_aborted(restore) {
+                return observation;
             }
-            seen.objects.backup = backup::choose(context, restore, &namespace, false).await;
+            observation.objects.backup = backup::choose(context, restore, &namespace, false).await;
             if restore
                 .status
                 .as_ref()
                 .is_some_and(|status| status.seed.is_some())
             {
-                let there = None;
-                look_at_backup(context, restore, there, &mut seen).await;
+                check_backup(context, restore, None, &mut observation).await;
             }
         }
         Ok(Some(cluster)) => {
-            let claim = cluster.annotations().get(ANNOTATION_RESTORE);
-            let claimed = claim.map(String::as_str) == Some(naming::uid(restore));
-            let named = members::named(context, restore, &namespace, (&cluster, claimed)).await;
+            let lock = cluster.annotations().get(ANNOTATION_RESTORE);
+            let locked = lock.map(String::as_str) == Some(naming::uid(restore));
+            let named = members::named(context, restore, &namespace, (&cluster, locked)).await;
             // If the pod cannot be read, the recorded TLS settings are used.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
-            let effective = effective::as_started(&cluster, pod, claimed);
+            let effective = effective::as_started(&cluster, pod, locked);
             let certificates = tls::read(context.client, &namespace, &effective).await;
             let effective = effective::as_addressed(effective, &namespace, &certificates);
             let mut facts = facts(&effective);
             facts
                 .problems
                 .extend(tls::problems(&effective, &certificates));
-            let around = look_around(context, restore, (&effective, &facts), named, &mut seen);
-            Box::pin(around).await;
-            seen.snapshot.cluster = match cluster.metadata.deletion_timestamp {
-                Some(_) => Cluster::Ending,
+            let read = read_target(
+                context,
+                restore,
+                (&effective, &facts),
+                named,
+                &mut observation,
+            );
+            Box::pin(read).await;
+            observation.snapshot.cluster = match cluster.metadata.deletion_timestamp {
+                Some(_) => Cluster::Terminating,
                 None => Cluster::Present(Box::new(facts)),
             };
-            seen.objects.image = context.image.get().await.cloned();
-            seen.objects.effective = Some(effective.spec);
-            seen.objects.cluster = Some(cluster);
+            observation.objects.image = context.image.get().await.cloned();
+            observation.objects.effective = Some(effective.spec);
+            observation.objects.cluster = Some(cluster);
         }
     }
-    seen
+    observation
 }
 
 /// Reads the seed and the old members of an EtcdCluster that the restore has locked.
-async fn look_around(
+async fn read_target(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     (cluster, facts): (&EtcdCluster, &ClusterFacts),
-    named: members::Named,
-    seen: &mut Observation,
+    named: members::NamedObjects,
+    observation: &mut Observation,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
     let reached = reach::client(context, cluster).await;
     let context = &reached.context(context);
-    let (turned, in_place) = (
-        in_place::has_turned(restore, facts),
-        in_place::replaces(restore).is_some(),
-    );
-    if facts.claim.as_deref() == Some(naming::uid(restore)) {
-        if turned && !in_place {
+    let cut_over = in_place::has_cut_over(restore, facts);
+    if facts.lock.as_deref() == Some(naming::uid(restore)) {
+        if cut_over && in_place::replaces(restore).is_none() {
             return;
         }
-        if !in_place::gives_up(restore) || turned {
-            seen.objects.backup = backup::choose(context, restore, &namespace, true).await;
-        }
-        if turned {
-            seen.snapshot.former =
-                members::former(context.client, restore, &namespace, cluster).await;
-        }
-        let former = &seen.snapshot.former;
-        seen.snapshot.seed = members::seed(named, cluster, former, &mut seen.objects.seed);
-        if let Pod::Present(facts) = &mut seen.snapshot.seed.pod {
-            choice::name_in(restore, facts);
-            if let Some(pod) = &seen.objects.seed.pod {
-                provenance::compare(restore, pod, facts);
-            }
-        }
-        seen.snapshot.found = seen.objects.backup.clone().ok();
-        members::look_at_storage(context.client, &mut seen.snapshot.seed, &seen.objects.seed).await;
-        members::look_at_progress(&mut seen.snapshot.seed, seen.objects.seed.pod.as_ref()).await;
-        let pod = seen.objects.seed.pod.as_ref();
-        // An aborted restore sends no request to etcd. A slow answer would make the observation too old again and
-        // again.
-        let asked = if turned {
-            members::is_asked(restore, &seen.snapshot)
-        } else {
-            !in_place::gives_up(restore)
-        };
-        if asked {
-            seen.snapshot.serving =
-                members::seed_serving(context, (&namespace, cluster), &seen.snapshot.seed, pod)
-                    .await;
-        }
-        if asked && !turned && !plan::is_verified(restore) && !holds_another(&seen.snapshot) {
-            let serving = std::mem::replace(&mut seen.snapshot.serving, Serving::NotAsked);
-            let at = members::seed_url(&namespace, cluster, pod);
-            seen.snapshot.serving =
-                members::compared(context, &seen.snapshot.seed, at, serving).await;
-        }
-    } else if facts.claim.is_none() && turned {
+        read_seed(context, restore, (cluster, cut_over), named, observation).await;
+    } else if facts.lock.is_none() && cut_over {
         if facts.available {
-            seen.snapshot.serving = members::cluster_serving(context, &namespace, cluster).await;
+            observation.snapshot.serving =
+                members::cluster_serving(context, &namespace, cluster).await;
         }
-    } else if facts.claim.is_none() && restore.spec.overwrite && !in_place::gives_up(restore) {
-        seen.objects.backup = backup::choose(context, restore, &namespace, false).await;
-        look_at_backup(context, restore, Some(&cluster.spec), seen).await;
+    } else if facts.lock.is_none() && restore.spec.overwrite && !in_place::is_aborted(restore) {
+        observation.objects.backup = backup::choose(context, restore, &namespace, false).await;
+        check_backup(context, restore, Some(&cluster.spec), observation).await;
+    }
+}
+
+/// Reads the seed and the old members of an EtcdCluster that the restore has locked.
+async fn read_seed(
+    context: &ObserveContext<'_>,
+    restore: &EtcdRestore,
+    (cluster, cut_over): (&EtcdCluster, bool),
+    named: members::NamedObjects,
+    observation: &mut Observation,
+) {
+    let namespace = restore.namespace().unwrap_or_default();
+    let Observation { snapshot, objects } = observation;
+    if !in_place::is_aborted(restore) || cut_over {
+        objects.backup = backup::choose(context, restore, &namespace, true).await;
+    }
+    if cut_over {
+        snapshot.old_members =
+            members::old_members(context.client, restore, &namespace, cluster).await;
+    }
+    let old_members = &snapshot.old_members;
+    snapshot.seed = members::seed(named, cluster, old_members, &mut objects.seed);
+    if let Pod::Present(facts) = &mut snapshot.seed.pod {
+        choice::name_missing_backup_in(restore, facts);
+        if let Some(pod) = &objects.seed.pod {
+            provenance::compare(restore, pod, facts);
+        }
+    }
+    snapshot.found = objects.backup.clone().ok();
+    members::check_storage(context.client, &mut snapshot.seed, &objects.seed).await;
+    members::read_progress(&mut snapshot.seed, objects.seed.pod.as_ref()).await;
+    let pod = objects.seed.pod.as_ref();
+    // An aborted restore sends no request to etcd. A slow answer would make the observation too old again and again.
+    let queries_seed = if cut_over {
+        members::needs_answer(restore, snapshot)
+    } else {
+        !in_place::is_aborted(restore)
+    };
+    if queries_seed {
+        snapshot.serving =
+            members::seed_serving(context, (&namespace, cluster), &snapshot.seed, pod).await;
+    }
+    if queries_seed && !cut_over && !plan::is_verified(restore) && !contains_other_backup(snapshot)
+    {
+        let serving = std::mem::replace(&mut snapshot.serving, Serving::NotRead);
+        let url = members::seed_url(&namespace, cluster, pod);
+        snapshot.serving = members::compare_hash(context, &snapshot.seed, url, serving).await;
     }
 }
 
 /// Whether the seed contains another backup. Such a seed is deleted regardless of its answers.
-fn holds_another(snapshot: &Snapshot) -> bool {
+fn contains_other_backup(snapshot: &Snapshot) -> bool {
     let Pod::Present(facts) = &snapshot.seed.pod else {
         return false;
     };
-    matches!(facts.another, Some(Another::Holds(_)))
+    matches!(facts.other_backup, Some(OtherBackup::Contains(_)))
 }
 
 /// Checks the backup before the restore creates or locks anything.
-async fn look_at_backup(
+async fn check_backup(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
-    there: Option<&EtcdClusterSpec>,
-    seen: &mut Observation,
+    existing: Option<&EtcdClusterSpec>,
+    observation: &mut Observation,
 ) {
     let namespace = restore.namespace().unwrap_or_default();
-    seen.snapshot.source = backup::look(
-        context,
-        restore,
-        &namespace,
-        there,
-        &mut seen.objects.backup,
-    )
-    .await;
-    if let (Source::Ready(_), Ok(backup)) = (&seen.snapshot.source, &seen.objects.backup) {
-        seen.snapshot.found = Some(backup.clone());
+    let Observation { snapshot, objects } = observation;
+    snapshot.source =
+        backup::check(context, restore, &namespace, existing, &mut objects.backup).await;
+    if let (Source::Ready(_), Ok(backup)) = (&snapshot.source, &objects.backup) {
+        snapshot.found = Some(backup.clone());
     }
 }
 
@@ -219,11 +225,11 @@ where
         + DeserializeOwned,
 {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
-    match timeout(READ, api.get_opt(name)).await {
+    match timeout(READ_TIMEOUT, api.get_opt(name)).await {
         Ok(Ok(found)) => Ok(found),
         Ok(Err(error)) => Err(Chain(&error).to_string()),
         Err(_) => Err(format!(
-            "{} {name}: no answer within {READ:?}",
+            "{} {name}: no answer within {READ_TIMEOUT:?}",
             K::kind(&())
         )),
     }
@@ -235,7 +241,7 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
     ClusterFacts {
         uid: cluster.uid().unwrap_or_default(),
         paused: cluster.spec.paused,
-        claim: cluster.annotations().get(ANNOTATION_RESTORE).cloned(),
+        lock: cluster.annotations().get(ANNOTATION_RESTORE).cloned(),
         cluster_id: cluster
             .status
             .as_ref()

@@ -8,7 +8,7 @@ use runtime::apply;
 use runtime::outcome::{Chain, Failure};
 
 use crate::plan::Plan;
-use crate::plan::refused::refused;
+use crate::plan::missing_storage::pvc_rejected;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
@@ -22,15 +22,15 @@ const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVo
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server rejected the request or could not be reached.
-    #[error("the step was not made")]
+    #[error("a request to the API server failed")]
     Write(#[from] apply::Error),
     /// A precondition of the request does not hold.
     #[error("{0}")]
     Missing(String),
     /// The observation is too old, because the process was suspended or the API server was slow.
     #[error(
-        "what the step was planned from took longer than {} seconds to read, and it is planned again: the API server or \
-         etcd answers slowly, or the operator has too little CPU",
+        "the observation took longer than {} seconds, and the step is planned again: the API server or etcd is slow, or the \
+         operator has too little CPU",
         FRESH.as_secs()
     )]
     TooOld,
@@ -38,7 +38,7 @@ pub enum Error {
     #[error("the EtcdRestore cannot be read")]
     Read(#[source] kube::Error),
     /// The status was not written.
-    #[error("the status is not written")]
+    #[error("the status cannot be written")]
     Status(#[source] apply::Error),
 }
 
@@ -55,7 +55,7 @@ impl Failure for Error {
 
 impl Error {
     /// Whether the EtcdRestore was changed or deleted after it was read, or the observation is too old.
-    pub(crate) fn is_outrun(&self) -> bool {
+    pub(crate) fn is_outdated(&self) -> bool {
         match self {
             Self::Write(error) | Self::Status(error) => error.is_conflict() || error.is_missing(),
             Self::TooOld => true,
@@ -82,7 +82,7 @@ impl Error {
 
 /// Replaces a rejection for missing storage by a plan that reports it with the remedy. The rejection is not a failure
 /// of the operator.
-pub(crate) fn judged(
+pub(crate) fn replan_without_storage(
     restore: &EtcdRestore,
     snapshot: &Snapshot,
     (plan, executed): (Plan, Result<(), Error>),
@@ -90,7 +90,7 @@ pub(crate) fn judged(
 ) -> (Plan, Result<(), Error>) {
     let trouble = executed.as_ref().err().map(Error::trouble);
     match trouble.filter(|trouble| trouble.reason == Reason::StorageMissing) {
-        Some(trouble) => (refused(restore, snapshot, trouble, now), Ok(())),
+        Some(trouble) => (pvc_rejected(restore, snapshot, trouble, now), Ok(())),
         None => (plan, executed),
     }
 }
@@ -109,15 +109,15 @@ fn no_storage(error: &apply::Error) -> Option<Trouble> {
     let kube::Error::Api(status) = source.as_ref() else {
         return None;
     };
-    let says = status.message.as_str();
-    let is = kind == "PersistentVolumeClaim"
+    let text = status.message.as_str();
+    let is_rejected = kind == "PersistentVolumeClaim"
         && status.code == 403
-        && NO_STORAGE.iter().any(|words| says.contains(words));
-    is.then(|| {
+        && NO_STORAGE.iter().any(|part| text.contains(part));
+    is_rejected.then(|| {
         let message = format!(
-            "no storage for the seed: the API server refuses its volume claim: {says}; raise the quota or the limit of the \
-             namespace, free what is not needed, or ask for less in spec.pod.persistentVolumeClaimSpec of the EtcdCluster \
-             (for a new one: in spec.etcdCluster.template, in a new EtcdRestore)"
+            "no storage for the seed: the API server rejects its PersistentVolumeClaim: {text}; raise the quota or the limit \
+             of the namespace, delete unused PersistentVolumeClaims, or request less in spec.pod.persistentVolumeClaimSpec \
+             of the EtcdCluster (for a new cluster: in spec.etcdCluster.template of a new EtcdRestore)"
         );
         Trouble::new(Reason::StorageMissing, message)
     })
@@ -129,13 +129,13 @@ mod tests {
 
     use super::*;
 
-    fn refused(verb: &'static str, kind: &str, code: u16, says: &str) -> apply::Error {
+    fn rejected(verb: &'static str, kind: &str, code: u16, text: &str) -> apply::Error {
         apply::Error::Api {
             verb,
             kind: kind.to_owned(),
             name: "main-aaaaaaaaaa".to_owned(),
             source: Box::new(kube::Error::Api(Box::new(
-                Status::failure(says, "Forbidden").with_code(code),
+                Status::failure(text, "Forbidden").with_code(code),
             ))),
         }
     }
@@ -146,12 +146,12 @@ mod tests {
                      persistentvolumeclaims=1, used: persistentvolumeclaims=3, limited: persistentvolumeclaims=3";
         let limit = "persistentvolumeclaims \"main-aaaaaaaaaa\" is forbidden: maximum storage usage per \
                      PersistentVolumeClaim is 1Gi, but request is 2Gi";
-        let claim = "PersistentVolumeClaim";
-        for says in [quota, limit] {
-            let trouble = no_storage(&refused("create", claim, 403, says)).unwrap();
+        let pvc = "PersistentVolumeClaim";
+        for text in [quota, limit] {
+            let trouble = no_storage(&rejected("create", pvc, 403, text)).unwrap();
             assert_eq!(trouble.reason, Reason::StorageMissing);
             for part in [
-                says,
+                text,
                 "spec.pod.persistentVolumeClaimSpec",
                 "raise the quota",
             ] {
@@ -162,11 +162,11 @@ mod tests {
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [
-            refused("create", claim, 403, rights),
-            refused("create", claim, 403, unknown),
-            refused("create", "Pod", 403, quota),
-            refused("delete", claim, 403, quota),
-            refused("create", claim, 500, quota),
+            rejected("create", pvc, 403, rights),
+            rejected("create", pvc, 403, unknown),
+            rejected("create", "Pod", 403, quota),
+            rejected("delete", pvc, 403, quota),
+            rejected("create", pvc, 500, quota),
         ] {
             assert!(no_storage(&other).is_none(), "{other:?}");
         }

@@ -33,46 +33,48 @@ mod ended;
 pub mod expiry;
 pub mod in_place;
 pub mod joining;
+pub mod missing_storage;
 pub mod pod;
 mod recorded_spec;
-pub mod refused;
 pub mod target;
 #[cfg(test)]
 mod tests;
 mod unfit;
 pub mod write;
 
-use action::SOON;
-pub use action::{Action, Outlook, Plan};
+use action::POLL;
+pub use action::{Action, Plan, PlanState};
 pub(crate) use write::released;
 pub use write::{Check, Object, Request};
 
 /// Interval of reconciles while no member serves clients.
-const PROMPTLY: Duration = Duration::from_millis(200);
+const OUTAGE_POLL: Duration = Duration::from_millis(200);
 /// Shortest interval of reconciles while the seed's etcd starts, which emits no event.
-const SHORTLY: Duration = Duration::from_millis(100);
+const SEED_START_POLL: Duration = Duration::from_millis(100);
 /// Wait for the deletion of another pod with the seed's name. Its node may not answer.
-const IN_THE_WAY: &str = "the pod that has the seed's name to be gone; if its node will never come back, delete the \
+const NAME_TAKEN: &str = "the deletion of another pod with the seed's name; if its node is lost permanently, delete the \
                           Node";
 
 /// Plans the next action.
 pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
-    if let Some(settled) = settled(restore) {
-        return settled;
+    if let Some(plan) = final_plan(restore) {
+        return plan;
     }
-    let gives_up = in_place::gives_up(restore);
+    let is_aborted = in_place::is_aborted(restore);
     match &snapshot.cluster {
         // Invariant 1.
         Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
-        Cluster::Ending | Cluster::Absent if gives_up => let_go(),
-        Cluster::Ending => Plan::wait_for("the old EtcdCluster of this name to be gone"),
+        Cluster::Terminating | Cluster::Absent if is_aborted => remove_finalizer(),
+        Cluster::Terminating => Plan::wait_for("the deletion of the old EtcdCluster of this name"),
         Cluster::Absent => without_cluster(restore, snapshot),
-        Cluster::Present(cluster) => match &cluster.claim {
-            Some(claim) if *claim == naming::uid(restore) => with_claim(restore, cluster, snapshot),
-            _ if gives_up => let_go(),
-            Some(_) => let_go_of_refused(restore, too_late(restore)),
-            None if is_ours(restore, cluster) => handed_over(restore, cluster, &snapshot.serving),
-            None => let_go_of_refused(restore, in_place::begin(restore, cluster, snapshot)),
+        Cluster::Present(cluster) => match &cluster.lock {
+            Some(lock) if *lock == naming::uid(restore) => with_lock(restore, cluster, snapshot),
+            _ if is_aborted => remove_finalizer(),
+            Some(_) => without_finalizer(restore, refuse_locked(restore)),
+            None if is_restored(restore, cluster) => {
+                handed_over(restore, cluster, &snapshot.serving)
+            }
+            None => without_finalizer(restore, in_place::begin(restore, cluster, snapshot)),
         },
     }
 }
@@ -80,29 +82,31 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
 /// Plans the next action at a time, which decides on expiry and on the duration of problems.
 pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let plan = expiry::expire(plan(restore, snapshot), restore, now);
-    refused::lasting(plan, restore, snapshot, now)
+    missing_storage::delay_abandonment(plan, restore, snapshot, now)
 }
 
-/// Removes the finalizer of the EtcdRestore.
-fn let_go() -> Plan {
-    Plan::act(Action::Guard(false), "letting the EtcdRestore go")
+fn remove_finalizer() -> Plan {
+    Plan::act(
+        Action::SetFinalizer(false),
+        "removing the finalizer of the EtcdRestore",
+    )
 }
 
 /// Removes the finalizer of a halted restore first. A rejected restore has no cleanup, so it can be deleted even
 /// without an operator.
-fn let_go_of_refused(restore: &EtcdRestore, plan: Plan) -> Plan {
-    match plan.outlook {
-        Outlook::Halted(_) if in_place::is_held(restore) => let_go(),
+fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
+    match plan.state {
+        PlanState::Halted(_) if in_place::has_finalizer(restore) => remove_finalizer(),
         _ => plan,
     }
 }
 
 /// The plan that depends on the EtcdRestore alone: the restore has ended, or its spec is rejected. `None` if the plan
 /// needs an observation.
-pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
+pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     let status = restore.status.as_ref();
-    let held = in_place::is_held(restore);
-    if in_place::gives_up(restore) && held {
+    let has_finalizer = in_place::has_finalizer(restore);
+    if in_place::is_aborted(restore) && has_finalizer {
         return None;
     }
     if let Some(abandoned) = status.and_then(|status| status.abandoned.as_ref()) {
@@ -112,7 +116,7 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     if in_place::is_deleted(restore) {
         return Some(Plan::halt(
             Reason::Cancelled,
-            "the EtcdRestore was deleted before it was done",
+            "the EtcdRestore was deleted before it was complete",
         ));
     }
     if status.is_some_and(|status| status.succeeded) {
@@ -127,10 +131,10 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
     });
     if let Some(refused) = refused {
         let refused = Plan::halt(Reason::ClusterExists, refused.message.clone());
-        return Some(let_go_of_refused(restore, refused));
+        return Some(without_finalizer(restore, refused));
     }
     // A restore with a finalizer or a verified seed continues from its records, regardless of the spec.
-    if held || is_verified(restore) {
+    if has_finalizer || is_verified(restore) {
         return None;
     }
     let problems = restore::validate(restore);
@@ -148,7 +152,7 @@ pub fn settled(restore: &EtcdRestore) -> Option<Plan> {
 }
 
 /// Whether the cluster was formed by the seed that this restore has verified.
-fn is_ours(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
+fn is_restored(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let restored = verified(restore).map(|(id, _)| id);
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
@@ -170,25 +174,25 @@ fn refuse(restore: &EtcdRestore) -> Plan {
     Plan::halt(
         Reason::ClusterExists,
         format!(
-            "spec.etcdCluster.name: the EtcdCluster {name} exists; nothing was changed. Create a new EtcdRestore under \
-             another name, or one with spec.overwrite: true, which replaces what that cluster holds"
+            "spec.etcdCluster.name: the EtcdCluster {name} exists; nothing was changed. Create a new EtcdRestore with \
+             another cluster name, or with spec.overwrite: true, which replaces the data of that cluster"
         ),
     )
 }
 
 /// Invariant 9: a cluster that another restore has locked is not changed. The restore that holds the lock continues.
-fn too_late(restore: &EtcdRestore) -> Plan {
+fn refuse_locked(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     let message = if is_verified(restore) {
         format!(
-            "another EtcdRestore has begun to restore the EtcdCluster {name} before this one was complete, and goes on: \
-             wait for its end"
+            "another EtcdRestore locked the EtcdCluster {name} before this one was complete: wait until the other \
+             EtcdRestore has ended"
         )
     } else {
         format!(
-            "spec.etcdCluster.name: the EtcdCluster {name} is being restored by another EtcdRestore; nothing was changed. \
-             Create a new EtcdRestore under another name; or, when that one has ended, one with spec.overwrite: true, \
-             which replaces what that one has restored"
+            "spec.etcdCluster.name: another EtcdRestore is restoring the EtcdCluster {name}; nothing was changed. Create a \
+             new EtcdRestore with another cluster name. To replace the restored data, create one with spec.overwrite: true \
+             after the other EtcdRestore has ended"
         )
     };
     Plan::halt(Reason::ClusterExists, message)
@@ -207,7 +211,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         return record_intent(restore);
     }
     let spec = match &snapshot.source {
-        Source::NotAsked => return Plan::wait_for("the backup to be looked at"),
+        Source::NotRead => return Plan::wait_for("the check of the backup"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
         Source::Ready(spec) => spec.clone(),
     };
@@ -228,23 +232,23 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
     status.is_some_and(|status| status.seed.is_some())
 }
 
-fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
+fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
     // After the cutover only the handover remains, even for a deleted restore. In a new cluster nothing is created any
     // more, because clients may have written to the seed.
-    if in_place::has_turned(restore, cluster) {
+    if in_place::has_cut_over(restore, cluster) {
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
         } else {
-            Plan::act(Action::ReleaseClaim, "handing the cluster over")
+            Plan::act(Action::ReleaseLock, "handing the cluster over")
         };
     }
-    if in_place::gives_up(restore) {
+    if in_place::is_aborted(restore) {
         // The restore owns a cluster that it has created, so garbage collection deletes the cluster.
         return if in_place {
             in_place::withdraw(snapshot)
         } else {
-            let_go()
+            remove_finalizer()
         };
     }
     if !seed_is_recorded(restore) {
@@ -261,21 +265,21 @@ fn with_claim(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot
         (Some(recorded), _) => Plan::halt(
             Reason::SeedFailed,
             format!(
-                "the EtcdCluster's status names the cluster ID {recorded}, which is not that of the restored seed; \
-                 delete the EtcdCluster and create a new EtcdRestore"
+                "the EtcdCluster's status has the cluster ID {recorded}, but the restored seed has another one; delete \
+                 the EtcdCluster and create a new EtcdRestore"
             ),
         ),
-        (None, known) => guarded(restore, prepare_seed(cluster, known, snapshot)),
+        (None, known) => with_finalizer(restore, prepare_seed(cluster, known, snapshot)),
     }
 }
 
 /// Sets the finalizer before the handover, which must not be interrupted by a deletion. Before that, a deletion of the
 /// restore deletes its cluster too.
-fn guarded(restore: &EtcdRestore, plan: Plan) -> Plan {
-    if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::is_held(restore) {
+fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
+    if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::has_finalizer(restore) {
         return Plan::act(
-            Action::Guard(true),
-            "guarding the handover with a finalizer",
+            Action::SetFinalizer(true),
+            "setting the finalizer for the handover",
         );
     }
     plan
@@ -291,36 +295,40 @@ fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, snapshot: &S
         return plan;
     }
     if cluster.durable
-        && let Some(plan) = missing(&snapshot.seed.claim, "volume claim", Action::CreateClaim)
+        && let Some(plan) = missing(
+            &snapshot.seed.pvc,
+            "PersistentVolumeClaim",
+            Action::CreatePvc,
+        )
     {
         return plan;
     }
     match &snapshot.seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
-        Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
+        Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
         Pod::Present(pod) => await_seed(pod, known, &snapshot.serving),
     }
 }
 
-fn missing(child: &Child, what: &str, create: Action) -> Option<Plan> {
+fn missing(child: &Child, kind: &str, create: Action) -> Option<Plan> {
     match child {
         Child::Present => None,
-        Child::Absent => Some(Plan::act(create, &format!("creating the seed's {what}"))),
-        Child::InTheWay => Some(Plan::wait_for(format!(
-            "an older {what} of the seed's name to be gone"
+        Child::Absent => Some(Plan::act(create, &format!("creating the seed's {kind}"))),
+        Child::NameTaken => Some(Plan::wait_for(format!(
+            "the deletion of another {kind} with the seed's name"
         ))),
         Child::Unknown(why) => Some(Plan::wait_for(format!(
-            "an answer about the seed's {what}: {why}"
+            "an answer about the seed's {kind}: {why}"
         ))),
     }
 }
 
 fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> Plan {
-    if pod.life != Life::Lives {
-        return ended::clear(pod);
+    if pod.life != Life::Active {
+        return ended::replace(pod);
     }
-    if let Some(plan) = unfit::before_the_turn(pod) {
+    if let Some(plan) = unfit::before_cutover(pod) {
         return plan;
     }
     if let Some(trouble) = &pod.trouble {
@@ -331,23 +339,23 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
         return Plan::wait_for("the backup to be fetched and verified in the seed's pod");
     };
     match serving {
-        Serving::NotAsked => Plan::wait_for("the seed member to serve"),
+        Serving::NotRead => Plan::wait_for("the seed member to serve"),
         Serving::Unknown(why) => Plan {
-            requeue: Some(between_looks(pod.moved)),
+            requeue: Some(seed_poll(pod.progress)),
             ..Plan::wait_for(format!("the seed member to serve: {why}"))
         },
         Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the seed member serves keys with the hash {found:08x}, and the backup's manifest says {expected:08x}; \
+                "the hash of the seed member's keys is {found:08x}, but the manifest of the backup has {expected:08x}; \
                  restore another backup"
             ),
         )),
         Serving::Serves { revision, .. } if *revision < restored => Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the seed member serves revision {revision}, but the backup holds {restored}; delete the EtcdCluster \
-                 and create a new EtcdRestore"
+                "the seed member serves revision {revision}, but the backup has revision {restored}; delete the \
+                 EtcdCluster and create a new EtcdRestore"
             ),
         )),
         Serving::Serves { cluster_id, .. } if is_known(known, cluster_id, restored) => {
@@ -374,29 +382,29 @@ fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
 
 /// The interval of reconciles until the seed's etcd serves. The data directory is created before etcd starts, which
 /// takes one or two seconds for each GiB.
-fn between_looks(fetched: Option<Moved>) -> Duration {
-    let gibibytes = fetched.map_or(0, |moved| moved.bytes >> 30);
+fn seed_poll(fetched: Option<Moved>) -> Duration {
+    let gibibytes = fetched.map_or(0, |fetched| fetched.bytes >> 30);
     let factor = u32::try_from(gibibytes).unwrap_or(u32::MAX).max(1);
-    SHORTLY.saturating_mul(factor).min(SOON)
+    SEED_START_POLL.saturating_mul(factor).min(POLL)
 }
 
 fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving) -> Plan {
     let restored = verified(restore).map_or(0, |(_, revision)| revision);
-    if in_place::is_held(restore) {
-        return let_go();
+    if in_place::has_finalizer(restore) {
+        return remove_finalizer();
     }
     if !cluster.available {
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }
     match serving {
         // The hash is compared only before the cutover.
-        Serving::NotAsked | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
+        Serving::NotRead | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(
             format!("the cluster to serve: another cluster ({cluster_id}) answers at its address"),
         ),
         Serving::Serves { revision, .. } if *revision < restored => Plan::wait_for(format!(
-            "a member that has reached revision {restored}: one at {revision} answered"
+            "a member at revision {restored} or later: a member at revision {revision} answered"
         )),
         Serving::Serves { .. } => Plan::complete(),
     }

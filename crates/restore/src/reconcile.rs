@@ -15,7 +15,7 @@ use store::grants::Grants;
 
 use crate::execute::{ExecuteContext, execute, report};
 use crate::observe::{ObserveContext, observe};
-use crate::outcome::{Error, judged};
+use crate::outcome::{Error, replan_without_storage};
 use crate::plan::plan_at;
 use crate::plan::write::write;
 use crate::status;
@@ -80,16 +80,16 @@ impl ReconcileContext {
             Err(why) => Err(Error::Missing(why)),
         };
         let snapshot = &observation.snapshot;
-        let (plan, executed) = judged(&restore, snapshot, (plan, executed), now);
+        let (plan, executed) = replan_without_storage(&restore, snapshot, (plan, executed), now);
         if plan.action.changes_object() {
             return match executed {
-                Err(error) if error.is_outrun() => Ok(requeue(Some(CONFLICT_RETRY))),
+                Err(error) if error.is_outdated() => Ok(requeue(Some(CONFLICT_RETRY))),
                 executed => executed.map(|()| requeue(plan.requeue)),
             };
         }
         let (trouble, now) = (executed.as_ref().err().map(Error::trouble), Time(now));
         let mut desired = status::compute(&restore, &plan, trouble.as_ref(), &now);
-        status::tell_progress(&mut desired, &snapshot.seed.pod);
+        status::set_progress(&mut desired, &snapshot.seed.pod);
         let written = report(&self.execute, &restore, &desired, &now).await;
         match executed.and(written) {
             // The status reports the delay, which is not a failure.
@@ -151,34 +151,34 @@ mod tests {
     #[tokio::test]
     async fn restore_writes_use_client_without_retries() {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
-        let mut begins = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
-        begins.metadata.namespace = Some("prod".into());
-        begins.metadata.uid = Some("restore-uid".into());
-        let mut ends = begins.clone();
-        ends.metadata.finalizers = Some(vec![FINALIZER_CLAIM.to_owned()]);
-        ends.metadata.deletion_timestamp = Some(Time(now()));
+        let mut new = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        new.metadata.namespace = Some("prod".into());
+        new.metadata.uid = Some("restore-uid".into());
+        let mut deleted = new.clone();
+        deleted.metadata.finalizers = Some(vec![FINALIZER_CLAIM.to_owned()]);
+        deleted.metadata.deletion_timestamp = Some(Time(now()));
         for (restore, written) in [
-            (begins, "PATCH etcdrestores/status"),
-            (ends, "PATCH etcdrestores"),
+            (new, "PATCH etcdrestores/status"),
+            (deleted, "PATCH etcdrestores"),
         ] {
-            let there = json!(restore);
-            let answer = move |what: &str, _: usize| match what {
+            let object = json!(restore);
+            let answer = move |request: &str, _: usize| match request {
                 "GET etcdclusters" | "GET etcdbackups" => (404, Value::Null),
-                _ => (200, there.clone()),
+                _ => (200, object.clone()),
             };
-            let (client, read) = fake::server(answer.clone());
-            let (writer, wrote) = fake::server(answer);
+            let (client, reads) = fake::server(answer.clone());
+            let (writer, requests) = fake::server(answer);
             let context = context(client, writer);
             let reconciled = Box::pin(context.reconcile(Arc::new(restore))).await;
             reconciled.unwrap();
-            let read = read.lock().unwrap();
-            assert!(read.iter().all(|one| one.starts_with("GET")), "{read:?}");
-            assert_eq!(*wrote.lock().unwrap(), [written]);
+            let reads = reads.lock().unwrap();
+            assert!(reads.iter().all(|one| one.starts_with("GET")), "{reads:?}");
+            assert_eq!(*requests.lock().unwrap(), [written]);
         }
     }
 
     /// A deleted restore in place, its cluster, and the seed's Service, which still exists.
-    fn given_up() -> (EtcdRestore, Value, Value) {
+    fn aborted() -> (EtcdRestore, Value, Value) {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
         restore.metadata.namespace = Some("prod".into());
@@ -207,41 +207,41 @@ mod tests {
     /// After a failure the controller would back off.
     #[tokio::test]
     async fn old_observation_of_restore_is_repeated_without_failure() {
-        for (age, late) in [(0, false), (11, true)] {
-            let (restore, cluster, service) = given_up();
-            let there = json!(restore);
-            let (client, _) = fake::server(move |what, _| match what {
-                "GET etcdrestores" => (200, there.clone()),
+        for (age, too_old) in [(0, false), (11, true)] {
+            let (restore, cluster, service) = aborted();
+            let object = json!(restore);
+            let (client, _) = fake::server(move |request, _| match request {
+                "GET etcdrestores" => (200, object.clone()),
                 "GET etcdclusters" => (200, cluster.clone()),
                 "GET services" => (200, service.clone()),
                 _ => (404, Value::Null),
             });
-            let (told, there, claimed) = (
+            let (written, object, cluster) = (
                 Arc::<Mutex<Option<Value>>>::default(),
                 json!(restore),
-                given_up().1,
+                aborted().1,
             );
-            let kept = Arc::clone(&told);
-            let (writer, wrote) = fake::told(move |what, body| match what {
+            let recorded = Arc::clone(&written);
+            let (writer, requests) = fake::server_with_body(move |request, body| match request {
                 "PATCH etcdrestores/status" => {
-                    *kept.lock().unwrap() = Some(body.clone());
-                    (200, there.clone())
+                    *recorded.lock().unwrap() = Some(body.clone());
+                    (200, object.clone())
                 }
-                "GET etcdclusters" => (200, claimed.clone()),
+                "GET etcdclusters" => (200, cluster.clone()),
                 _ => (200, fake::success()),
             });
             let since = Instant::now().checked_sub(Duration::from_secs(age));
             let context = context(client, writer);
-            let round = Box::pin(context.reconcile_since(&restore, since.unwrap()));
-            let done = round.await.unwrap();
-            let deleted = wrote
+            let reconcile = Box::pin(context.reconcile_since(&restore, since.unwrap()));
+            let done = reconcile.await.unwrap();
+            let deleted = requests
                 .lock()
                 .unwrap()
                 .contains(&"DELETE services".to_owned());
-            assert_eq!(deleted, !late);
+            assert_eq!(deleted, !too_old);
+            let written = written.lock().unwrap().take().unwrap();
             let status: api::restore::EtcdRestoreStatus =
-                serde_json::from_value(told.lock().unwrap().take().unwrap()["status"].clone())
-                    .unwrap();
+                serde_json::from_value(written["status"].clone()).unwrap();
             for condition in &status.conditions {
                 assert_ne!(condition.reason, "StepFailed", "{condition:?}");
             }
@@ -249,10 +249,10 @@ mod tests {
             assert_eq!(complete.reason, "InProgress");
             assert_eq!(
                 complete.message.contains("took longer than 10 seconds"),
-                late,
+                too_old,
                 "{complete:?}"
             );
-            if late {
+            if too_old {
                 assert_eq!(done.requeue, Some(CONFLICT_RETRY));
                 assert!(done.notices.is_empty(), "{:?}", done.notices);
             }

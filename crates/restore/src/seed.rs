@@ -18,8 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::reason::{Reason, Trouble};
 
 mod fetch;
-mod forget;
 mod intake;
+mod page_cache;
 mod prepare;
 mod snapshot;
 mod start;
@@ -85,11 +85,11 @@ pub async fn run(command: &Command) -> bool {
         match command {
             Command::Fetch(arguments) => {
                 let meter = arguments.meter.clone();
-                let told = progress::serve(move || meter.read());
+                let server = progress::serve(move || meter.read());
                 let fetched = tokio::select! {
                     fetched = fetch(arguments) => fetched,
                     // The progress is served until the process ends.
-                    fetched = async { told.await; std::future::pending().await } => fetched,
+                    fetched = async { server.await; std::future::pending().await } => fetched,
                 };
                 (&arguments.paths, fetched)
             }
@@ -100,9 +100,9 @@ pub async fn run(command: &Command) -> bool {
         done = work => done,
         // The first process of a container receives SIGTERM only with a handler. All other processes, such as etcdutl,
         // end together with it. The next start repeats unfinished work.
-        () = asked_to_end() => std::process::exit(TERMINATED),
+        () = terminated() => std::process::exit(TERMINATED),
     };
-    let worked = result.is_ok();
+    let succeeded = result.is_ok();
     let report = match result {
         Ok(contents) => Report::Done(contents),
         Err(trouble) => Report::Failed {
@@ -112,14 +112,14 @@ pub async fn run(command: &Command) -> bool {
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
     if let Err(error) = fs::write(&paths.report, &text) {
-        tracing::warn!(%error, "the result cannot be reported to the kubelet");
+        tracing::warn!(%error, "cannot write the report for the kubelet");
     }
-    tracing::info!(report = text, "ended");
-    worked
+    tracing::info!(report = text, "command ended");
+    succeeded
 }
 
 /// Waits for SIGTERM. Without a handler it waits forever.
-async fn asked_to_end() {
+async fn terminated() {
     if let Ok(mut signals) = signal(SignalKind::terminate()) {
         signals.recv().await;
     } else {
@@ -195,7 +195,7 @@ fn sync_directories(path: &Path) -> io::Result<()> {
 
 /// Whether the data directory was created. An empty one does not count and is removed. A container of the user may have
 /// created it, and etcd would start in it without data.
-fn is_made(paths: &Paths) -> bool {
+fn is_created(paths: &Paths) -> bool {
     // Removes only an empty directory.
     let _ = fs::remove_dir(paths.data());
     paths.data().exists()
@@ -203,11 +203,10 @@ fn is_made(paths: &Paths) -> bool {
 
 /// The snapshot in an existing data directory.
 fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
-    if !is_made(paths) {
+    if !is_created(paths) {
         return Ok(None);
     }
-    let message =
-        "the data volume holds a data directory that this restore did not make; it is left alone";
+    let message = "the data volume contains a data directory that this restore did not create; it is not changed";
     let contents = read_json(&paths.restored())?;
     contents
         .map(Some)
@@ -222,18 +221,18 @@ mod tests {
     fn volume_problems_name_remedy() {
         use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, StorageFull};
         let larger = Some("give the members larger volumes");
-        for (kind, helps) in [
+        for (kind, expected) in [
             (StorageFull, larger),
             (QuotaExceeded, larger),
             (PermissionDenied, Some("spec.pod.securityContext.fsGroup")),
             (NotFound, None),
         ] {
-            let told = volume_trouble("write", Path::new("/data/x"), &io::Error::from(kind));
-            assert_eq!(told.reason, Reason::SeedFailed);
+            let trouble = volume_trouble("write", Path::new("/data/x"), &io::Error::from(kind));
+            assert_eq!(trouble.reason, Reason::SeedFailed);
             let plain = format!("cannot write /data/x: {}", io::Error::from(kind));
-            let remedy = told.message.strip_prefix(&plain).unwrap();
-            match helps {
-                Some(helps) => assert!(remedy.contains(helps), "{}", told.message),
+            let remedy = trouble.message.strip_prefix(&plain).unwrap();
+            match expected {
+                Some(expected) => assert!(remedy.contains(expected), "{}", trouble.message),
                 None => assert_eq!(remedy, ""),
             }
         }

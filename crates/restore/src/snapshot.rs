@@ -42,13 +42,13 @@ pub struct SeedObjects {
     /// The pod.
     pub pod: Option<KubePod>,
     /// The PersistentVolumeClaim.
-    pub claim: Option<PersistentVolumeClaim>,
+    pub pvc: Option<PersistentVolumeClaim>,
     /// The Service.
     pub service: Option<Service>,
 }
 
 /// Whether an object with the name of a seed's object is being deleted or has another owner.
-pub(crate) fn is_in_the_way<K: Resource>(object: &K, owner: &str) -> bool {
+pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
     let metadata = object.meta();
     metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
 }
@@ -67,35 +67,35 @@ pub struct Snapshot {
     /// The answer of etcd: of the seed, or after the handover of the cluster.
     pub serving: Serving,
     /// The pods of the old members. Read after the cutover.
-    pub former: Former,
+    pub old_members: OldMembers,
 }
 
 impl Snapshot {
     /// A snapshot without any data.
-    pub fn not_asked() -> Self {
+    pub fn not_read() -> Self {
         Self {
             cluster: Cluster::Absent,
-            source: Source::NotAsked,
+            source: Source::NotRead,
             found: None,
-            seed: Seed::not_asked(),
-            serving: Serving::NotAsked,
-            former: Former::NotAsked,
+            seed: Seed::not_read(),
+            serving: Serving::NotRead,
+            old_members: OldMembers::NotRead,
         }
     }
 }
 
 /// The pods of the old members, which the restore replaces.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Former {
+pub enum OldMembers {
     /// The pods were not read, because the plan does not need them.
-    NotAsked,
+    NotRead,
     /// The API server did not answer.
     Unknown(String),
     /// The remaining pods.
-    Known(Vec<FormerPod>),
+    Known(Vec<OldPod>),
 }
 
-impl Former {
+impl OldMembers {
     /// Whether no old member is an endpoint. Every pod is deleted, or is terminating and not ready.
     pub fn have_stopped(&self) -> bool {
         matches!(self, Self::Known(pods) if pods.iter().all(|pod| pod.terminating && !pod.ready))
@@ -104,7 +104,7 @@ impl Former {
 
 /// The pod of an old member.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FormerPod {
+pub struct OldPod {
     /// The name of the pod.
     pub name: String,
     /// The UID, the precondition of the deletion.
@@ -123,7 +123,7 @@ pub enum Cluster {
     /// The EtcdCluster does not exist.
     Absent,
     /// The EtcdCluster is being deleted.
-    Ending,
+    Terminating,
     /// The EtcdCluster exists.
     Present(Box<ClusterFacts>),
 }
@@ -134,7 +134,7 @@ pub struct ClusterFacts {
     /// The UID of the EtcdCluster.
     pub uid: String,
     /// The UID of the EtcdRestore that holds the restore lock.
-    pub claim: Option<String>,
+    pub lock: Option<String>,
     /// The recorded cluster ID.
     pub cluster_id: Option<String>,
     /// Whether the cluster operator reports a healthy quorum.
@@ -167,7 +167,7 @@ impl ClusterFacts {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// The backup was not checked, because the plan does not need it.
-    NotAsked,
+    NotRead,
     /// The backup cannot be read or cannot be used.
     Unavailable(Trouble),
     /// The backup is complete, and this is the spec of the cluster to create.
@@ -180,17 +180,17 @@ pub struct Seed {
     /// The Service.
     pub service: Child,
     /// The PersistentVolumeClaim; not read if members have no volumes.
-    pub claim: Child,
+    pub pvc: Child,
     /// The pod.
     pub pod: Pod,
 }
 
 impl Seed {
     /// A seed without any data.
-    pub fn not_asked() -> Self {
+    pub fn not_read() -> Self {
         Self {
             service: Child::Absent,
-            claim: Child::Absent,
+            pvc: Child::Absent,
             pod: Pod::Absent,
         }
     }
@@ -204,7 +204,7 @@ pub enum Child {
     /// The object does not exist.
     Absent,
     /// An object with this name is being deleted or has another owner.
-    InTheWay,
+    NameTaken,
     /// The object exists.
     Present,
 }
@@ -217,7 +217,7 @@ pub enum Pod {
     /// The pod does not exist.
     Absent,
     /// A pod with this name is being deleted or has another owner.
-    InTheWay,
+    NameTaken,
     /// The pod exists.
     Present(PodFacts),
 }
@@ -227,39 +227,36 @@ pub enum Pod {
 pub enum Life {
     /// The pod is starting or running.
     #[default]
-    Lives,
+    Active,
     /// The pod has ended, but the pause since its creation has not passed. It is not replaced yet.
-    EndedAtOnce,
+    EndedRecently,
     /// The pod has ended: it was evicted, shut down with its node, or rejected by a kubelet. No container is restarted.
     Ended,
 }
 
 /// A description of the backup of a seed's pod that is not the recorded one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Another {
+pub enum OtherBackup {
     /// The pod fetches the other backup, and has not reported its data.
     Fetches(String),
     /// The pod has the data of the other backup.
-    Holds(String),
+    Contains(String),
 }
 
 /// The facts of the seed's pod.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "what is so of a pod, one by one"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of a pod")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
     /// Whether a kubelet still runs the pod.
     pub life: Life,
     /// Whether the pause since the creation of the pod has not passed. The pod is not replaced yet.
-    pub young: bool,
+    pub recent: bool,
     /// Whether the container `fetch` has succeeded without a readable report. A kubelet may lose a termination message.
-    pub silent: bool,
+    pub report_lost: bool,
     /// The other backup, if the pod does not have the recorded one.
-    pub another: Option<Another>,
+    pub other_backup: Option<OtherBackup>,
     /// Whether the pod accepts only the recorded SHA-256 and the recorded increase of the revision.
-    pub vouched: bool,
+    pub checks_sha256: bool,
     /// The problem that prevents the start. The kubelet retries.
     pub trouble: Option<Trouble>,
     /// The revision that an etcd with the fetched and verified backup serves. The container runs etcd only after the
@@ -272,11 +269,11 @@ pub struct PodFacts {
     /// The SHA-256 of the fetched snapshot in hexadecimal.
     pub sha256: Option<String>,
     /// The origin of the fetched snapshot, from the report.
-    pub of: Option<Origin>,
+    pub origin: Option<Origin>,
     /// Whether the container `fetch` runs.
     pub fetching: bool,
     /// The progress of the container `fetch`.
-    pub moved: Option<Moved>,
+    pub progress: Option<Moved>,
     /// Whether the pod has the labels of the cluster, by which Services select it.
     pub joined: bool,
 }
@@ -285,7 +282,7 @@ pub struct PodFacts {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Serving {
     /// etcd was not queried, because the plan does not need an answer.
-    NotAsked,
+    NotRead,
     /// etcd did not answer.
     Unknown(String),
     /// The keys of etcd differ from those in the backup.

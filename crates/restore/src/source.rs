@@ -17,7 +17,7 @@ use crate::reason::{Reason, Trouble};
 const MANIFEST_LIMIT: u64 = 4 << 20;
 
 /// An opened location of a backup.
-pub struct Place(pub Target);
+pub struct OpenedSource(pub Target);
 
 /// Opens the bucket, or the directory `claim` where the PersistentVolumeClaim is mounted. `secret` and `ca` are the
 /// content of the Secrets that the source names.
@@ -30,7 +30,7 @@ pub async fn open(
     secret: Option<&SecretData>,
     ca: Option<&SecretData>,
     claim: Option<&Path>,
-) -> Result<Place, Trouble> {
+) -> Result<OpenedSource, Trouble> {
     let secrets = Secrets {
         credentials: secret,
         ca,
@@ -41,7 +41,7 @@ pub async fn open(
     };
     store::open(&source.source(), secrets, &directories)
         .await
-        .map(Place)
+        .map(OpenedSource)
         .map_err(|error| trouble(&error))
 }
 
@@ -58,7 +58,7 @@ pub fn trouble(error: &store::Error) -> Trouble {
     Trouble::new(reason, error.to_string())
 }
 
-impl Place {
+impl OpenedSource {
     /// The manifest of the backup; `None` if it does not exist, as for backups of the original operator.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ pub fn fits(manifest: Option<&BackupManifest>, stored: u64) -> Result<(), Troubl
         Some(recorded) if u64::try_from(recorded).ok() != Some(stored) => Err(Trouble::new(
             Reason::SnapshotUnreadable,
             format!(
-                "the backup has {stored} bytes, and the manifest beside it says {recorded}: it was cut off, or replaced; \
+                "the backup has {stored} bytes, but its manifest has {recorded}: the backup was truncated or replaced; \
                  restore another backup"
             ),
         )),
@@ -138,8 +138,8 @@ fn unreadable_manifest(key: &str, why: &str) -> Trouble {
     Trouble::new(
         Reason::SnapshotUnreadable,
         format!(
-            "the manifest {key:?} beside the backup cannot be read: {why}; restore another backup, or remove that \
-             object and give spec.etcdCluster.template"
+            "the manifest {key:?} of the backup cannot be read: {why}; restore another backup, or delete that object and \
+             set spec.etcdCluster.template"
         ),
     )
 }

@@ -7,7 +7,7 @@ use api::restore::{self, AbandonedStatus, EtcdRestoreStatus, RestorePhase};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
-use crate::plan::{Action, Outlook, Plan};
+use crate::plan::{Action, Plan, PlanState};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
@@ -24,19 +24,19 @@ pub fn compute(
     if failure.is_none() {
         record(&mut status, &plan.action, now);
     }
-    let outlook = match failure {
-        Some(trouble) => Outlook::Working(trouble.clone()),
-        None => plan.outlook.clone(),
+    let state = match failure {
+        Some(trouble) => PlanState::Working(trouble.clone()),
+        None => plan.state.clone(),
     };
-    let (complete, failed) = findings(&outlook, &status);
+    let (complete, failed) = findings(&state, &status);
     for finding in [complete, failed, in_effect(restore)] {
         conditions::set(&mut status.conditions, &finding, generation, now);
     }
-    status.succeeded = outlook == Outlook::Complete;
-    status.reason = reason(&outlook);
-    status.phase = Some(phase(&outlook, &status));
+    status.succeeded = state == PlanState::Complete;
+    status.reason = reason(&state);
+    status.phase = Some(phase(&state, &status));
     status.observed_generation = generation;
-    let ended = matches!(outlook, Outlook::Complete | Outlook::Halted(_));
+    let ended = matches!(state, PlanState::Complete | PlanState::Halted(_));
     status.completion_time = match (ended, status.completion_time.take()) {
         (true, known) => known.or_else(|| Some(now.clone())),
         (false, _) => None,
@@ -46,14 +46,14 @@ pub fn compute(
 
 /// The status if the CustomResourceDefinition lacks a field for a record: the current status with the problem. The
 /// restore does not continue without the record (invariant 10).
-pub fn of_an_outdated_definition(
+pub fn outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,
     now: &Time,
 ) -> EtcdRestoreStatus {
     let mut status = restore.status.clone().unwrap_or_default();
-    let outlook = Outlook::Stuck(Trouble::new(Reason::DefinitionOutdated, error.to_string()));
-    let (complete, failed) = findings(&outlook, &status);
+    let state = PlanState::Stuck(Trouble::new(Reason::DefinitionOutdated, error.to_string()));
+    let (complete, failed) = findings(&state, &status);
     for finding in [complete, failed] {
         conditions::set(
             &mut status.conditions,
@@ -62,20 +62,21 @@ pub fn of_an_outdated_definition(
             now,
         );
     }
-    status.reason = reason(&outlook);
+    status.reason = reason(&state);
     status
 }
 
 /// Sets the progress of the seed. Without an answer the last progress is kept.
-pub fn tell_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
+pub fn set_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     if let Pod::Present(PodFacts {
-        moved: Some(moved), ..
+        progress: Some(progress),
+        ..
     }) = seed
     {
         status.progress = Some(Progress {
-            bytes: number(moved.bytes),
-            total_bytes: moved.total.map(number),
+            bytes: number(progress.bytes),
+            total_bytes: progress.total.map(number),
         });
     }
 }
@@ -109,30 +110,30 @@ fn record(status: &mut EtcdRestoreStatus, action: &Action, now: &Time) {
     }
 }
 
-fn findings(outlook: &Outlook, status: &EtcdRestoreStatus) -> (Finding, Finding) {
+const NOT_FAILED: &str = "the restore has not failed";
+
+fn findings(state: &PlanState, status: &EtcdRestoreStatus) -> (Finding, Finding) {
     let finding = |kind, status: ConditionStatus, reason: Reason, message: &str| {
         Finding::new(kind, status, reason.into(), message)
     };
     let (complete, failed) = (ConditionType::Complete, ConditionType::Failed);
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
-    match outlook {
-        Outlook::Working(trouble) => {
-            let waits = format!("waiting for or doing: {}", trouble.message);
-            (
-                finding(complete, no, trouble.reason, &waits),
-                finding(failed, no, Reason::InProgress, "nothing has failed"),
-            )
-        }
-        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => (
+    match state {
+        PlanState::Working(trouble) => (
+            finding(complete, no, trouble.reason, &trouble.message),
+            finding(failed, no, Reason::InProgress, NOT_FAILED),
+        ),
+        PlanState::Stuck(trouble) | PlanState::Halted(trouble) => (
             finding(complete, no, trouble.reason, &trouble.message),
             finding(failed, yes, trouble.reason, &trouble.message),
         ),
-        Outlook::Complete => {
+        PlanState::Complete => {
             let revision = status.restored_revision.unwrap_or_default();
-            let message = format!("the cluster serves; the backup held revision {revision}");
+            let message =
+                format!("the cluster serves; the restored backup has revision {revision}");
             (
                 finding(complete, yes, Reason::Succeeded, &message),
-                finding(failed, no, Reason::Succeeded, "nothing has failed"),
+                finding(failed, no, Reason::Succeeded, NOT_FAILED),
             )
         }
     }
@@ -148,10 +149,7 @@ fn in_effect(restore: &EtcdRestore) -> Finding {
             "every field of the spec is in effect",
         );
     }
-    let message = format!(
-        "accepted, but without effect in this release: {}",
-        fields.join(", ")
-    );
+    let message = format!("not in effect: {}", fields.join(", "));
     Finding::new(
         ConditionType::FieldsInEffect,
         false,
@@ -160,17 +158,17 @@ fn in_effect(restore: &EtcdRestore) -> Finding {
     )
 }
 
-fn reason(outlook: &Outlook) -> Option<String> {
-    match outlook {
-        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => Some(trouble.message.clone()),
-        Outlook::Working(_) | Outlook::Complete => None,
+fn reason(state: &PlanState) -> Option<String> {
+    match state {
+        PlanState::Stuck(trouble) | PlanState::Halted(trouble) => Some(trouble.message.clone()),
+        PlanState::Working(_) | PlanState::Complete => None,
     }
 }
 
-fn phase(outlook: &Outlook, status: &EtcdRestoreStatus) -> RestorePhase {
-    match outlook {
-        Outlook::Complete => RestorePhase::Complete,
-        Outlook::Halted(_) => RestorePhase::Failed,
+fn phase(state: &PlanState, status: &EtcdRestoreStatus) -> RestorePhase {
+    match state {
+        PlanState::Complete => RestorePhase::Complete,
+        PlanState::Halted(_) => RestorePhase::Failed,
         _ if status.cluster_id.is_some() => RestorePhase::Starting,
         _ if status.seed.is_some() => RestorePhase::Preparing,
         _ => RestorePhase::Pending,
@@ -191,7 +189,7 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
             "Create",
             "started the seed member's pod",
         )),
-        Action::ClearPod(why) => Some(Notice::warning(
+        Action::ReplacePod(why) => Some(Notice::warning(
             Reason::SeedEnded.as_str(),
             "Delete",
             why.clone(),
@@ -201,35 +199,39 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
             "Verify",
             format!("the seed member serves the verified backup of revision {revision}"),
         )),
-        Action::Claim => Some(Notice::normal(
+        Action::Lock => Some(Notice::normal(
             Reason::Claimed.as_str(),
             "Claim",
-            format!("claimed {target}: it serves until the backup is verified beside it"),
+            format!(
+                "locked the EtcdCluster {target}: it serves until the seed has verified the backup"
+            ),
         )),
         Action::Abandon(trouble) => Some(Notice::warning(
             Reason::GivenUp.as_str(),
             "Restore",
-            format!("{target}: {}", trouble.message),
+            format!("EtcdCluster {target}: {}", trouble.message),
         )),
-        Action::RecordFormed { .. } if restore_in_place(restore) => Some(Notice::normal(
+        Action::RecordFormed { .. } if is_in_place(restore) => Some(Notice::normal(
             Reason::Replacing.as_str(),
             "Replace",
-            format!("the members of {target} are stopped and replaced by the verified seed"),
+            format!(
+                "stopping the members of the EtcdCluster {target}: the verified seed replaces them"
+            ),
         )),
-        Action::ReleaseClaim => Some(Notice::normal(
+        Action::ReleaseLock => Some(Notice::normal(
             Reason::HandedOver.as_str(),
             "HandOver",
-            format!("handed {target} over to the cluster operator"),
+            format!("handed the EtcdCluster {target} over to the cluster operator"),
         )),
         _ => None,
     };
-    let outlook = match &plan.outlook {
-        Outlook::Stuck(trouble) | Outlook::Halted(trouble) => Some(Notice::warning(
+    let state = match &plan.state {
+        PlanState::Stuck(trouble) | PlanState::Halted(trouble) => Some(Notice::warning(
             Reason::RestoreFailed.as_str(),
             "Restore",
             trouble.to_string(),
         )),
-        Outlook::Working(trouble) if trouble.reason != Reason::InProgress => {
+        PlanState::Working(trouble) if trouble.reason != Reason::InProgress => {
             let note = trouble.to_string();
             Some(Notice::warning(
                 Reason::RestoreWaits.as_str(),
@@ -237,7 +239,7 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
                 note,
             ))
         }
-        Outlook::Complete
+        PlanState::Complete
             if !restore
                 .status
                 .as_ref()
@@ -251,10 +253,10 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
         }
         _ => None,
     };
-    action.into_iter().chain(outlook).collect()
+    action.into_iter().chain(state).collect()
 }
 
-fn restore_in_place(restore: &EtcdRestore) -> bool {
+fn is_in_place(restore: &EtcdRestore) -> bool {
     let status = restore.status.as_ref();
     status.is_some_and(|status| status.replaces.is_some())
 }
@@ -278,16 +280,16 @@ mod tests {
         Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap())
     }
 
-    fn planned(action: Action, outlook: Outlook) -> Plan {
+    fn planned(action: Action, state: PlanState) -> Plan {
         Plan {
             action,
-            outlook,
+            state,
             requeue: None,
         }
     }
 
-    fn halted() -> Outlook {
-        Outlook::Halted(Trouble::new(Reason::ClusterExists, "it exists"))
+    fn halted() -> PlanState {
+        PlanState::Halted(Trouble::new(Reason::ClusterExists, "it exists"))
     }
 
     #[test]
@@ -297,7 +299,7 @@ mod tests {
             revision: 7,
             sha256: Some("cd".into()),
         };
-        let working = || Outlook::Working(Trouble::new(Reason::InProgress, "x"));
+        let working = || PlanState::Working(Trouble::new(Reason::InProgress, "x"));
         let failure = Trouble::new(Reason::StepFailed, "conflict");
         let status = compute(
             &restore(),
@@ -354,7 +356,7 @@ mod tests {
     fn restore_succeeds_only_when_complete() {
         let status = compute(
             &restore(),
-            &planned(Action::Nothing, Outlook::Complete),
+            &planned(Action::Nothing, PlanState::Complete),
             None,
             &at(5),
         );
@@ -370,30 +372,31 @@ mod tests {
         let seed = api::restore::SeedStatus::default();
         restore.status.get_or_insert_default().seed = Some(seed);
         let error = std::io::Error::other("the definition (CRD) of EtcdRestore is older");
-        let told = of_an_outdated_definition(&restore, &error, &at(1));
-        let failed = conditions::find(&told.conditions, &ConditionType::Failed).unwrap();
+        let status = outdated_definition(&restore, &error, &at(1));
+        let failed = conditions::find(&status.conditions, &ConditionType::Failed).unwrap();
         assert_eq!(
             (failed.status.as_str(), failed.reason.as_str()),
             ("True", "DefinitionOutdated")
         );
-        assert!(told.reason.as_ref().is_some_and(|it| it.contains("older")));
+        let reason = status.reason.as_ref();
+        assert!(reason.is_some_and(|it| it.contains("older")));
         // All other fields are unchanged.
         let before = EtcdRestoreStatus {
             conditions: Vec::new(),
             reason: None,
-            ..told.clone()
+            ..status.clone()
         };
         assert_eq!(Some(before), restore.status);
-        restore.status = Some(told.clone());
-        assert_eq!(of_an_outdated_definition(&restore, &error, &at(9)), told);
+        restore.status = Some(status.clone());
+        assert_eq!(outdated_definition(&restore, &error, &at(9)), status);
     }
 
     #[test]
     fn progress_remains_after_fetch() {
         let mut status = EtcdRestoreStatus::default();
-        let seed = |moved| {
+        let seed = |progress| {
             Pod::Present(PodFacts {
-                moved,
+                progress,
                 ..PodFacts::default()
             })
         };
@@ -402,9 +405,9 @@ mod tests {
             total: Some(10),
         };
         for pod in [seed(Some(half)), seed(None), Pod::Absent] {
-            tell_progress(&mut status, &pod);
-            let told = status.progress.as_ref().unwrap();
-            assert_eq!((told.bytes, told.total_bytes), (5, Some(10)));
+            set_progress(&mut status, &pod);
+            let progress = status.progress.as_ref().unwrap();
+            assert_eq!((progress.bytes, progress.total_bytes), (5, Some(10)));
         }
     }
 
@@ -422,29 +425,39 @@ mod tests {
             sha256: None,
         };
         let create = Action::CreateCluster(Box::default());
-        let evicted = Action::ClearPod("evicted".into());
-        let given_up = Action::Abandon(Trouble::new(Reason::BackupMissing, "no such key"));
-        let working = || Outlook::Working(Trouble::new(Reason::InProgress, "x"));
-        for (restore, action, reason, says) in [
+        let evicted = Action::ReplacePod("evicted".into());
+        let abandoned = Action::Abandon(Trouble::new(Reason::BackupMissing, "no such key"));
+        let working = || PlanState::Working(Trouble::new(Reason::InProgress, "x"));
+        for (restore, action, reason, part) in [
             (&fresh, create, "ClusterCreated", "EtcdCluster main"),
-            (&over, Action::Claim, "Claimed", "main: it serves until"),
+            (&over, Action::Lock, "Claimed", "main: it serves until"),
             (&fresh, Action::CreatePod, "SeedStarted", "seed member"),
             (&fresh, evicted, "SeedEnded", "evicted"),
             (&fresh, restored, "SeedServes", "revision 7"),
-            (&over, given_up, "GivenUp", "main: no such key"),
-            (&over, formed(), "Replacing", "members of main"),
-            (&over, Action::ReleaseClaim, "HandedOver", "main over to"),
+            (&over, abandoned, "GivenUp", "main: no such key"),
+            (
+                &over,
+                formed(),
+                "Replacing",
+                "members of the EtcdCluster main",
+            ),
+            (&over, Action::ReleaseLock, "HandedOver", "main over to"),
         ] {
-            let told = notices(restore, &planned(action, working()));
-            let [told] = &told[..] else {
-                panic!("{reason}: {told:?}")
+            let notices = notices(restore, &planned(action, working()));
+            let [notice] = &notices[..] else {
+                panic!("{reason}: {notices:?}")
             };
-            let is_bad = ["SeedEnded", "GivenUp"].contains(&reason);
-            assert_eq!((told.reason, told.warning), (reason, is_bad));
-            assert!(told.note.contains(says), "{told:?}");
+            let is_warning = ["SeedEnded", "GivenUp"].contains(&reason);
+            assert_eq!((notice.reason, notice.warning), (reason, is_warning));
+            assert!(notice.note.contains(part), "{notice:?}");
         }
         // A restore into a new cluster reports no replacement of members.
-        for action in [formed(), Action::Nothing, Action::Guard(true), Action::Join] {
+        for action in [
+            formed(),
+            Action::Nothing,
+            Action::SetFinalizer(true),
+            Action::Join,
+        ] {
             let plan = planned(action, working());
             assert!(notices(&fresh, &plan).is_empty(), "{plan:?}");
         }
@@ -452,34 +465,35 @@ mod tests {
 
     #[test]
     fn reports_waits_failures_and_completion_as_events() {
-        let told = |restore: &EtcdRestore, action: Action, outlook: Outlook| -> Vec<_> {
-            let told = notices(restore, &planned(action, outlook)).into_iter();
-            told.map(|one| (one.warning, one.reason, one.note))
+        let events = |restore: &EtcdRestore, action: Action, state: PlanState| -> Vec<_> {
+            let notices = notices(restore, &planned(action, state)).into_iter();
+            notices
+                .map(|one| (one.warning, one.reason, one.note))
                 .collect()
         };
         let missing = || Trouble::new(Reason::BackupMissing, "no such key");
         let note = || "BackupMissing: no such key".to_owned();
         let mut restore = restore();
-        for (outlook, reason) in [
-            (Outlook::Working(missing()), "RestoreWaits"),
-            (Outlook::Stuck(missing()), "RestoreFailed"),
-            (Outlook::Halted(missing()), "RestoreFailed"),
+        for (state, reason) in [
+            (PlanState::Working(missing()), "RestoreWaits"),
+            (PlanState::Stuck(missing()), "RestoreFailed"),
+            (PlanState::Halted(missing()), "RestoreFailed"),
         ] {
-            let said = told(&restore, Action::Nothing, outlook);
-            assert_eq!(said, [(true, reason, note())]);
+            let reported = events(&restore, Action::Nothing, state);
+            assert_eq!(reported, [(true, reason, note())]);
         }
         // The Event of the action comes before that of the state.
-        let given_up = Action::Abandon(missing());
-        let said = told(&restore, given_up, Outlook::Halted(missing()));
-        let reasons: Vec<_> = said.iter().map(|(_, reason, _)| *reason).collect();
+        let abandon = Action::Abandon(missing());
+        let reported = events(&restore, abandon, PlanState::Halted(missing()));
+        let reasons: Vec<_> = reported.iter().map(|(_, reason, _)| *reason).collect();
         assert_eq!(reasons, ["GivenUp", "RestoreFailed"]);
 
         let serves = "the EtcdCluster main serves".to_owned();
-        let said = told(&restore, Action::Nothing, Outlook::Complete);
-        assert_eq!(said, [(false, "RestoreComplete", serves)]);
+        let reported = events(&restore, Action::Nothing, PlanState::Complete);
+        assert_eq!(reported, [(false, "RestoreComplete", serves)]);
         restore.status.get_or_insert_default().succeeded = true;
-        let said = told(&restore, Action::Nothing, Outlook::Complete);
-        assert!(said.is_empty(), "{said:?}");
+        let reported = events(&restore, Action::Nothing, PlanState::Complete);
+        assert!(reported.is_empty(), "{reported:?}");
     }
 
     #[test]

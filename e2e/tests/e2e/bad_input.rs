@@ -282,7 +282,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     let fragments = ["Failed=True(InvalidSpec: ", &newest, oldest, "version"];
     await_reported(sandbox, kind, "older", &fragments).await?;
     sandbox.apply(&cut).await?;
-    let fragments = ["Failed=True(SnapshotUnreadable: ", "cut off"];
+    let fragments = ["Failed=True(SnapshotUnreadable: ", "truncated"];
     await_reported(sandbox, kind, "cut", &fragments).await?;
     clusters_are(sandbox, 1).await
 }
@@ -306,7 +306,7 @@ async fn running_cluster_is_unchanged(
     keys.fill_mixed("later/", 20).await?;
     let (pods, before) = (restarts_of(sandbox).await?, StoreState::now(keys).await?);
 
-    let unreadable = ["Failed=True(SnapshotUnreadable: ", "cut off"];
+    let unreadable = ["Failed=True(SnapshotUnreadable: ", "truncated"];
     let newer = ["Failed=True(InvalidSpec: ", "3.99.0", "spec.version"];
     let secretless = [
         "Failed=True(SecretMissing: ",

@@ -170,7 +170,7 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
         .pop()
         .with_context(|| format!("no restore completed: {message:?}"))?;
     for loser in &refused {
-        ensure_rejected(loser, &["is being restored by another EtcdRestore"])?;
+        ensure_rejected(loser, &["another EtcdRestore is restoring the EtcdCluster"])?;
     }
     for other in complete.iter().chain(&refused) {
         await_no_seed(sandbox, other).await?;

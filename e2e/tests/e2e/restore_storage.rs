@@ -109,8 +109,8 @@ async fn in_place_restore_without_class(
     let overwrite = "  overwrite: true\n";
     let manifest = restore_with(s3, "late-over", "{name: d}", backup, overwrite);
     sandbox.apply(&manifest).await?;
-    let given_up = "the restore is given up";
-    await_storage_missing(sandbox, "late-over", &[class, "does not exist", given_up]).await?;
+    let abandoned = "the restore is abandoned";
+    await_storage_missing(sandbox, "late-over", &[class, "does not exist", abandoned]).await?;
     let is = StoreState::now(&keys).await?;
     state.ensure_same(&is).context("after the report")?;
     let seed = seed_objects(sandbox, "d").await?;

@@ -109,8 +109,8 @@ fn values_set_by_others_are_no_difference() {
 #[test]
 fn labels_and_annotations_change_in_place() {
     let pod = pod_for(r#"{"pod":{"labels":{"team":"a","tier":"1"},"annotations":{"note":"b"}}}"#);
-    let wanted = r#"{"pod":{"labels":{"team":"c"},"annotations":{"other":"d"}}}"#;
-    let found = differs(&pod, wanted);
+    let desired = r#"{"pod":{"labels":{"team":"c"},"annotations":{"other":"d"}}}"#;
+    let found = differs(&pod, desired);
     assert!(found.is_settled());
     let patch = found.metadata.unwrap();
     let labels = BTreeMap::from([("team".into(), Some("c".into())), ("tier".into(), None)]);
@@ -118,16 +118,16 @@ fn labels_and_annotations_change_in_place() {
     assert_eq!(patch.annotations["note"], None);
     assert_eq!(patch.annotations["other"], Some("d".into()));
     let pod = patched(pod, &patch);
-    assert_eq!(differs(&pod, wanted), Difference::default());
+    assert_eq!(differs(&pod, desired), Difference::default());
     assert_eq!(pod.metadata.labels.unwrap()["app"], "etcd");
 }
 
 #[test]
 fn user_cannot_change_reserved_keys() {
     let pod = pod_for("{}");
-    let wanted =
+    let desired =
         r#"{"pod":{"labels":{"app":"x","etcd_node":"x"},"annotations":{"etcd.version":"9"}}}"#;
-    assert_eq!(differs(&pod, wanted), Difference::default());
+    assert_eq!(differs(&pod, desired), Difference::default());
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn other_spec_changes_need_new_pod() {
 #[test]
 fn cpu_and_memory_change_in_place_with_default_requests() {
     let pod = pod_for(MEMORY);
-    let wanted = r#"{"pod":{"resources":{"limits":{"memory":"2Gi"},"requests":{"cpu":"100m"}}}}"#;
-    let found = differs(&pod, wanted);
+    let desired = r#"{"pod":{"resources":{"limits":{"memory":"2Gi"},"requests":{"cpu":"100m"}}}}"#;
+    let found = differs(&pod, desired);
     assert_eq!((found.metadata, found.pod), (None, None));
     let patch = found.resources.unwrap();
     assert_eq!(
@@ -162,7 +162,7 @@ fn cpu_and_memory_change_in_place_with_default_requests() {
     );
     let mut pod = pod;
     annotate(&mut pod, &patch.taken);
-    assert_eq!(differs(&pod, wanted), Difference::default());
+    assert_eq!(differs(&pod, desired), Difference::default());
     let back = differs(&pod, MEMORY).resources.unwrap();
     assert_eq!(
         back.resources,
@@ -211,11 +211,11 @@ fn infeasible_resize_needs_new_pod_and_deferred_resize_waits() {
 #[test]
 fn metadata_patch_keeps_recorded_resources() {
     let pod = pod_for("{}");
-    let wanted = r#"{"pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
-    let found = differs(&pod, wanted);
+    let desired = r#"{"pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
+    let found = differs(&pod, desired);
     assert!(found.resources.is_some());
     let pod = patched(pod, &found.metadata.unwrap());
-    let found = differs(&pod, wanted);
+    let found = differs(&pod, desired);
     assert!(found.metadata.is_none() && found.resources.is_some());
 }
 

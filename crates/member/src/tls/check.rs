@@ -103,7 +103,7 @@ impl<'a> SecretCheck<'a> {
     fn trusted(
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
-        wanted: Use,
+        required: Use,
         context: Context<'_>,
     ) -> Result<(), Fault> {
         let expired = |one: &&CertificateDer<'static>| {
@@ -112,7 +112,7 @@ impl<'a> SecretCheck<'a> {
         };
         let valid = authorities.iter().filter(|one| expired(one).is_none());
         let valid: Vec<_> = valid.cloned().collect();
-        let fault = self.chain_fault((&valid, theirs), wanted, context);
+        let fault = self.chain_fault((&valid, theirs), required, context);
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
@@ -122,7 +122,7 @@ impl<'a> SecretCheck<'a> {
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
                 continue;
             };
-            let rejected = self.chain_fault((own, theirs), wanted, context)?;
+            let rejected = self.chain_fault((own, theirs), required, context)?;
             if rejected.is_none_or(|fault| fault.code != FaultKind::UnknownAuthority) {
                 let what = format!(
                     "{} was issued by an authority in {theirs} that expired at {end}: store a new authority, and \
@@ -140,7 +140,7 @@ impl<'a> SecretCheck<'a> {
     fn chain_fault(
         &self,
         (authorities, theirs): (&[CertificateDer<'_>], &str),
-        wanted: Use,
+        required: Use,
         (provider, now): Context<'_>,
     ) -> Result<Option<Fault>, Fault> {
         let chain = self.chain()?;
@@ -162,7 +162,7 @@ impl<'a> SecretCheck<'a> {
             self.fault(FaultKind::CertificateUnreadable, &what)
         })?;
         let seconds = u64::try_from(now.as_second()).unwrap_or_default();
-        let usage = match wanted {
+        let usage = match required {
             Use::Server => KeyUsage::server_auth(),
             Use::Client => KeyUsage::client_auth(),
         };
@@ -176,10 +176,10 @@ impl<'a> SecretCheck<'a> {
             None,
         );
         let rejected = verified.err();
-        Ok(rejected.map(|error| self.rejected(&error, theirs, wanted)))
+        Ok(rejected.map(|error| self.rejected(&error, theirs, required)))
     }
 
-    fn rejected(&self, error: &webpki::Error, theirs: &str, wanted: Use) -> Fault {
+    fn rejected(&self, error: &webpki::Error, theirs: &str, required: Use) -> Fault {
         let certificate = self.keys.certificate;
         let (code, what) = match error {
             webpki::Error::CertExpired { not_after, .. } => (
@@ -204,7 +204,7 @@ impl<'a> SecretCheck<'a> {
                 ),
             ),
             webpki::Error::RequiredEkuNotFoundContext(_) | webpki::Error::EmptyEkuExtension => {
-                let (usage, holder) = match wanted {
+                let (usage, holder) = match required {
                     Use::Server => ("server auth", "a server"),
                     Use::Client => ("client auth", "a client"),
                 };
@@ -237,9 +237,9 @@ impl<'a> SecretCheck<'a> {
         if covers(&chain, &host) {
             return Ok(());
         }
-        let wanted = host.split_once('.').map_or("", |(_, rest)| rest);
+        let domain = host.split_once('.').map_or("", |(_, rest)| rest);
         let what = format!(
-            "{} is valid for {}, but not for members such as {host}: issue one for *.{wanted}",
+            "{} is valid for {}, but not for members such as {host}: issue one for *.{domain}",
             self.keys.certificate,
             listed(&chain)
         );
@@ -293,8 +293,8 @@ fn peer_faults(
 ) -> Result<(), Fault> {
     peer.pair(context.0)?;
     let authorities = peer.authorities()?;
-    for wanted in [Use::Server, Use::Client] {
-        peer.trusted((&authorities, peer.keys.ca), wanted, context)?;
+    for required in [Use::Server, Use::Client] {
+        peer.trusted((&authorities, peer.keys.ca), required, context)?;
     }
     peer.names(addresses)
 }

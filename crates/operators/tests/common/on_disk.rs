@@ -12,9 +12,9 @@ pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     if minor != "3.4" {
         return programs.etcdutl();
     }
-    let beside = programs.etcd.with_file_name("etcdctl");
-    if beside.exists() {
-        beside
+    let next_to_etcd = programs.etcd.with_file_name("etcdctl");
+    if next_to_etcd.exists() {
+        next_to_etcd
     } else {
         on_path("etcdctl").expect("etcdctl 3.4: `apt-get install etcd-client`")
     }

@@ -68,7 +68,7 @@ struct Lease {
 
 /// The recorded answers of the old etcd, as its `etcdctl -w json` printed them.
 #[derive(Deserialize)]
-struct Said {
+struct RecordedAnswers {
     all: Answer,
     revision40: Answer,
     leases: Vec<Lease>,
@@ -82,7 +82,7 @@ fn fixture(file: &str) -> Vec<u8> {
 async fn keys_at(client: &Client, revision: i64) -> Vec<Stored> {
     let options = GetOptions::new().with_all_keys().with_revision(revision);
     let answer = client.kv_client().get("", Some(options)).await.unwrap();
-    let told = answer.kvs().iter().map(|pair| Stored {
+    let keys = answer.kvs().iter().map(|pair| Stored {
         key: ByteString(pair.key().to_vec()),
         value: ByteString(pair.value().to_vec()),
         create_revision: pair.create_revision(),
@@ -90,7 +90,7 @@ async fn keys_at(client: &Client, revision: i64) -> Vec<Stored> {
         version: pair.version(),
         lease: pair.lease(),
     });
-    told.collect()
+    keys.collect()
 }
 
 /// Each lease with its granted time to live and its keys.
@@ -99,14 +99,14 @@ async fn leases(client: &Client) -> BTreeMap<i64, (i64, Vec<ByteString>)> {
     let mut leases = BTreeMap::new();
     for lease in list.leases() {
         let options = LeaseTimeToLiveOptions::new().with_keys();
-        let told = client
+        let lease_data = client
             .lease_client()
             .time_to_live(lease.id(), Some(options))
             .await
             .unwrap();
-        let mut keys: Vec<_> = told.keys().iter().cloned().map(ByteString).collect();
+        let mut keys: Vec<_> = lease_data.keys().iter().cloned().map(ByteString).collect();
         keys.sort();
-        leases.insert(lease.id(), (told.granted_ttl(), keys));
+        leases.insert(lease.id(), (lease_data.granted_ttl(), keys));
     }
     leases
 }
@@ -120,31 +120,31 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
 }
 
 /// Checks that the restored etcd gives the same answers as the old etcd.
-async fn check_recorded_answers(member: &Member, said: Said, hashes: Hashes) {
+async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
-    assert_eq!(keys_at(&client, 0).await, said.all.kvs);
+    assert_eq!(keys_at(&client, 0).await, recorded.all.kvs);
     // The hash covers every change since the compaction.
     let ([all], [between]) = (hashes.all, hashes.revision40);
-    let now = said.all.header.revision;
+    let now = recorded.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);
     assert_eq!(hash_at(&client, BETWEEN).await, between.hash);
     // The history is restored too: keys that were later deleted, and former values.
     let between = keys_at(&client, BETWEEN).await;
-    assert_eq!(between, said.revision40.kvs);
+    assert_eq!(between, recorded.revision40.kvs);
     let options = GetOptions::new().with_revision(COMPACTED - 1);
     let compacted = client.kv_client().get("painted/", Some(options)).await;
     let refused = compacted.unwrap_err().to_string();
     assert!(refused.contains("compacted"), "{refused}");
-    let granted = said.leases.into_iter().map(|lease| {
+    let granted = recorded.leases.into_iter().map(|lease| {
         let mut keys = lease.keys.unwrap_or_default();
         keys.sort();
         (lease.id, (lease.granted, keys))
     });
     assert_eq!(leases(&client).await, granted.collect());
     // Writes continue at the next revision, and the revocation of an old lease deletes its keys.
-    let held = said.all.kvs.iter().find(|stored| stored.lease != 0);
-    let held = held.expect("a key with a lease");
-    let revoked = client.lease_client().revoke(held.lease).await.unwrap();
+    let key = recorded.all.kvs.iter().find(|stored| stored.lease != 0);
+    let key = key.expect("a key with a lease");
+    let revoked = client.lease_client().revoke(key.lease).await.unwrap();
     assert_eq!(revoked.header().unwrap().revision(), now + 1);
     let left = keys_at(&client, 0).await;
     assert!(!left.is_empty() && left.iter().all(|stored| stored.lease == 0));
@@ -154,29 +154,30 @@ async fn restores_backups_of_3_2_and_3_3(minor: &'static str) {
     for old in ["3.2.32", "3.3.27"] {
         let world = World::new(minor).await;
         let backup: Bytes = fixture(&format!("etcd-{old}.db")).into();
-        let said: Said = serde_json::from_slice(&fixture(&format!("etcd-{old}.json"))).unwrap();
+        let recorded: RecordedAnswers =
+            serde_json::from_slice(&fixture(&format!("etcd-{old}.json"))).unwrap();
         let hashes = fixture(&format!("etcd-{old}.hash.json"));
         let hashes: Hashes = serde_json::from_slice(&hashes).unwrap();
         // The name has the format of coreos/etcd-operator, and the backup has no manifest.
         let key = format!(
             "a/etcd.backup_v{}_2019-03-01-12:00:00",
-            said.all.header.revision
+            recorded.all.header.revision
         );
         world.put(&key, &backup).await;
-        let asked = Fetch {
+        let arguments = Fetch {
             etcd_version: Some(format!("{minor}.0")),
             ..world.fetch_from(&format!("bucket/{key}"))
         };
-        let fetched = Box::pin(fetch(&asked)).await.unwrap();
-        assert_eq!(fetched.revision, said.all.header.revision);
+        let fetched = Box::pin(fetch(&arguments)).await.unwrap();
+        assert_eq!(fetched.revision, recorded.all.header.revision);
         let peer_url = format!("http://127.0.0.1:{}", free_port());
         let restored = prepare(&world.prepare(&peer_url)).unwrap();
         assert_eq!(restored, fetched);
         let mut member = Member::start(&world.programs, &world.data(), &peer_url);
         let status = member.serves().await;
         let status = status.unwrap_or_else(|| panic!("etcd {minor} does not start on {old}"));
-        assert_eq!(status.revision, said.all.header.revision);
-        check_recorded_answers(&member, said, hashes).await;
+        assert_eq!(status.revision, recorded.all.header.revision);
+        check_recorded_answers(&member, recorded, hashes).await;
     }
 }
 
@@ -209,9 +210,9 @@ async fn rejects_damaged_backup_of_3_2_or_3_3() {
         let middle = damaged.len() / 2;
         damaged[middle] ^= 1;
         world.put("a/old", &damaged.into()).await;
-        let asked = world.fetch_from("bucket/a/old");
+        let arguments = world.fetch_from("bucket/a/old");
         world
-            .refuses(&asked, Reason::SnapshotUnreadable, "SHA-256")
+            .refuses(&arguments, Reason::SnapshotUnreadable, "SHA-256")
             .await;
     }
 }

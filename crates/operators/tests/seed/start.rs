@@ -5,14 +5,14 @@ use std::os::unix::process::CommandExt as _;
 use super::*;
 
 /// The program in the container of etcd, started as in the seed's pod.
-fn program(world: &World, making: &Making) -> std::process::Command {
+fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-operator"));
     command
         .arg0(api::names::MANAGER_RESTORE)
         .args(["seed", "start"])
         .arg(format!("--volume={}", world.volume.path().display()))
         .arg(format!("--report={}", world.paths().report.display()))
-        .arg(serde_json::to_string(making).unwrap())
+        .arg(serde_json::to_string(settings).unwrap())
         .arg(&world.programs.etcd);
     command
 }
@@ -24,19 +24,19 @@ async fn program_creates_data_directory_and_becomes_etcd() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
-    let making = world.prepare(&peer_url).making;
-    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
+    let settings = world.prepare(&peer_url).settings;
+    let mut member = Member::start_as(program(&world, &settings), &world.data(), &peer_url);
     let status = member.serves().await.expect("the program becomes etcd");
     assert_eq!(status.revision, world.revision);
     assert!(
         !world.paths().report.exists(),
-        "a termination message would hide etcd's own last words"
+        "a termination message would hide the exit reason of etcd"
     );
     drop(member);
     std::fs::remove_file(world.volume.path().join("restored.json")).unwrap();
-    let nothing = Making {
+    let nothing = DataDirectorySettings {
         tool: "/nowhere/etcdutl".into(),
-        ..making
+        ..settings
     };
     let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
     let status = member.serves().await.expect("etcd starts on its disk");
@@ -49,15 +49,18 @@ async fn program_creates_data_directory_and_becomes_etcd() {
     std::fs::write(work.join("snapshot.db"), "left").unwrap();
     let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
     member.serves().await.expect("etcd starts on its disk");
-    assert!(!work.exists(), "the fetched snapshot stays on the volume");
+    assert!(
+        !work.exists(),
+        "the fetched snapshot is still on the volume"
+    );
 }
 
 #[tokio::test]
 async fn reports_failed_restore_without_starting_etcd() {
     let world = World::new("3.6").await;
     let peer_url = format!("http://127.0.0.1:{}", free_port());
-    let making = world.prepare(&peer_url).making;
-    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
+    let settings = world.prepare(&peer_url).settings;
+    let mut member = Member::start_as(program(&world, &settings), &world.data(), &peer_url);
     assert_eq!(member.serves().await, None);
     let report: Report =
         serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
@@ -76,8 +79,11 @@ async fn empty_data_directory_counts_as_missing() {
     fetch(&world.fetch()).await.unwrap();
     std::fs::create_dir(world.data()).unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
-    let making = world.prepare(&peer_url).making;
-    let mut member = Member::start_as(program(&world, &making), &world.data(), &peer_url);
-    let status = member.serves().await.expect("the data directory is made");
+    let settings = world.prepare(&peer_url).settings;
+    let mut member = Member::start_as(program(&world, &settings), &world.data(), &peer_url);
+    let status = member
+        .serves()
+        .await
+        .expect("the data directory is created");
     assert_eq!(status.revision, world.revision);
 }

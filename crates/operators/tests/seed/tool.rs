@@ -14,7 +14,7 @@ async fn trouble_after_tool(does: &str) -> Trouble {
     let tool = world.volume.path().join("tool");
     std::fs::write(&tool, format!("#!/bin/sh\n{does}\n")).unwrap();
     std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
-    arguments.making.tool = tool;
+    arguments.settings.tool = tool;
     prepare(&arguments).unwrap_err()
 }
 

@@ -27,18 +27,18 @@ pub(super) async fn confirm(
                 // The observation may include a slow read of the store, but only the EtcdRestore matters here.
                 return Ok(began);
             }
-            missing("the EtcdRestore has changed, or is gone, since it was read")
+            missing("the EtcdRestore was changed or deleted after it was read")
         }
-        Check::SameBackup => has_the_same_backup(context, restore).await.map(|()| since),
+        Check::SameBackup => has_same_backup(context, restore).await.map(|()| since),
         Check::ClusterInPlace(before) => match in_place(context, restore, before).await? {
             Some(_) => Ok(since),
             None => missing(
-                "the EtcdCluster was claimed, let go or recorded as another cluster since it was read",
+                "the restore lock or the cluster ID of the EtcdCluster changed after it was read",
             ),
         },
         Check::SeedUnchanged(before) => {
-            if !is_the_seed(context, restore, before.as_deref()).await? {
-                return missing("the seed's pod has gone, or changed, since it was read");
+            if !is_same_seed(context, restore, before.as_deref()).await? {
+                return missing("the seed's pod was changed or deleted after it was read");
             }
             in_time(since).map(|()| since)
         }
@@ -49,18 +49,18 @@ pub(super) async fn confirm(
 /// user may have deleted it. A second EtcdCluster would be locked by a finished restore and would get no members.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
-    let is = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
-    Ok(now.as_ref().map(is) == Some(is(restore)))
+    let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
+    Ok(now.as_ref().map(version) == Some(version(restore)))
 }
 
 /// Fails if another backup is recorded. Invariant 9: a seed is deleted because of the recorded backup, and with another
 /// record the same seed may be a member.
-async fn has_the_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
+async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
-        None => "the EtcdRestore is gone",
+        None => "the EtcdRestore was deleted",
         Some(now) if choice::recorded(&now) == choice::recorded(restore) => return Ok(()),
-        Some(_) => "another backup was recorded since the EtcdRestore was read",
+        Some(_) => "another backup was recorded after the EtcdRestore was read",
     };
     Err(Error::Missing(why.to_owned()))
 }
@@ -76,16 +76,16 @@ pub(super) async fn in_place(
     let now: Option<EtcdCluster> = context.read(&namespace, &before.name_any()).await?;
     let id = |cluster: &EtcdCluster| cluster.status.as_ref()?.cluster_id.clone();
     Ok(now.filter(|now| {
-        let claim = now.annotations().get(ANNOTATION_RESTORE);
+        let lock = now.annotations().get(ANNOTATION_RESTORE);
         id(now) == id(before)
             && now.uid() == before.uid()
-            && claim.map(String::as_str) == Some(naming::uid(restore))
+            && lock.map(String::as_str) == Some(naming::uid(restore))
     }))
 }
 
 /// Whether the seed's pod is unchanged. Invariant 9: the cutover needs an existing seed. Another operator process may
 /// have deleted the pod, and without a volume the data is lost with the pod.
-async fn is_the_seed(
+async fn is_same_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
     before: Option<&Pod>,
@@ -93,8 +93,8 @@ async fn is_the_seed(
     let namespace = restore.namespace().unwrap_or_default();
     let name = naming::seed(restore).member;
     let now: Option<Pod> = context.read(&namespace, &name).await?;
-    let is = |pod: Option<&Pod>| pod.map(|pod| (pod.uid(), pod.resource_version()));
-    Ok(is(now.as_ref()) == is(before))
+    let version = |pod: Option<&Pod>| pod.map(|pod| (pod.uid(), pod.resource_version()));
+    Ok(version(now.as_ref()) == version(before))
 }
 
 pub(super) async fn read_again(

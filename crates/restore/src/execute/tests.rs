@@ -17,7 +17,7 @@ use crate::fake;
 use crate::plan::write::write;
 use crate::plan::{Action, choice};
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Former, FormerPod, Objects, Observation, SeedObjects, Snapshot};
+use crate::snapshot::{Objects, Observation, OldMembers, OldPod, SeedObjects, Snapshot};
 
 fn restore() -> EtcdRestore {
     let spec =
@@ -40,24 +40,24 @@ fn cluster(claim: Option<&str>) -> EtcdCluster {
     cluster
 }
 
-fn seen() -> Observation {
+fn observation() -> Observation {
     fn object<K: serde::de::DeserializeOwned>(uid: &str) -> Option<K> {
         let metadata = json!({ "name": "main-seed", "uid": uid, "resourceVersion": "7" });
         serde_json::from_value(json!({ "metadata": metadata })).ok()
     }
     Observation {
-        snapshot: Snapshot::not_asked(),
+        snapshot: Snapshot::not_read(),
         objects: Objects {
             cluster: Some(cluster(None)),
             effective: None,
-            backup: Err(Trouble::new(Reason::BackupMissing, "the backup is gone")),
+            backup: Err(Trouble::new(Reason::BackupMissing, "the backup is missing")),
             image: Ok(OperatorImage {
                 image: "operator:1".into(),
                 pull_policy: None,
             }),
             seed: SeedObjects {
                 pod: object::<Pod>("pod"),
-                claim: object::<PersistentVolumeClaim>("claim"),
+                pvc: object::<PersistentVolumeClaim>("claim"),
                 service: object::<Service>("service"),
             },
         },
@@ -65,73 +65,70 @@ fn seen() -> Observation {
 }
 
 /// An observation of a locked cluster.
-fn claimed() -> Observation {
-    let mut seen = seen();
-    seen.objects.cluster = Some(cluster(Some("restore-uid")));
-    seen
+fn locked() -> Observation {
+    let mut observation = observation();
+    observation.objects.cluster = Some(cluster(Some("restore-uid")));
+    observation
 }
 
 /// Carries out the action. Returns the writes and the outcome.
-async fn made(
-    seen: &Observation,
+async fn executed(
+    observation: &Observation,
     action: &Action,
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Vec<String>, Result<(), Error>) {
-    made_for(&restore(), Duration::ZERO, (seen, action), answer).await
+    executed_for(&restore(), Duration::ZERO, (observation, action), answer).await
 }
 
 /// Carries out the action some time after the observation. A delayed write that cannot be undone is a failure, too.
-async fn made_for(
+async fn executed_for(
     restore: &EtcdRestore,
     age: Duration,
-    (seen, action): (&Observation, &Action),
+    (observation, action): (&Observation, &Action),
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Vec<String>, Result<(), Error>) {
-    let (client, asked) = fake::server(answer);
+    let (client, requests) = fake::server(answer);
     let context = ExecuteContext {
         client,
         undo: Undo::default(),
     };
     let since = Instant::now().checked_sub(age).unwrap();
-    let mut became = match write(restore, seen, action, Timestamp::now()) {
+    let mut outcome = match write(restore, observation, action, Timestamp::now()) {
         Ok(requests) => {
             let failpoint = action.failpoint();
             Box::pin(execute(&context, restore, failpoint, &requests, since)).await
         }
         Err(why) => Err(Error::Missing(why)),
     };
-    context.undo.ended().await;
+    context.undo.join().await;
     if let Some(failure) = context.undo.failures.lock().unwrap().pop() {
-        became = Err(failure);
+        outcome = Err(failure);
     }
-    let mut asked = asked.lock().unwrap().clone();
-    asked.retain(|one| !one.starts_with("GET"));
-    (asked, became)
+    let mut requests = requests.lock().unwrap().clone();
+    requests.retain(|one| !one.starts_with("GET"));
+    (requests, outcome)
 }
 
 /// Invariant 11: another operator process may have deleted the pod and created the next one on the same volume.
 #[tokio::test]
 async fn deletes_volume_only_with_observed_pod() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
-        let (asked, became) = made(
-            &claimed(),
-            &Action::DiscardSeed,
-            move |what, _| match what {
+        let (requests, outcome) =
+            executed(&locked(), &Action::DiscardSeed, move |what, _| match what {
                 "GET etcdrestores" => (200, json!(restore())),
                 "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
                 "DELETE pods" => (pod, fake::success()),
                 "GET pods" => (next, json!(Pod::default())),
                 _ => (200, fake::success()),
-            },
-        )
-        .await;
-        became.unwrap();
+            })
+            .await;
+        outcome.unwrap();
         let all = [
             "DELETE pods",
             "DELETE persistentvolumeclaims",
             "DELETE services",
         ];
-        assert_eq!(asked, all[..deleted], "{pod} {next}");
+        assert_eq!(requests, all[..deleted], "{pod} {next}");
     }
 }
 
@@ -144,20 +141,20 @@ async fn keeps_seed_if_restore_has_changed() {
     };
     let of_another_backup = another(|restore| {
         let source = json!({ "s3": { "path": "b/newer", "awsSecret": "aws" } });
-        let chosen = choice::at(restore, serde_json::from_value(source).unwrap());
+        let chosen = choice::chosen_from(restore, serde_json::from_value(source).unwrap());
         restore.status.get_or_insert_default().backup = Some(chosen);
     });
-    let made_anew = another(|restore| restore.metadata.uid = Some("another-uid".into()));
-    for (now, said) in [
-        ((404, Value::Null), "gone"),
-        (made_anew, "gone"),
+    let created_again = another(|restore| restore.metadata.uid = Some("another-uid".into()));
+    for (now, expected) in [
+        ((404, Value::Null), "deleted"),
+        (created_again, "deleted"),
         (of_another_backup, "another backup was recorded"),
     ] {
-        let action = Action::ClearPod("evicted".into());
-        let (asked, became) = made(&seen(), &action, move |_, _| now.clone()).await;
-        let told = became.unwrap_err().trouble().message;
-        assert!(told.contains(said), "{told}");
-        assert!(asked.is_empty(), "{asked:?}");
+        let action = Action::ReplacePod("evicted".into());
+        let (requests, outcome) = executed(&observation(), &action, move |_, _| now.clone()).await;
+        let message = outcome.unwrap_err().trouble().message;
+        assert!(message.contains(expected), "{message}");
+        assert!(requests.is_empty(), "{requests:?}");
     }
 }
 
@@ -167,22 +164,23 @@ async fn removes_lock_without_finalizer_despite_errors() {
     const PATCH: &str = "PATCH etcdclusters";
     // The lock is set, or its answer is lost.
     for first in [200, 504] {
-        let (asked, became) = made(&seen(), &Action::Claim, move |what, before| {
-            match (what, before) {
-                ("GET etcdrestores", 0) => (503, Value::Null),
-                ("GET etcdrestores", _) => (404, Value::Null),
-                (PATCH, 0) => (first, json!(cluster(None))),
-                (PATCH, 1) => (409, Value::Null),
-                (PATCH, 2) => (500, Value::Null),
-                _ => (200, json!(cluster(Some("restore-uid")))),
-            }
-        })
-        .await;
-        assert_eq!(asked, [PATCH; 4]);
-        assert_eq!(became.is_ok(), first == 200, "{became:?}");
+        let (requests, outcome) =
+            executed(&observation(), &Action::Lock, move |what, before| {
+                match (what, before) {
+                    ("GET etcdrestores", 0) => (503, Value::Null),
+                    ("GET etcdrestores", _) => (404, Value::Null),
+                    (PATCH, 0) => (first, json!(cluster(None))),
+                    (PATCH, 1) => (409, Value::Null),
+                    (PATCH, 2) => (500, Value::Null),
+                    _ => (200, json!(cluster(Some("restore-uid")))),
+                }
+            })
+            .await;
+        assert_eq!(requests, [PATCH; 4]);
+        assert_eq!(outcome.is_ok(), first == 200, "{outcome:?}");
     }
     // Every attempt to remove the lock is rejected.
-    let (asked, became) = made(&seen(), &Action::Claim, |what, before| {
+    let (requests, outcome) = executed(&observation(), &Action::Lock, |what, before| {
         match (what, before) {
             ("GET etcdrestores", _) => (404, Value::Null),
             (PATCH, 1..) => (409, Value::Null),
@@ -190,10 +188,10 @@ async fn removes_lock_without_finalizer_despite_errors() {
         }
     })
     .await;
-    assert_eq!(asked, [PATCH; 6]);
-    became.unwrap_err();
+    assert_eq!(requests, [PATCH; 6]);
+    outcome.unwrap_err();
     // The EtcdRestore has its finalizer, or the lock was never set.
-    let held = |what: &str, code| match what {
+    let with_lock = |what: &str, code| match what {
         "GET etcdrestores" => {
             let mut restore = restore();
             restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
@@ -203,9 +201,12 @@ async fn removes_lock_without_finalizer_despite_errors() {
         _ => (200, json!(cluster(Some("restore-uid")))),
     };
     for code in [200, 409] {
-        let (asked, became) = made(&seen(), &Action::Claim, move |what, _| held(what, code)).await;
-        assert_eq!(asked, [PATCH]);
-        assert_eq!(became.is_ok(), code == 200, "{became:?}");
+        let (requests, outcome) = executed(&observation(), &Action::Lock, move |what, _| {
+            with_lock(what, code)
+        })
+        .await;
+        assert_eq!(requests, [PATCH]);
+        assert_eq!(outcome.is_ok(), code == 200, "{outcome:?}");
     }
 }
 
@@ -213,17 +214,17 @@ async fn removes_lock_without_finalizer_despite_errors() {
 /// a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
 async fn aborted_restore_deletes_changed_seed() {
-    let mut given_up = restore();
-    given_up.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let mut aborted = restore();
+    aborted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
         "DELETE pods",
         "DELETE persistentvolumeclaims",
         "DELETE services",
     ];
     for pod in [200, 404, 409] {
-        let work = (&claimed(), &Action::DiscardSeed);
-        let (asked, became) =
-            made_for(&given_up, Duration::ZERO, work, move |what, _| match what {
+        let work = (&locked(), &Action::DiscardSeed);
+        let (requests, outcome) =
+            executed_for(&aborted, Duration::ZERO, work, move |what, _| match what {
                 "GET etcdrestores" => (404, Value::Null),
                 "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
                 "GET pods" => (200, json!(Pod::default())),
@@ -231,75 +232,76 @@ async fn aborted_restore_deletes_changed_seed() {
                 _ => (200, fake::success()),
             })
             .await;
-        became.unwrap();
-        assert_eq!(asked, all, "{pod}");
+        outcome.unwrap();
+        assert_eq!(requests, all, "{pod}");
     }
-    let mut goes_on = restore();
-    goes_on.metadata.deletion_timestamp = None;
-    for restore in [given_up, goes_on] {
-        for now in [turned(), cluster(None), cluster(Some("another-uid"))] {
-            let (there, work) = (json!(restore), (&claimed(), &Action::DiscardSeed));
+    let mut continuing = restore();
+    continuing.metadata.deletion_timestamp = None;
+    for restore in [aborted, continuing] {
+        for now in [cut_over(), cluster(None), cluster(Some("another-uid"))] {
+            let (object, work) = (json!(restore), (&locked(), &Action::DiscardSeed));
             let answered = move |what: &str, _: usize| match what {
-                "GET etcdrestores" => (200, there.clone()),
+                "GET etcdrestores" => (200, object.clone()),
                 "GET etcdclusters" => (200, json!(now)),
                 _ => (200, fake::success()),
             };
-            let (asked, became) = made_for(&restore, Duration::ZERO, work, answered).await;
-            became.unwrap_err();
-            assert!(asked.is_empty(), "{asked:?}");
+            let (requests, outcome) = executed_for(&restore, Duration::ZERO, work, answered).await;
+            outcome.unwrap_err();
+            assert!(requests.is_empty(), "{requests:?}");
         }
     }
 }
 
 /// The cluster after the cutover.
-fn turned() -> EtcdCluster {
-    let mut turned = cluster(Some("restore-uid"));
-    turned.status.get_or_insert_default().cluster_id = Some("ab".into());
-    turned
+fn cut_over() -> EtcdCluster {
+    let mut cut_over = cluster(Some("restore-uid"));
+    cut_over.status.get_or_insert_default().cluster_id = Some("ab".into());
+    cut_over
 }
 
 /// Invariant 11: the operator process was suspended after the observation.
 #[tokio::test]
 async fn sends_nothing_after_old_observation() {
-    let former = FormerPod {
+    let old_members = OldPod {
         name: "main-old".into(),
         uid: "old".into(),
         terminating: false,
         ready: true,
     };
-    let mut seen = claimed();
-    seen.objects.backup = Ok(backup());
-    seen.objects.cluster.as_mut().unwrap().spec.pod = volumes();
+    let mut observation = locked();
+    observation.objects.backup = Ok(backup());
+    observation.objects.cluster.as_mut().unwrap().spec.pod = volumes();
     for action in [
         Action::CreateService,
-        Action::CreateClaim,
+        Action::CreatePvc,
         Action::CreatePod,
-        Action::ClearPod("evicted".into()),
+        Action::ReplacePod("evicted".into()),
         Action::DiscardSeed,
-        Action::StopFormer(vec![former]),
+        Action::StopOldMembers(vec![old_members]),
         Action::RecordFormed {
             cluster_id: "ab".into(),
         },
     ] {
-        for (age, late) in [(0, false), (11, true)] {
+        for (age, too_old) in [(0, false), (11, true)] {
             let age = Duration::from_secs(age);
             let answered = |what: &str, _: usize| match what {
                 "GET etcdrestores" => (200, json!(restore())),
                 "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
-                "GET pods" => (200, json!(seen_pod())),
-                "PATCH etcdclusters/status" => (200, json!(turned())),
+                "GET pods" => (200, json!(observed_pod())),
+                "PATCH etcdclusters/status" => (200, json!(cut_over())),
                 "POST services" => (200, json!(Service::default())),
                 "POST pods" => (200, json!(Pod::default())),
                 "POST persistentvolumeclaims" => (200, json!(PersistentVolumeClaim::default())),
                 _ => (200, fake::success()),
             };
-            let (asked, became) = made_for(&restore(), age, (&seen, &action), answered).await;
+            let (requests, outcome) =
+                executed_for(&restore(), age, (&observation, &action), answered).await;
             assert_eq!(
-                matches!(became, Err(Error::TooOld)),
-                late,
-                "{action:?} {became:?}"
+                matches!(outcome, Err(Error::TooOld)),
+                too_old,
+                "{action:?} {outcome:?}"
             );
-            assert_eq!(asked.is_empty(), late, "{action:?} {asked:?}");
+            assert_eq!(requests.is_empty(), too_old, "{action:?} {requests:?}");
         }
     }
 }
@@ -320,127 +322,134 @@ async fn creates_cluster_only_for_unchanged_restore() {
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
-            (Some(version("restore-uid", "8")), Some("has changed")),
-            (Some(version("another-uid", "7")), Some("has changed")),
-            (None, Some("or is gone")),
+            (Some(version("restore-uid", "8")), Some("was changed")),
+            (Some(version("another-uid", "7")), Some("was changed")),
+            (None, Some("or deleted")),
         ];
-        for (now, said) in cases {
+        for (now, expected) in cases {
             let answered = move |what: &str, _: usize| match (what, &now) {
                 ("GET etcdrestores", Some(now)) => (200, json!(now)),
                 ("GET etcdrestores", None) => (404, Value::Null),
                 _ => (201, json!(cluster(Some("restore-uid")))),
             };
-            let (asked, became) = made_for(&read, age, (&seen(), &action), answered).await;
-            let made: &[&str] = if said.is_none() {
+            let (requests, outcome) =
+                executed_for(&read, age, (&observation(), &action), answered).await;
+            let created: &[&str] = if expected.is_none() {
                 &["POST etcdclusters"]
             } else {
                 &[]
             };
-            assert_eq!(asked, made, "{said:?}");
-            let told = became.err().map(|error| error.trouble().message);
-            assert_eq!(told.is_some(), said.is_some(), "{told:?}");
-            assert!(told.unwrap_or_default().contains(said.unwrap_or_default()));
+            assert_eq!(requests, created, "{expected:?}");
+            let message = outcome.err().map(|error| error.trouble().message);
+            assert_eq!(message.is_some(), expected.is_some(), "{message:?}");
+            let message = message.unwrap_or_default();
+            assert!(message.contains(expected.unwrap_or_default()));
         }
     }
     // The operator process was suspended after the check.
     for (age, posted) in [(0, 1), (11, 0)] {
-        let (client, asked) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
+        let (client, requests) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
         let context = ExecuteContext {
             client,
             undo: Undo::default(),
         };
         let request = Request::Create(Object::Cluster(Box::new(cluster(None))));
         let since = Instant::now().checked_sub(Duration::from_secs(age));
-        let became = context.send(&read, &request, since.unwrap()).await;
+        let outcome = context.send(&read, &request, since.unwrap()).await;
         assert_eq!(
-            matches!(became, Err(Error::TooOld)),
+            matches!(outcome, Err(Error::TooOld)),
             posted == 0,
-            "{became:?}"
+            "{outcome:?}"
         );
-        assert_eq!(asked.lock().unwrap().len(), posted);
+        assert_eq!(requests.lock().unwrap().len(), posted);
     }
 }
 
 /// Invariants 9 and 11: the seed was lost, or deleted by another operator process.
 #[tokio::test]
 async fn no_cutover_to_changed_seed() {
-    let mut another = seen_pod();
+    let mut another = observed_pod();
     another.metadata.uid = Some("another".into());
-    let mut going = seen_pod();
-    going.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-    going.metadata.resource_version = Some("8".into());
-    for now in [None, Some(another), Some(going)] {
+    let mut terminating = observed_pod();
+    terminating.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    terminating.metadata.resource_version = Some("8".into());
+    for now in [None, Some(another), Some(terminating)] {
         for action in [
             Action::RecordFormed {
                 cluster_id: "ab".into(),
             },
-            Action::StopFormer(Vec::new()),
+            Action::StopOldMembers(Vec::new()),
         ] {
             let now = now.clone();
-            let (asked, became) = made(&claimed(), &action, move |_, _| match &now {
+            let (requests, outcome) = executed(&locked(), &action, move |_, _| match &now {
                 Some(pod) => (200, json!(pod)),
                 None => (404, Value::Null),
             })
             .await;
-            let told = became.unwrap_err().trouble().message;
-            assert!(told.contains("seed's pod has gone, or changed"), "{told}");
-            assert!(asked.is_empty(), "{asked:?}");
+            let message = outcome.unwrap_err().trouble().message;
+            let expected = "seed's pod was changed or deleted";
+            assert!(message.contains(expected), "{message}");
+            assert!(requests.is_empty(), "{requests:?}");
         }
     }
 }
 
 fn backup() -> ChosenBackup {
     let source = json!({ "s3": { "path": "b/k", "awsSecret": "aws" } });
-    choice::at(&restore(), serde_json::from_value(source).unwrap())
+    choice::chosen_from(&restore(), serde_json::from_value(source).unwrap())
 }
 
 /// Invariant 11: a delayed pod would replace a member, to which clients have written, by the state of the backup.
 #[tokio::test]
 async fn deletes_seed_pod_created_after_handover() {
     const CREATED: &str = "POST pods";
-    let mut made_anew = cluster(Some("restore-uid"));
-    made_anew.metadata.uid = Some("another-uid".into());
-    let mut seen = claimed();
-    seen.objects.backup = Ok(backup());
+    let mut created_again = cluster(Some("restore-uid"));
+    created_again.metadata.uid = Some("another-uid".into());
+    let mut observation = locked();
+    observation.objects.backup = Ok(backup());
     let all = vec![
         (Some(cluster(Some("restore-uid"))), true),
         (Some(cluster(None)), false),
         (Some(cluster(Some("another-uid"))), false),
-        (Some(turned()), false),
-        (Some(made_anew), false),
+        (Some(cut_over()), false),
+        (Some(created_again), false),
         (None, false),
     ];
     for (now, stays) in all {
         // The first reads of the EtcdCluster may fail.
         for fails in [0, 2] {
             let now = now.clone();
-            let (asked, became) = made(&seen, &Action::CreatePod, move |what, before| match what {
-                CREATED => (201, json!(seen_pod())),
-                "GET etcdclusters" if before < fails => (503, Value::Null),
-                "GET etcdclusters" => match &now {
-                    Some(cluster) => (200, json!(cluster)),
-                    None => (404, Value::Null),
+            let (requests, outcome) = executed(
+                &observation,
+                &Action::CreatePod,
+                move |what, before| match what {
+                    CREATED => (201, json!(observed_pod())),
+                    "GET etcdclusters" if before < fails => (503, Value::Null),
+                    "GET etcdclusters" => match &now {
+                        Some(cluster) => (200, json!(cluster)),
+                        None => (404, Value::Null),
+                    },
+                    _ => (200, fake::success()),
                 },
-                _ => (200, fake::success()),
-            })
+            )
             .await;
             let expected: &[&str] = if stays {
                 &[CREATED]
             } else {
                 &[CREATED, "DELETE pods"]
             };
-            assert_eq!(asked, expected);
-            became.unwrap();
+            assert_eq!(requests, expected);
+            outcome.unwrap();
         }
     }
     // The pod of another operator process is not deleted.
-    let (asked, became) = made(&seen, &Action::CreatePod, |what, _| match what {
+    let (requests, outcome) = executed(&observation, &Action::CreatePod, |what, _| match what {
         CREATED => (409, Value::Null),
         _ => (200, json!(cluster(None))),
     })
     .await;
-    assert_eq!(asked, [CREATED]);
-    became.unwrap_err();
+    assert_eq!(requests, [CREATED]);
+    outcome.unwrap_err();
 }
 
 fn volumes() -> Option<api::cluster::PodPolicy> {
@@ -448,8 +457,8 @@ fn volumes() -> Option<api::cluster::PodPolicy> {
     serde_json::from_value(json!({ "persistentVolumeClaimSpec": claim })).ok()
 }
 
-fn seen_pod() -> Pod {
-    seen().objects.seed.pod.unwrap()
+fn observed_pod() -> Pod {
+    observation().objects.seed.pod.unwrap()
 }
 
 /// Without a volume a seed's pod has the only copy of its data. Old members stop only for a seed that serves.
@@ -469,34 +478,45 @@ async fn deletes_seed_pod_created_after_old_members_stopped() {
         (false, false, false),
         (true, false, true),
     ] {
-        let mut there = turned();
-        there.spec.pod = durable.then(volumes).unwrap_or_default();
-        let mut seen = claimed();
-        seen.objects.cluster = Some(there.clone());
-        seen.objects.backup = Ok(backup());
-        seen.snapshot.former = Former::Known(Vec::new());
-        let (asked, became) = made(&seen, &Action::CreatePod, move |what, before| match what {
-            "POST pods" => (201, json!(seen_pod())),
-            "GET etcdclusters" => (200, json!(there)),
-            "GET pods" if before == 0 => (503, Value::Null),
-            "GET pods" => (200, old(left)),
-            _ => (200, fake::success()),
-        })
+        let mut existing = cut_over();
+        existing.spec.pod = durable.then(volumes).unwrap_or_default();
+        let mut observation = locked();
+        observation.objects.cluster = Some(existing.clone());
+        observation.objects.backup = Ok(backup());
+        observation.snapshot.old_members = OldMembers::Known(Vec::new());
+        let (requests, outcome) = executed(
+            &observation,
+            &Action::CreatePod,
+            move |what, before| match what {
+                "POST pods" => (201, json!(observed_pod())),
+                "GET etcdclusters" => (200, json!(existing)),
+                "GET pods" if before == 0 => (503, Value::Null),
+                "GET pods" => (200, old(left)),
+                _ => (200, fake::success()),
+            },
+        )
         .await;
-        assert_eq!(asked.len(), if stays { 1 } else { 2 }, "{asked:?}");
-        became.unwrap();
+        assert_eq!(requests.len(), if stays { 1 } else { 2 }, "{requests:?}");
+        outcome.unwrap();
     }
 }
 
 #[tokio::test]
 async fn reports_remedy_if_seed_pod_cannot_be_recreated() {
-    for (former, remedy) in [(Former::NotAsked, false), (Former::Known(Vec::new()), true)] {
-        let mut seen = seen();
-        seen.snapshot.former = former;
-        let (asked, became) = made(&seen, &Action::CreatePod, |_, _| (200, fake::success())).await;
-        assert!(asked.is_empty(), "{asked:?}");
-        let told = became.unwrap_err().trouble().message;
-        assert!(told.starts_with("the backup is gone"), "{told}");
-        assert_eq!(told.contains("delete this EtcdRestore"), remedy, "{told}");
+    for (old_members, remedy) in [
+        (OldMembers::NotRead, false),
+        (OldMembers::Known(Vec::new()), true),
+    ] {
+        let mut observation = observation();
+        observation.snapshot.old_members = old_members;
+        let (requests, outcome) = executed(&observation, &Action::CreatePod, |_, _| {
+            (200, fake::success())
+        })
+        .await;
+        assert!(requests.is_empty(), "{requests:?}");
+        let message = outcome.unwrap_err().trouble().message;
+        assert!(message.starts_with("the backup is missing"), "{message}");
+        let has_remedy = message.contains("delete this EtcdRestore");
+        assert_eq!(has_remedy, remedy, "{message}");
     }
 }

@@ -15,11 +15,12 @@ use tokio_util::task::TaskTracker;
 use super::{Error, ExecuteContext, STOP_SECONDS, checks};
 use crate::observe::members;
 use crate::plan::{in_place, released};
-use crate::{naming, snapshot::Former};
+use crate::{naming, snapshot::OldMembers};
 
 /// Number of attempts of a task.
-const TRIES: u32 = 5;
-const PAUSE: Duration = Duration::from_millis(200);
+const ATTEMPTS: u32 = 5;
+/// Pause between two attempts.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The tasks of a process.
 #[derive(Clone, Default)]
@@ -31,62 +32,62 @@ pub struct Undo {
 
 impl Undo {
     /// Waits until all tasks have ended.
-    pub async fn ended(&self) {
+    pub async fn join(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
 
     /// Retries until the task succeeds or the attempts are used up.
-    fn spawn<T>(&self, what: &'static str, attempt: impl Fn() -> T + Send + 'static)
+    fn spawn<T>(&self, object: &'static str, attempt: impl Fn() -> T + Send + 'static)
     where
         T: Future<Output = Result<(), Error>> + Send + 'static,
     {
         #[cfg(test)]
         let undo = self.clone();
         self.tasks.spawn(async move {
-            let mut tries = 1;
+            let mut attempts = 1;
             while let Err(error) = attempt().await {
-                if tries == TRIES {
-                    tracing::warn!(error = %Chain(&error), what, "a late write is not taken back");
+                if attempts == ATTEMPTS {
+                    tracing::warn!(error = %Chain(&error), object, "cannot undo a delayed write");
                     #[cfg(test)]
                     undo.failures.lock().unwrap().push(error);
                     return;
                 }
-                tries += 1;
-                tokio::time::sleep(PAUSE).await;
+                attempts += 1;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         });
     }
 }
 
-/// Deletes the pod of the seed that was created (`made`) if the cluster no longer needs a seed. After the handover, a
+/// Deletes the pod of the seed that was created (`created`) if the cluster no longer needs a seed. After the handover, a
 /// delayed seed would replace a member by the state of the backup, under the same IDs.
-pub(super) fn late_seed(
+pub(super) fn delayed_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
-    (made, after_cutover): (Pod, bool),
+    (created, after_cutover): (Pod, bool),
 ) {
-    let work = (context.clone(), restore.clone(), cluster.clone(), made);
+    let work = (context.clone(), restore.clone(), cluster.clone(), created);
     context.undo.spawn("the seed's pod", move || {
-        let (context, restore, cluster, made) = work.clone();
+        let (context, restore, cluster, created) = work.clone();
         async move {
-            if is_wanted(&context, &restore, &cluster, after_cutover).await? {
+            if needs_seed(&context, &restore, &cluster, after_cutover).await? {
                 return Ok(());
             }
             tracing::warn!(
-                pod = made.name_any(),
-                "the seed's pod was created late and is deleted: the cluster has gone on without it"
+                pod = created.name_any(),
+                "deleting the seed's pod: its creation was delayed, and the cluster no longer needs a seed"
             );
             let api: Api<Pod> = context.api(&restore.namespace().unwrap_or_default());
-            apply::delete(&api, &made, Some(STOP_SECONDS)).await?;
+            apply::delete(&api, &created, Some(STOP_SECONDS)).await?;
             Ok(())
         }
     });
 }
 
 /// Whether no client can have written to the seed, or the seed's data is on its volume.
-async fn is_wanted(
+async fn needs_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
@@ -100,38 +101,38 @@ async fn is_wanted(
     }
     // After the cutover, a seed is created only while old members run. If they have stopped, another seed serves.
     let namespace = restore.namespace().unwrap_or_default();
-    match members::former(&context.client, restore, &namespace, &cluster).await {
-        Former::Unknown(why) => Err(Error::Missing(why)),
-        former => Ok(!former.have_stopped()),
+    match members::old_members(&context.client, restore, &namespace, &cluster).await {
+        OldMembers::Unknown(why) => Err(Error::Missing(why)),
+        old_members => Ok(!old_members.have_stopped()),
     }
 }
 
 /// Removes the restore lock if the EtcdRestore has no finalizer, because then no later reconcile would remove the lock.
-pub(super) fn late_claim(context: &ExecuteContext, restore: &EtcdRestore, cluster: &EtcdCluster) {
+pub(super) fn delayed_lock(context: &ExecuteContext, restore: &EtcdRestore, cluster: &EtcdCluster) {
     let work = (context.clone(), restore.clone(), cluster.name_any());
-    context.undo.spawn("the claim", move || {
+    context.undo.spawn("the restore lock", move || {
         let (context, restore, cluster) = work.clone();
-        async move { unclaim(&context, &restore, &cluster).await }
+        async move { unlock(&context, &restore, &cluster).await }
     });
 }
 
-async fn unclaim(
+async fn unlock(
     context: &ExecuteContext,
     restore: &EtcdRestore,
     cluster: &str,
 ) -> Result<(), Error> {
     let uid = naming::uid(restore);
     let now = checks::read_again(context, restore).await?;
-    if now.is_some_and(|now| naming::uid(&now) == uid && in_place::is_held(&now)) {
+    if now.is_some_and(|now| naming::uid(&now) == uid && in_place::has_finalizer(&now)) {
         return Ok(());
     }
     let namespace = restore.namespace().unwrap_or_default();
-    let claimed: Option<EtcdCluster> = context.read(&namespace, cluster).await?;
-    let claimed = claimed.filter(|cluster| {
-        let claim = cluster.annotations().get(ANNOTATION_RESTORE);
-        claim.map(String::as_str) == Some(uid)
+    let cluster: Option<EtcdCluster> = context.read(&namespace, cluster).await?;
+    let locked = cluster.filter(|cluster| {
+        let lock = cluster.annotations().get(ANNOTATION_RESTORE);
+        lock.map(String::as_str) == Some(uid)
     });
-    if let Some(cluster) = claimed {
+    if let Some(cluster) = locked {
         let patch = released(restore, &cluster);
         context.patch(&namespace, &cluster, &patch).await?;
     }

@@ -10,30 +10,30 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use tokio::time::timeout;
 
-use super::{ObserveContext, STORE, read};
+use super::{ObserveContext, STORE_TIMEOUT, read};
 use crate::plan::choice;
 use crate::plan::target::spec_to_restore;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// The recorded backup, or the one that the spec names now. `claimed` says whether the restore holds the lock of the
+/// The recorded backup, or the one that the spec names now. `locked` says whether the restore holds the lock of the
 /// cluster, and so may have used the backup.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-    claimed: bool,
+    locked: bool,
 ) -> Result<ChosenBackup, Trouble> {
-    if let Some(chosen) = choice::stands(restore, claimed) {
+    if let Some(chosen) = choice::valid_record(restore, locked) {
         return Ok(chosen.clone());
     }
-    let place = place(context, restore, namespace).await?;
-    Ok(choice::at(restore, place))
+    let source = source_of(context, restore, namespace).await?;
+    Ok(choice::chosen_from(restore, source))
 }
 
 /// The storage block of the EtcdRestore, or that of the EtcdBackup in `spec.backup`.
-async fn place(
+async fn source_of(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
@@ -58,11 +58,11 @@ async fn place(
             );
             Trouble::new(Reason::BackupMissing, message)
         })?;
-    place_of(&backup, reference.before.as_ref())
+    newest_of(&backup, reference.before.as_ref())
 }
 
 /// The storage block of the newest complete backup of an EtcdBackup, or of the newest one that was complete at a time.
-pub(super) fn place_of(
+pub(super) fn newest_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
 ) -> Result<StorageBlock, Trouble> {
@@ -87,7 +87,8 @@ pub(super) fn place_of(
     };
     let none = || {
         let message = format!(
-            "the EtcdBackup {name} has no complete backup yet: wait for one, or name another"
+            "the EtcdBackup {name} has no complete backup yet: wait for one, or name another EtcdBackup in \
+             spec.backup.name"
         );
         Trouble::new(Reason::BackupMissing, message)
     };
@@ -106,8 +107,8 @@ pub(super) fn place_of(
     let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
     if !own {
         let message = format!(
-            "the newest backup of the EtcdBackup {name} lies at another place than its spec names now: wait for its next \
-             one, or give the place in the EtcdRestore itself"
+            "the newest backup of the EtcdBackup {name} is not at the path in its current spec: wait for its next backup, \
+             or set the storage block in the EtcdRestore itself"
         );
         return Err(Trouble::new(Reason::BackupMissing, message));
     }
@@ -123,8 +124,8 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
         .max_by_key(|(time, _)| *time);
     newest.map(|(_, one)| one.location.as_str()).ok_or_else(|| {
         let message = format!(
-            "spec.backup.before: status.backups of the EtcdBackup {} lists none that was complete by {}: take a later \
-             time, or give the place of an older backup in the EtcdRestore itself",
+            "spec.backup.before: status.backups of the EtcdBackup {} lists no backup that was complete at {}: set a \
+             later time, or set the storage block of an older backup in the EtcdRestore itself",
             backup.name_any(),
             before.0
         );
@@ -134,45 +135,45 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
 
 /// Checks the backup before the restore creates anything, and adds its metadata to `backup`. The spec in `there`, of
 /// the existing cluster, is checked if there is one, otherwise the spec of the cluster to create.
-pub(super) async fn look(
+pub(super) async fn check(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-    there: Option<&EtcdClusterSpec>,
+    existing: Option<&EtcdClusterSpec>,
     backup: &mut Result<ChosenBackup, Trouble>,
 ) -> Source {
-    let look = async {
+    let check = async {
         let backup = backup.as_mut().map_err(|trouble| trouble.clone())?;
-        let source = &backup.source;
-        let place = source.source();
-        if let StorageSource::Pvc(pvc) = &place {
-            return on_claim(context, restore, namespace, there, pvc).await;
+        let block = &backup.source;
+        let source = block.source();
+        if let StorageSource::Pvc(pvc) = &source {
+            return check_pvc(context, restore, namespace, existing, pvc).await;
         }
-        let ambient = store::ambient(&place).is_some();
-        let allowed = context.grants.check(namespace, &place, ambient);
+        let ambient = store::ambient(&source).is_some();
+        let allowed = context.grants.check(namespace, &source, ambient);
         allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
-        let named = store::secrets_of(&place);
+        let named = store::secrets_of(&source);
         let keys = secret(context, namespace, named.credentials).await?;
         let ca = secret(context, namespace, named.ca).await?;
-        let place = source::open(source, keys.as_ref(), ca.as_ref(), None).await?;
+        let opened = source::open(block, keys.as_ref(), ca.as_ref(), None).await?;
         // The manifest is read first, because an error of GET has a message and an error of HEAD has none.
-        let manifest = place.manifest().await?;
-        let stored = place.check().await?;
+        let manifest = opened.manifest().await?;
+        let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
         choice::is_unchanged(backup, manifest.as_ref(), stored)?;
-        choice::seen(backup, manifest.as_ref(), stored);
-        spec_to_restore(restore, there, manifest.as_ref())
+        choice::add_metadata(backup, manifest.as_ref(), stored);
+        spec_to_restore(restore, existing, manifest.as_ref())
     };
-    let recorded = choice::stands(restore, false).is_some();
-    match timeout(STORE, look).await {
+    let recorded = choice::valid_record(restore, false).is_some();
+    match timeout(STORE_TIMEOUT, check).await {
         Ok(Ok(spec)) => Source::Ready(Box::new(spec)),
         Ok(Err(trouble)) if recorded => {
-            Source::Unavailable(choice::name_what_is_gone(restore, trouble))
+            Source::Unavailable(choice::name_missing_backup(restore, trouble))
         }
         Ok(Err(trouble)) => Source::Unavailable(trouble),
         Err(_) => {
             let message = format!(
-                "the store did not answer within {STORE:?}: check the endpoint and the network"
+                "the store did not answer within {STORE_TIMEOUT:?}: check the endpoint and the network"
             );
             Source::Unavailable(Trouble::new(Reason::StoreUnreachable, message))
         }
@@ -181,16 +182,16 @@ pub(super) async fn look(
 
 /// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read it, and checks the backup before it
 /// changes anything.
-async fn on_claim(
+async fn check_pvc(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-    there: Option<&EtcdClusterSpec>,
+    existing: Option<&EtcdClusterSpec>,
     pvc: &PvcSource,
 ) -> Result<EtcdClusterSpec, Trouble> {
     let name = &pvc.claim_name;
-    let claim = read::<PersistentVolumeClaim>(context.client, namespace, name).await;
-    if claim
+    let found = read::<PersistentVolumeClaim>(context.client, namespace, name).await;
+    if found
         .map_err(|why| Trouble::new(Reason::StepFailed, format!("spec.pvc.claimName: {why}")))?
         .is_none()
     {
@@ -199,11 +200,11 @@ async fn on_claim(
         );
         return Err(Trouble::new(Reason::BackupMissing, message));
     }
-    match (there, &restore.spec.etcd_cluster.template) {
-        (Some(_), _) | (None, Some(_)) => spec_to_restore(restore, there, None),
+    match (existing, &restore.spec.etcd_cluster.template) {
+        (Some(_), _) | (None, Some(_)) => spec_to_restore(restore, existing, None),
         (None, None) => {
-            let message = "spec.etcdCluster.template: the operator cannot see what is recorded beside a backup on a \
-                           claim: give the spec of the cluster to make";
+            let message = "spec.etcdCluster.template: the operator cannot read the manifest of a backup on a \
+                           PersistentVolumeClaim: set the spec of the cluster to create";
             Err(Trouble::new(Reason::InvalidSpec, message))
         }
     }

@@ -13,34 +13,33 @@ use runtime::outcome::Chain;
 use store::progress;
 use tokio::time::timeout;
 
-use super::{ObserveContext, READ, pod, reach, read};
+use super::{ObserveContext, READ_TIMEOUT, pod, reach, read};
 use crate::naming;
 use crate::plan::in_place;
-use crate::snapshot::is_in_the_way;
+use crate::snapshot::takes_name;
 use crate::snapshot::{
-    Child, Former, FormerPod, Life, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
+    Child, Life, OldMembers, OldPod, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
 };
 
 /// The objects with the names of the seed's objects, regardless of their owner, or the errors of the reads.
-pub(super) struct Named {
+pub(super) struct NamedObjects {
     pub(super) service: Result<Option<Service>, String>,
-    pub(super) claim: Result<Option<PersistentVolumeClaim>, String>,
-    /// The pod with the name of the seed's pod.
+    pub(super) pvc: Result<Option<PersistentVolumeClaim>, String>,
     pub(super) pod: Result<Option<KubePod>, String>,
 }
 
-/// Reads the pod with the seed's name. If the restore has locked (`claimed`) the cluster, the other objects are read
+/// Reads the pod with the seed's name. If the restore has locked (`locked`) the cluster, the other objects are read
 /// too.
 pub(super) async fn named(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-    (cluster, claimed): (&EtcdCluster, bool),
-) -> Named {
+    (cluster, locked): (&EtcdCluster, bool),
+) -> NamedObjects {
     let member = naming::seed(restore).member;
-    let (service, pod, claim) = tokio::join!(
+    let (service, pod, pvc) = tokio::join!(
         async {
-            if claimed {
+            if locked {
                 read::<Service>(context.client, namespace, &member).await
             } else {
                 Ok(None)
@@ -48,32 +47,28 @@ pub(super) async fn named(
         },
         read::<KubePod>(context.client, namespace, &member),
         async {
-            if claimed && cluster.spec.is_durable() {
+            if locked && cluster.spec.is_durable() {
                 read::<PersistentVolumeClaim>(context.client, namespace, &member).await
             } else {
                 Ok(None)
             }
         },
     );
-    Named {
-        service,
-        claim,
-        pod,
-    }
+    NamedObjects { service, pvc, pod }
 }
 
 /// The seed, from the objects with its names.
 pub(super) fn seed(
-    named: Named,
+    named: NamedObjects,
     cluster: &EtcdCluster,
-    former: &Former,
+    old_members: &OldMembers,
     children: &mut SeedObjects,
 ) -> Seed {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
-    let (service, pod, claim) = (
+    let (service, pod, pvc) = (
         child(named.service, owner, &mut children.service),
         child(named.pod, owner, &mut children.pod),
-        child(named.claim, owner, &mut children.claim),
+        child(named.pvc, owner, &mut children.pvc),
     );
     // The Service is the first object of a seed, so its creation time is the start of the seed.
     let began = children.service.as_ref();
@@ -82,70 +77,65 @@ pub(super) fn seed(
     let now = Timestamp::now();
     let pod = match (pod, &children.pod) {
         (Child::Unknown(why), _) => Pod::Unknown(why),
-        (Child::InTheWay, _) => Pod::InTheWay,
+        (Child::NameTaken, _) => Pod::NameTaken,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
             // While no member serves clients, the shortest pause between two pods applies.
-            young: pod::is_young(pod, began.filter(|_| !former.have_stopped()), now),
+            recent: pod::is_recent(pod, began.filter(|_| !old_members.have_stopped()), now),
             ..pod::facts(pod)
         }),
         (Child::Absent | Child::Present, _) => Pod::Absent,
     };
-    Seed {
-        service,
-        claim,
-        pod,
-    }
+    Seed { service, pvc, pod }
 }
 
 /// Reports missing storage for the seed's PersistentVolumeClaim. The waiting time starts at a time that the API server
 /// has set, so a clock of the operator that is ahead is corrected. Without an answer about the clock, nothing is
 /// reported (invariant 1).
-pub(super) async fn look_at_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
-    let (Pod::Present(facts), Some(pod), Some(claim)) =
-        (&mut seed.pod, &children.pod, &children.claim)
+pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
+    let (Pod::Present(facts), Some(pod), Some(pvc)) = (&mut seed.pod, &children.pod, &children.pvc)
     else {
         return;
     };
     let now = Timestamp::now();
-    if facts.life != Life::Lives || pod::no_storage(pod, claim, now).is_none() {
+    if facts.life != Life::Active || pod::no_storage(pod, pvc, now).is_none() {
         return;
     }
-    let Ok(Ok(theirs)) = timeout(READ, clock::difference(client)).await else {
+    let Ok(Ok(difference)) = timeout(READ_TIMEOUT, clock::difference(client)).await else {
         return;
     };
-    let ahead = theirs.map_or(SignedDuration::ZERO, |theirs| {
-        theirs.min(SignedDuration::ZERO)
+    let correction = difference.map_or(SignedDuration::ZERO, |difference| {
+        difference.min(SignedDuration::ZERO)
     });
-    let now = now.checked_add(ahead).unwrap_or(now);
-    if let Some(trouble) = pod::no_storage(pod, claim, now) {
+    let now = now.checked_add(correction).unwrap_or(now);
+    if let Some(trouble) = pod::no_storage(pod, pvc, now) {
         facts.trouble = Some(trouble);
     }
 }
 
 /// Reads the progress of the container `fetch` while it runs.
-pub(super) async fn look_at_progress(seed: &mut Seed, pod: Option<&KubePod>) {
+pub(super) async fn read_progress(seed: &mut Seed, pod: Option<&KubePod>) {
     let Pod::Present(facts) = &mut seed.pod else {
         return;
     };
     let status = pod.and_then(|pod| pod.status.as_ref());
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
     if let Some(address) = address.filter(|_| facts.fetching) {
-        facts.moved = progress::read(address).await;
+        facts.progress = progress::read(address).await;
     }
 }
 
 pub(super) fn child<K: Resource>(
     found: Result<Option<K>, String>,
     owner: &str,
-    keep: &mut Option<K>,
+    present: &mut Option<K>,
 ) -> Child {
     match found {
         Err(why) => Child::Unknown(why),
         Ok(None) => Child::Absent,
-        Ok(Some(object)) if is_in_the_way(&object, owner) => Child::InTheWay,
+        Ok(Some(object)) if takes_name(&object, owner) => Child::NameTaken,
         Ok(Some(object)) => {
-            *keep = Some(object);
+            *present = Some(object);
             Child::Present
         }
     }
@@ -164,26 +154,27 @@ pub(super) async fn seed_serving(
 ) -> Serving {
     match &seed.pod {
         Pod::Present(facts)
-            if (facts.restored.is_some() || facts.silent) && found.is_some_and(pod::etcd_runs) => {}
-        _ => return Serving::NotAsked,
+            if (facts.restored.is_some() || facts.report_lost)
+                && found.is_some_and(pod::etcd_runs) => {}
+        _ => return Serving::NotRead,
     }
     match seed_url(namespace, cluster, found) {
         Some(url) => reach::serving(context, &url).await,
-        None => Serving::Unknown("its pod has no address yet".to_owned()),
+        None => Serving::Unknown("the seed's pod has no address yet".to_owned()),
     }
 }
 
 /// Whether the plan after the cutover needs an answer of the seed: before the old members are stopped, and before the
 /// seed joins. Between the two steps the plan waits only for the end of the old members.
-pub(super) fn is_asked(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
-    let Former::Known(former) = &snapshot.former else {
+pub(super) fn needs_answer(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
+    let OldMembers::Known(old_members) = &snapshot.old_members else {
         return true;
     };
     let joined = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.joined);
-    if former.iter().any(|pod| !pod.terminating) {
+    if old_members.iter().any(|pod| !pod.terminating) {
         return true;
     }
-    !joined && !in_place::gives_up(restore) && !former.iter().any(|pod| pod.ready)
+    !joined && !in_place::is_aborted(restore) && !old_members.iter().any(|pod| pod.ready)
 }
 
 pub(super) fn seed_url(
@@ -198,14 +189,14 @@ pub(super) fn seed_url(
 }
 
 /// Compares the seed's hash of its keys with the one in the manifest, before clients can use the seed.
-pub(super) async fn compared(
+pub(super) async fn compare_hash(
     context: &ObserveContext<'_>,
     seed: &Seed,
-    at: Option<String>,
+    url: Option<String>,
     serving: Serving,
 ) -> Serving {
     let (Pod::Present(pod), Serving::Serves { revision, .. }, Some(url)) =
-        (&seed.pod, &serving, at)
+        (&seed.pod, &serving, url)
     else {
         return serving;
     };
@@ -238,7 +229,7 @@ pub(super) async fn cluster_serving(
     let members = status.iter().flat_map(|status| &status.member_details);
     // Certificates always cover the members, but not always the client Service.
     let members = members.map(|member| addresses.client_url(&member.name));
-    let mut answer = Serving::NotAsked;
+    let mut answer = Serving::NotRead;
     for url in std::iter::once(addresses.service_url()).chain(members) {
         answer = reach::serving(context, &url).await;
         if matches!(answer, Serving::Serves { .. }) || !addresses.client_tls {
@@ -249,40 +240,43 @@ pub(super) async fn cluster_serving(
 }
 
 /// The pods of the old members: all pods of this EtcdCluster with another token than that of the new cluster.
-pub(crate) async fn former(
+pub(crate) async fn old_members(
     client: &Client,
     restore: &EtcdRestore,
     namespace: &str,
     cluster: &EtcdCluster,
-) -> Former {
+) -> OldMembers {
     let api: Api<KubePod> = Api::namespaced(client.clone(), namespace);
-    let of_cluster = names::cluster_selector(&cluster.name_any());
-    let of_cluster = ListParams::default().labels(&of_cluster);
-    let pods = match timeout(READ, api.list(&of_cluster)).await {
+    let selector = names::cluster_selector(&cluster.name_any());
+    let selected = ListParams::default().labels(&selector);
+    let pods = match timeout(READ_TIMEOUT, api.list(&selected)).await {
         Ok(Ok(pods)) => pods.items,
-        Ok(Err(error)) => return Former::Unknown(Chain(&error).to_string()),
-        Err(_) => return Former::Unknown(format!("the pods: no answer within {READ:?}")),
+        Ok(Err(error)) => return OldMembers::Unknown(Chain(&error).to_string()),
+        Err(_) => {
+            return OldMembers::Unknown(format!("the pods: no answer within {READ_TIMEOUT:?}"));
+        }
     };
     let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
-    Former::Known(former_of(&pods, uid, &naming::seed(restore).token))
+    OldMembers::Known(old_pods(&pods, uid, &naming::seed(restore).token))
 }
 
-pub(super) fn former_of(pods: &[KubePod], owner: &str, token: &str) -> Vec<FormerPod> {
-    let replaced = |pod: &&KubePod| {
+pub(super) fn old_pods(pods: &[KubePod], owner: &str, token: &str) -> Vec<OldPod> {
+    let is_old = |pod: &&KubePod| {
         let owners = pod.owner_references();
-        let ours = owners.is_empty() || owners.iter().any(|one| one.uid == owner);
-        ours && pod
-            .annotations()
-            .get(names::ANNOTATION_CLUSTER_TOKEN)
-            .is_none_or(|of| of != token)
+        let is_ours = owners.is_empty() || owners.iter().any(|one| one.uid == owner);
+        is_ours
+            && pod
+                .annotations()
+                .get(names::ANNOTATION_CLUSTER_TOKEN)
+                .is_none_or(|pod_token| pod_token != token)
     };
-    let former = pods.iter().filter(replaced).map(|pod| FormerPod {
+    let old_pods = pods.iter().filter(is_old).map(|pod| OldPod {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         ready: is_ready(pod),
     });
-    former.collect()
+    old_pods.collect()
 }
 
 fn is_ready(pod: &KubePod) -> bool {

@@ -12,7 +12,7 @@ use crate::snapshot::{Life, PodFacts};
 mod life;
 mod storage;
 
-pub(super) use life::{is_young, life};
+pub(super) use life::{is_recent, life};
 pub(super) use storage::no_storage;
 
 /// The facts of a pod, without its [`life`], which needs a clock, and its [provenance](super::provenance).
@@ -34,20 +34,20 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
         let why = condition.message.unwrap_or_default();
         Trouble::new(
             Reason::PodNotStarting,
-            format!("the seed's pod finds no node: {why}"),
+            format!("no node can run the seed's pod: {why}"),
         )
     });
-    let teller = prepare.iter().find(|status| status.name == FETCH);
-    let told = teller.and_then(reported);
+    let fetch = prepare.iter().find(|status| status.name == FETCH);
+    let report = fetch.and_then(reported);
     let serves = containers
         .iter()
         .any(|status| status.name == CONTAINER_ETCD && status.ready);
     PodFacts {
         life: Life::default(),
-        young: false,
-        silent: told.is_none() && teller.is_some_and(ended_well),
-        another: None,
-        vouched: false,
+        recent: false,
+        report_lost: report.is_none() && fetch.is_some_and(ended_well),
+        other_backup: None,
+        checks_sha256: false,
         joined: pod.labels().contains_key(LABEL_CLUSTER),
         trouble: ended.or(trouble).or(unscheduled),
         fetching: prepare.iter().any(|status| {
@@ -57,17 +57,17 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
                     .as_ref()
                     .is_some_and(|state| state.running.is_some())
         }),
-        moved: fetched(&prepare),
-        restored: told.as_ref().map(|contents| contents.revision),
-        verified: told.is_some() && serves,
-        hash: told.as_ref().and_then(|contents| contents.hash),
-        of: told.as_ref().and_then(|contents| contents.of.clone()),
-        sha256: told.map(|contents| contents.sha256),
+        progress: complete_progress(&prepare),
+        restored: report.as_ref().map(|contents| contents.revision),
+        verified: report.is_some() && serves,
+        hash: report.as_ref().and_then(|contents| contents.hash),
+        origin: report.as_ref().and_then(|contents| contents.origin.clone()),
+        sha256: report.map(|contents| contents.sha256),
     }
 }
 
 /// The progress after the whole backup was fetched.
-fn fetched(prepare: &[ContainerStatus]) -> Option<Moved> {
+fn complete_progress(prepare: &[ContainerStatus]) -> Option<Moved> {
     let fetch = prepare.iter().find(|status| status.name == FETCH)?;
     let bytes = reported(fetch)?.size;
     Some(Moved {
@@ -113,7 +113,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
             "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"
         ) {
             let text = format!(
-                "the image {} of the seed's pod cannot be had: {message}",
+                "the image {} of the seed's pod cannot be pulled: {message}",
                 status.image
             );
             return Some(Trouble::new(Reason::ImageNotFound, text));
@@ -150,7 +150,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         _ => Trouble::new(
             Reason::PodNotStarting,
             format!(
-                "container {} of the seed's pod ended with {} ({}): see its log",
+                "container {} of the seed's pod ended with exit code {} ({}): see its log",
                 status.name,
                 ended.exit_code,
                 ended.reason.unwrap_or_default()

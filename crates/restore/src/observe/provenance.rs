@@ -11,13 +11,13 @@ use k8s_openapi::api::core::v1::Pod;
 use member::{FETCH, Origin};
 
 use crate::plan::choice::{self, SHA256, SOURCE};
-use crate::snapshot::{Another, PodFacts};
+use crate::snapshot::{OtherBackup, PodFacts};
 
 /// The argument with the value that is added to the revision.
 const BUMP: &str = "--bump-revision=";
 
 /// The arguments of the container `fetch`.
-pub(crate) struct Asked<'a> {
+pub(crate) struct FetchArguments<'a> {
     /// The storage block of the backup.
     pub(crate) source: StorageBlock,
     /// The text of the storage block in the arguments.
@@ -28,109 +28,114 @@ pub(crate) struct Asked<'a> {
     pub(crate) bump_revision: i64,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> FetchArguments<'a> {
     /// Reads the arguments of a pod; `None` if they cannot be parsed.
     pub(crate) fn of(pod: &'a Pod) -> Option<Self> {
         let text = argument(pod, FETCH, SOURCE)?;
-        let raised = argument(pod, FETCH, BUMP);
+        let bump = argument(pod, FETCH, BUMP);
         Some(Self {
             source: serde_json::from_str(text).ok()?,
             text,
             sha256: argument(pod, FETCH, SHA256),
-            bump_revision: raised.map_or(Some(0), |by| by.parse().ok())?,
+            bump_revision: bump.map_or(Some(0), |by| by.parse().ok())?,
         })
     }
 
-    fn is_at(&self, chosen: &ChosenBackup) -> bool {
-        let is_written = || {
-            let written = serde_json::to_string(&chosen.source);
-            written.is_ok_and(|written| written == self.text)
+    fn has_source_of(&self, chosen: &ChosenBackup) -> bool {
+        let has_same_text = || {
+            let text = serde_json::to_string(&chosen.source);
+            text.is_ok_and(|text| text == self.text)
         };
-        self.source == chosen.source || is_written()
+        self.source == chosen.source || has_same_text()
     }
 
-    fn is_raised_otherwise(&self, chosen: &ChosenBackup) -> bool {
+    fn has_other_bump(&self, chosen: &ChosenBackup) -> bool {
         chosen.bump_revision.max(0) != self.bump_revision
     }
 }
 
 /// The value of the argument with this prefix in an init container.
-fn argument<'a>(pod: &'a Pod, container: &str, what: &str) -> Option<&'a str> {
+fn argument<'a>(pod: &'a Pod, container: &str, prefix: &str) -> Option<&'a str> {
     let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
     let arguments = containers
         .find(|one| one.name == container)?
         .args
         .as_ref()?;
-    arguments.iter().find_map(|one| one.strip_prefix(what))
+    arguments.iter().find_map(|one| one.strip_prefix(prefix))
 }
 
 /// Compares a seed's pod with the record, if both are readable.
 pub(super) fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
-    if let (Some(chosen), Some(asked)) = (choice::recorded(restore), Asked::of(pod)) {
-        judge(chosen, &asked, facts);
+    if let (Some(chosen), Some(arguments)) = (choice::recorded(restore), FetchArguments::of(pod)) {
+        compare_arguments(chosen, &arguments, facts);
     }
 }
 
 /// Compares a pod with these arguments.
-pub(crate) fn judge(chosen: &ChosenBackup, asked: &Asked<'_>, facts: &mut PodFacts) {
-    let differs = |told: Option<&str>| match (told, &chosen.sha256) {
-        (Some(told), Some(recorded)) => !told.eq_ignore_ascii_case(recorded),
+pub(crate) fn compare_arguments(
+    chosen: &ChosenBackup,
+    arguments: &FetchArguments<'_>,
+    facts: &mut PodFacts,
+) {
+    let differs = |sha256: Option<&str>| match (sha256, &chosen.sha256) {
+        (Some(sha256), Some(recorded)) => !sha256.eq_ignore_ascii_case(recorded),
         _ => false,
     };
-    let asks_another =
-        !asked.is_at(chosen) || differs(asked.sha256) || asked.is_raised_otherwise(chosen);
-    facts.vouched = asked.sha256.is_some()
+    let fetches_other = !arguments.has_source_of(chosen)
+        || differs(arguments.sha256)
+        || arguments.has_other_bump(chosen);
+    facts.checks_sha256 = arguments.sha256.is_some()
         && chosen.sha256.is_some()
-        && !differs(asked.sha256)
-        && !asked.is_raised_otherwise(chosen);
-    let Some(held) = facts.sha256.clone() else {
-        facts.another =
-            asks_another.then(|| Another::Fetches(words(chosen, asked, asked.sha256, None)));
+        && !differs(arguments.sha256)
+        && !arguments.has_other_bump(chosen);
+    let Some(sha256) = facts.sha256.clone() else {
+        facts.other_backup = fetches_other
+            .then(|| OtherBackup::Fetches(describe(chosen, arguments, arguments.sha256, None)));
         return;
     };
-    let of = facts.of.as_ref();
+    let origin = facts.origin.as_ref();
     // An earlier pod may have fetched the data on the volume. The report names its source.
-    let elsewhere = match (&chosen.sha256, of) {
+    let has_other_data = match (&chosen.sha256, origin) {
         // The same backup may be stored in several locations.
-        (Some(_), _) => differs(Some(&held)),
-        (None, Some(of)) => of.place != choice::place(&chosen.source),
-        (None, None) => asks_another,
+        (Some(_), _) => differs(Some(&sha256)),
+        (None, Some(origin)) => origin.location_hash != choice::fingerprint(&chosen.source),
+        (None, None) => fetches_other,
     };
-    let raised_otherwise = match of {
-        Some(of) => u64::try_from(chosen.bump_revision.max(0)) != Ok(of.bump_revision),
-        None => asked.is_raised_otherwise(chosen),
+    let has_other_bump = match origin {
+        Some(origin) => u64::try_from(chosen.bump_revision.max(0)) != Ok(origin.bump_revision),
+        None => arguments.has_other_bump(chosen),
     };
-    let other = elsewhere || raised_otherwise;
-    facts.another = other.then(|| Another::Holds(words(chosen, asked, Some(&held), of)));
+    facts.other_backup = (has_other_data || has_other_bump)
+        .then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
 }
 
 /// Describes the difference. The data on a volume may come from another location than that in the arguments.
-fn words(
+fn describe(
     chosen: &ChosenBackup,
-    asked: &Asked<'_>,
+    arguments: &FetchArguments<'_>,
     sha256: Option<&str>,
-    of: Option<&Origin>,
+    origin: Option<&Origin>,
 ) -> String {
-    let told =
+    let checksum =
         |sha256: Option<&str>| sha256.map_or_else(String::new, |it| format!(", SHA-256 {it}"));
     let raised = |by: i64| match by {
         0 => String::new(),
         by => format!(", raised by {by}"),
     };
-    let from = match of.map(|of| &of.place) {
-        Some(place) if *place == choice::place(&chosen.source) => chosen.location.clone(),
-        Some(place) if *place != choice::place(&asked.source) => {
-            "another place, where a previous pod of it was told to fetch".to_owned()
+    let from = match origin.map(|origin| &origin.location_hash) {
+        Some(place) if *place == choice::fingerprint(&chosen.source) => chosen.location.clone(),
+        Some(place) if *place != choice::fingerprint(&arguments.source) => {
+            "another location, from which an earlier pod of the seed has fetched".to_owned()
         }
-        _ => choice::location(&asked.source),
+        _ => choice::location(&arguments.source),
     };
-    let by = of.and_then(|of| i64::try_from(of.bump_revision).ok());
+    let by = origin.and_then(|origin| i64::try_from(origin.bump_revision).ok());
     format!(
         "{from}{}{}, and recorded is {}{}{}",
-        told(sha256),
-        raised(by.unwrap_or(asked.bump_revision)),
+        checksum(sha256),
+        raised(by.unwrap_or(arguments.bump_revision)),
         chosen.location,
-        told(chosen.sha256.as_deref()),
+        checksum(chosen.sha256.as_deref()),
         raised(chosen.bump_revision),
     )
 }
@@ -154,7 +159,7 @@ mod tests {
         let chosen = ChosenBackup {
             sha256: sha256.map(str::to_owned),
             bump_revision,
-            ..choice::at(&restore, block("b/k"))
+            ..choice::chosen_from(&restore, block("b/k"))
         };
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore
@@ -175,10 +180,10 @@ mod tests {
         .unwrap()
     }
 
-    fn compared(restore: &EtcdRestore, pod: &Pod, held: Option<&str>) -> PodFacts {
+    fn compared(restore: &EtcdRestore, pod: &Pod, reported: Option<&str>) -> PodFacts {
         let mut facts = PodFacts {
-            sha256: held.map(str::to_owned),
-            restored: held.map(|_| 100),
+            sha256: reported.map(str::to_owned),
+            restored: reported.map(|_| 100),
             ..PodFacts::default()
         };
         compare(restore, pod, &mut facts);
@@ -190,7 +195,7 @@ mod tests {
         let known = restore(Some(SHA), 0);
         let fetches = |pod: &Pod| {
             let facts = compared(&known, pod, None);
-            matches!(facts.another, Some(Another::Fetches(_)))
+            matches!(facts.other_backup, Some(OtherBackup::Fetches(_)))
         };
         assert!(!fetches(&pod("b/k", &["--sha256=ABCD"])));
         // The pod was created before the SHA-256 was known.
@@ -204,28 +209,32 @@ mod tests {
         let mut unrecorded = known.clone();
         unrecorded.status.as_mut().unwrap().backup = None;
         assert_eq!(
-            compared(&unrecorded, &pod("b/newer", &[]), None).another,
+            compared(&unrecorded, &pod("b/newer", &[]), None).other_backup,
             None
         );
     }
 
     #[test]
     fn report_overrides_arguments_of_pod() {
-        let holds = |restore: &EtcdRestore, pod: &Pod, held| {
-            let facts = compared(restore, pod, Some(held));
-            matches!(facts.another, Some(Another::Holds(_)))
+        let contains_other = |restore: &EtcdRestore, pod: &Pod, reported| {
+            let facts = compared(restore, pod, Some(reported));
+            matches!(facts.other_backup, Some(OtherBackup::Contains(_)))
         };
         let known = restore(Some(SHA), 0);
-        assert!(!holds(&known, &pod("b/k", &[]), SHA));
-        assert!(!holds(&known, &pod("b/copy", &[]), SHA));
-        assert!(holds(&known, &pod("b/k", &[]), "ffff"));
-        assert!(holds(&known, &pod("b/k", &["--bump-revision=7"]), SHA));
+        assert!(!contains_other(&known, &pod("b/k", &[]), SHA));
+        assert!(!contains_other(&known, &pod("b/copy", &[]), SHA));
+        assert!(contains_other(&known, &pod("b/k", &[]), "ffff"));
+        assert!(contains_other(
+            &known,
+            &pod("b/k", &["--bump-revision=7"]),
+            SHA
+        ));
         // Without a manifest only the location can be compared.
         let unknown = restore(None, 0);
-        assert!(!holds(&unknown, &pod("b/k", &[]), "ffff"));
-        assert!(holds(&unknown, &pod("b/newer", &[]), "ffff"));
-        let text = match compared(&known, &pod("b/newer", &[]), Some("ffff")).another {
-            Some(Another::Holds(text)) => text,
+        assert!(!contains_other(&unknown, &pod("b/k", &[]), "ffff"));
+        assert!(contains_other(&unknown, &pod("b/newer", &[]), "ffff"));
+        let text = match compared(&known, &pod("b/newer", &[]), Some("ffff")).other_backup {
+            Some(OtherBackup::Contains(text)) => text,
             other => panic!("{other:?}"),
         };
         for part in ["s3://b/newer, SHA-256 ffff", "s3://b/k, SHA-256 abcd"] {
@@ -237,22 +246,22 @@ mod tests {
     #[test]
     fn detects_other_backup_on_volume() {
         let (here, elsewhere) = (
-            choice::place(&block("b/k")),
-            choice::place(&block("b/newer")),
+            choice::fingerprint(&block("b/k")),
+            choice::fingerprint(&block("b/newer")),
         );
-        let held = |restore: &EtcdRestore, pod: &Pod, place: &str, by: u64| {
+        let other_backup = |restore: &EtcdRestore, pod: &Pod, place: &str, by: u64| {
             let mut facts = PodFacts {
                 sha256: Some("ffff".into()),
                 restored: Some(100),
-                of: Some(Origin {
-                    place: place.to_owned(),
+                origin: Some(Origin {
+                    location_hash: place.to_owned(),
                     bump_revision: by,
                 }),
                 ..PodFacts::default()
             };
             compare(restore, pod, &mut facts);
-            match facts.another {
-                Some(Another::Holds(text)) => Some(text),
+            match facts.other_backup {
+                Some(OtherBackup::Contains(text)) => Some(text),
                 other => {
                     assert_eq!(other, None);
                     None
@@ -260,36 +269,36 @@ mod tests {
             }
         };
         let (unknown, right) = (restore(None, 7), pod("b/k", &["--bump-revision=7"]));
-        let late = pod("b/newer", &[]);
-        for pod in [&right, &late] {
-            assert_eq!(held(&unknown, pod, &here, 7), None);
-            assert!(held(&unknown, pod, &elsewhere, 7).is_some());
-            assert!(held(&unknown, pod, &here, 0).is_some());
+        let other = pod("b/newer", &[]);
+        for pod in [&right, &other] {
+            assert_eq!(other_backup(&unknown, pod, &here, 7), None);
+            assert!(other_backup(&unknown, pod, &elsewhere, 7).is_some());
+            assert!(other_backup(&unknown, pod, &here, 0).is_some());
         }
-        let said = held(&unknown, &right, &elsewhere, 0).unwrap();
+        let text = other_backup(&unknown, &right, &elsewhere, 0).unwrap();
         for part in [
-            "another place",
+            "another location",
             "recorded is s3://b/k, raised by 7",
             "SHA-256 ffff",
         ] {
-            assert!(said.contains(part), "{said}");
+            assert!(text.contains(part), "{text}");
         }
         // With a known SHA-256 a copy in another location is accepted, but not another increase of the revision.
         let known = restore(Some("ffff"), 7);
-        assert_eq!(held(&known, &late, &elsewhere, 7), None);
-        assert!(held(&known, &right, &here, 0).is_some());
+        assert_eq!(other_backup(&known, &other, &elsewhere, 7), None);
+        assert!(other_backup(&known, &right, &here, 0).is_some());
     }
 
     #[test]
     fn recognizes_pod_that_requires_recorded_sha256() {
         let known = restore(Some(SHA), 0);
-        assert!(compared(&known, &pod("b/k", &["--sha256=ABCD"]), None).vouched);
-        assert!(!compared(&known, &pod("b/k", &["--sha256=ffff"]), None).vouched);
-        assert!(!compared(&known, &pod("b/k", &[]), None).vouched);
+        assert!(compared(&known, &pod("b/k", &["--sha256=ABCD"]), None).checks_sha256);
+        assert!(!compared(&known, &pod("b/k", &["--sha256=ffff"]), None).checks_sha256);
+        assert!(!compared(&known, &pod("b/k", &[]), None).checks_sha256);
         let unknown = restore(None, 0);
-        assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).vouched);
+        assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).checks_sha256);
         // The backup is the same, but the increase of the revision differs.
         let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);
-        assert!(!compared(&known, &raised, None).vouched);
+        assert!(!compared(&known, &raised, None).checks_sha256);
     }
 }

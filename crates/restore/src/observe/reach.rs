@@ -32,7 +32,7 @@ pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) 
 /// Requests the member list, which is linearizable and needs a quorum, and then the revision of the member.
 pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving {
     if let Err(error) = context.etcd.members(&[url.to_owned()]).await {
-        return Serving::Unknown(context.in_words(&error));
+        return Serving::Unknown(context.describe(&error));
     }
     match context.etcd.status(url).await {
         Err(error) => Serving::Unknown(error.to_string()),
@@ -58,12 +58,12 @@ impl Reached {
 
 impl ObserveContext<'_> {
     /// The cause of a missing answer, with the remedy if there is one.
-    pub(super) fn in_words(&self, error: &Error) -> String {
+    pub(super) fn describe(&self, error: &Error) -> String {
         match (self.fault, error) {
             (Some(fault), _) => fault.to_owned(),
             (None, Error::AccessDenied(why)) => format!(
-                "the restored cluster has authentication on, with the users and passwords of the backup, and does \
-                 not let the operator in ({why}): put a password of that time into the Secret that the EtcdCluster names in \
+                "the restored cluster has authentication enabled, with the users and passwords of the backup, and \
+                 rejects the operator ({why}): put the password of that time into the Secret of the EtcdCluster's \
                  spec.auth.secret"
             ),
             (None, error) => error.to_string(),
@@ -96,12 +96,12 @@ mod tests {
             image: &image,
             fault,
         };
-        let text = context(None).in_words(&denied);
+        let text = context(None).describe(&denied);
         assert!(
             text.contains("spec.auth.secret") && text.contains("user root"),
             "{text}"
         );
         let fault = "spec.auth.secret: there is no Secret root";
-        assert_eq!(context(Some(fault)).in_words(&denied), fault);
+        assert_eq!(context(Some(fault)).describe(&denied), fault);
     }
 }

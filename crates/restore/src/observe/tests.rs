@@ -12,15 +12,14 @@ use k8s_openapi::api::core::v1::Pod as KubePod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::backup::place_of;
-use super::members::{child, former_of};
+use super::backup::newest_of;
+use super::members::{child, old_pods};
 use super::*;
 use crate::plan::target::{check_version, cluster_to_create};
-use crate::snapshot::is_in_the_way;
+use crate::snapshot::{Child, OldMembers, takes_name};
 
-mod asked;
 mod clocks;
-use crate::snapshot::{Child, Former};
+mod requests;
 
 fn restore(template: Value) -> EtcdRestore {
     let spec = json!({ "etcdCluster": { "name": "main", "template": template }, "backup": { "name": "b" } });
@@ -89,8 +88,8 @@ fn rejects_version_older_than_backup() {
 #[test]
 fn spec_of_manifest_keeps_tls() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
-    let made = cluster_to_create(&restore(Value::Null), Some(&manifest("3.6.16", tls))).unwrap();
-    assert!(made.tls.unwrap().encrypts_peers());
+    let spec = cluster_to_create(&restore(Value::Null), Some(&manifest("3.6.16", tls))).unwrap();
+    assert!(spec.tls.unwrap().encrypts_peers());
 }
 
 #[test]
@@ -113,7 +112,7 @@ fn rejects_spec_of_manifest_with_owned_flag() {
     for words in [
         "spec.pod.etcdEnv",
         "ETCD_FORCE_NEW_CLUSTER",
-        "or give spec.etcdCluster.template",
+        "or set spec.etcdCluster.template",
     ] {
         assert!(trouble.message.contains(words), "{}", trouble.message);
     }
@@ -131,7 +130,7 @@ fn backup(status: Value) -> EtcdBackup {
 
 #[test]
 fn finds_newest_backup_of_etcd_backup() {
-    let place = place_of(
+    let place = newest_of(
         &backup(json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" })),
         None,
     )
@@ -145,13 +144,13 @@ fn finds_newest_backup_of_etcd_backup() {
     for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
         let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
         assert_eq!(
-            place_of(&moved, None).unwrap_err().reason,
+            newest_of(&moved, None).unwrap_err().reason,
             Reason::BackupMissing,
             "{elsewhere}"
         );
     }
     assert_eq!(
-        place_of(&backup(json!({})), None).unwrap_err().reason,
+        newest_of(&backup(json!({})), None).unwrap_err().reason,
         Reason::BackupMissing
     );
 }
@@ -164,7 +163,7 @@ fn finds_newest_backup_on_pvc() {
         let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
         let status = json!({ "succeeded": true, "location": location });
         backup.status = Some(serde_json::from_value(status).unwrap());
-        place_of(&backup, None).map(|block| block.source().path().to_owned())
+        newest_of(&backup, None).map(|block| block.source().path().to_owned())
     };
     let claim = json!({ "claimName": "backups", "path": "etcd/main" });
     let numbered = "etcd/main_v7_2026-01-01-00:00:00";
@@ -198,7 +197,7 @@ fn finds_newest_backup_before_time() {
         "backups": [kept(3), kept(2), kept(1)] }));
     let found = |before: &str| {
         let before: Time = serde_json::from_value(json!(before)).unwrap();
-        place_of(&listed, Some(&before)).map(|block| block.source().path().to_owned())
+        newest_of(&listed, Some(&before)).map(|block| block.source().path().to_owned())
     };
     assert_eq!(
         found("2026-01-02T12:00:00Z").unwrap(),
@@ -226,9 +225,9 @@ fn child_of_earlier_cluster_takes_name() {
         )
         .unwrap()
     };
-    assert!(!is_in_the_way(&pod("new", Value::Null), "new"));
-    assert!(is_in_the_way(&pod("old", Value::Null), "new"));
-    assert!(is_in_the_way(
+    assert!(!takes_name(&pod("new", Value::Null), "new"));
+    assert!(takes_name(&pod("old", Value::Null), "new"));
+    assert!(takes_name(
         &pod("new", json!("2026-01-01T00:00:00Z")),
         "new"
     ));
@@ -251,7 +250,7 @@ fn reads_lock_and_cluster_id() {
     let expected = ClusterFacts {
         uid: "cluster-uid".into(),
         paused: false,
-        claim: Some("u".into()),
+        lock: Some("u".into()),
         cluster_id: Some("ab".into()),
         available: true,
         durable: false,
@@ -305,10 +304,10 @@ fn finds_old_members_by_owner_and_token() {
         pod("old", "u", json!("before"), "True"),
         pod("older", "u", json!(""), "False"),
         pod("seed", "u", json!("restore-1"), "True"),
-        pod("stranger", "another", json!("before"), "True"),
+        pod("foreign", "another", json!("before"), "True"),
     ];
-    let former = former_of(&pods, "u", "restore-1");
-    let found: Vec<_> = former
+    let old_members = old_pods(&pods, "u", "restore-1");
+    let found: Vec<_> = old_members
         .iter()
         .map(|pod| (pod.name.as_str(), pod.ready))
         .collect();
@@ -333,35 +332,35 @@ fn pause_is_short_while_no_member_serves() {
     };
     let mut cluster = EtcdCluster::new("main", EtcdClusterSpec::default());
     cluster.metadata.uid = Some("owner".into());
-    let is_young = |made: i64, former: &Former| {
-        let named = members::Named {
+    let is_recent = |created: i64, old_members: &OldMembers| {
+        let named = members::NamedObjects {
             service: Ok(serde_json::from_value(object(3_600)).unwrap()),
-            claim: Ok(None),
-            pod: Ok(serde_json::from_value(object(made)).unwrap()),
+            pvc: Ok(None),
+            pod: Ok(serde_json::from_value(object(created)).unwrap()),
         };
-        let seed = members::seed(named, &cluster, former, &mut SeedObjects::default());
+        let seed = members::seed(named, &cluster, old_members, &mut SeedObjects::default());
         let Pod::Present(pod) = seed.pod else {
             panic!("{seed:?}")
         };
-        pod.young
+        pod.recent
     };
-    let member = |ready| crate::snapshot::FormerPod {
+    let member = |ready| crate::snapshot::OldPod {
         name: "main-a".into(),
         uid: "a".into(),
         terminating: true,
         ready,
     };
-    let served = Former::Known(vec![member(true)]);
-    let over = Former::Known(vec![member(false)]);
-    for former in [
-        &Former::NotAsked,
-        &Former::Unknown("timeout".into()),
+    let served = OldMembers::Known(vec![member(true)]);
+    let over = OldMembers::Known(vec![member(false)]);
+    for old_members in [
+        &OldMembers::NotRead,
+        &OldMembers::Unknown("timeout".into()),
         &served,
     ] {
-        assert!(is_young(60, former), "{former:?}");
+        assert!(is_recent(60, old_members), "{old_members:?}");
     }
-    for former in [&Former::Known(Vec::new()), &over] {
-        assert!(!is_young(60, former), "{former:?}");
-        assert!(is_young(1, former), "{former:?}");
+    for old_members in [&OldMembers::Known(Vec::new()), &over] {
+        assert!(!is_recent(60, old_members), "{old_members:?}");
+        assert!(is_recent(1, old_members), "{old_members:?}");
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> 
     let problem = |fault: member::tls::Fault| {
         let what = fault.message.replacen(fault.purpose.field(), "", 1);
         let what = what.trim_start_matches(": ").to_owned();
-        Problem::new(fault.purpose.field(), what, "and the restore goes on")
+        Problem::new(fault.purpose.field(), what, "and the restore continues")
     };
     faults.into_iter().map(problem).collect()
 }

@@ -8,7 +8,7 @@ pub fn is_deleted(restore: &EtcdRestore) -> bool {
 }
 
 /// Whether the EtcdRestore was deleted or abandoned. The old cluster is then kept, unless the cutover was made.
-pub fn gives_up(restore: &EtcdRestore) -> bool {
+pub fn is_aborted(restore: &EtcdRestore) -> bool {
     let status = restore.status.as_ref();
     is_deleted(restore) || status.is_some_and(|status| status.abandoned.is_some())
 }

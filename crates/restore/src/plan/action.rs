@@ -6,13 +6,13 @@ use api::cluster::EtcdClusterSpec;
 use api::restore::{ChosenBackup, ReplacesStatus, SeedStatus};
 
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::FormerPod;
+use crate::snapshot::OldPod;
 
 /// Interval of reconciles for changes that emit no event.
-pub(crate) const SOON: Duration = Duration::from_secs(2);
+pub(crate) const POLL: Duration = Duration::from_secs(2);
 
 /// Interval of reconciles while a user has to correct a problem.
-pub(crate) const LATER: Duration = Duration::from_secs(15);
+pub(crate) const PROBLEM_POLL: Duration = Duration::from_secs(15);
 
 /// The action and the state of one reconcile.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub struct Plan {
     /// The only action.
     pub action: Action,
     /// The state to report.
-    pub outlook: Outlook,
+    pub state: PlanState,
     /// Time until the next reconcile.
     pub requeue: Option<Duration>,
 }
@@ -40,19 +40,19 @@ pub enum Action {
     /// Record the chosen backup in the status of the restore (invariant 10).
     RecordBackup(Box<ChosenBackup>),
     /// Set the finalizer of the restore before the lock, or remove it after the lock was released.
-    Guard(bool),
+    SetFinalizer(bool),
     /// Create the EtcdCluster with the restore lock.
     CreateCluster(Box<EtcdClusterSpec>),
     /// Set the restore lock of the existing EtcdCluster.
-    Claim,
+    Lock,
     /// Create the seed's Service.
     CreateService,
     /// Create the seed's PersistentVolumeClaim.
-    CreateClaim,
+    CreatePvc,
     /// Create the seed's pod.
     CreatePod,
     /// Delete the seed's pod for this reason, so that the next plan creates another one.
-    ClearPod(String),
+    ReplacePod(String),
     /// Record in the status of the restore that the seed serves the verified backup.
     RecordRestored {
         /// The cluster ID in hexadecimal, without leading zeros.
@@ -72,20 +72,20 @@ pub enum Action {
         cluster_id: String,
     },
     /// Delete the pods of the old members. Their volumes are kept.
-    StopFormer(Vec<FormerPod>),
+    StopOldMembers(Vec<OldPod>),
     /// Set the labels by which Services select the seed's pod.
     Join,
     /// Delete the EtcdRestore, whose `ttlSecondsAfterFinished` has passed.
     Expire,
     /// Remove the restore lock. The cluster operator then manages the cluster.
-    ReleaseClaim,
+    ReleaseLock,
 }
 
 impl Action {
     /// Whether the action changes the EtcdRestore itself. The next reconcile then writes the status over the new
     /// version.
     pub fn changes_object(&self) -> bool {
-        matches!(self, Self::Guard(_) | Self::Expire)
+        matches!(self, Self::SetFinalizer(_) | Self::Expire)
     }
 
     /// The failpoint before the action: `FAILPOINTS=restore-before-claim=panic`.
@@ -94,21 +94,21 @@ impl Action {
             Self::Nothing => "restore-before-nothing",
             Self::RecordIntent { .. } => "restore-before-record-intent",
             Self::RecordBackup(_) => "restore-before-record-backup",
-            Self::Guard(true) => "restore-before-guard",
-            Self::Guard(false) => "restore-before-let-go",
+            Self::SetFinalizer(true) => "restore-before-guard",
+            Self::SetFinalizer(false) => "restore-before-let-go",
             Self::CreateCluster(_) => "restore-before-create-cluster",
-            Self::Claim => "restore-before-claim",
+            Self::Lock => "restore-before-claim",
             Self::CreateService => "restore-before-create-service",
-            Self::CreateClaim => "restore-before-create-volume-claim",
+            Self::CreatePvc => "restore-before-create-volume-claim",
             Self::CreatePod => "restore-before-create-pod",
-            Self::ClearPod(_) => "restore-before-clear-pod",
+            Self::ReplacePod(_) => "restore-before-clear-pod",
             Self::RecordRestored { .. } => "restore-before-record-restored",
             Self::Abandon(_) => "restore-before-abandon",
             Self::DiscardSeed => "restore-before-discard-seed",
             Self::RecordFormed { .. } => "restore-before-record-formed",
-            Self::StopFormer(_) => "restore-before-stop-former",
+            Self::StopOldMembers(_) => "restore-before-stop-former",
             Self::Join => "restore-before-join",
-            Self::ReleaseClaim => "restore-before-release-claim",
+            Self::ReleaseLock => "restore-before-release-claim",
             Self::Expire => "restore-before-expire",
         }
     }
@@ -116,7 +116,7 @@ impl Action {
 
 /// The state of a restore.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outlook {
+pub enum PlanState {
     /// The restore continues without help.
     Working(Trouble),
     /// The restore continues after a user has corrected this problem.
@@ -128,11 +128,11 @@ pub enum Outlook {
 }
 
 impl Plan {
-    pub(crate) fn act(action: Action, what: &str) -> Self {
-        let outlook = Outlook::Working(Trouble::new(Reason::InProgress, what));
+    pub(crate) fn act(action: Action, description: &str) -> Self {
+        let state = PlanState::Working(Trouble::new(Reason::InProgress, description));
         Self {
             action,
-            outlook,
+            state,
             requeue: Some(Duration::ZERO),
         }
     }
@@ -140,20 +140,21 @@ impl Plan {
     pub(crate) fn wait(trouble: Trouble) -> Self {
         Self {
             action: Action::Nothing,
-            outlook: Outlook::Working(trouble),
-            requeue: Some(SOON),
+            state: PlanState::Working(trouble),
+            requeue: Some(POLL),
         }
     }
 
-    pub(crate) fn wait_for(what: impl Into<String>) -> Self {
-        Self::wait(Trouble::new(Reason::InProgress, what))
+    pub(crate) fn wait_for(description: impl Into<String>) -> Self {
+        let message = format!("waiting for {}", description.into());
+        Self::wait(Trouble::new(Reason::InProgress, message))
     }
 
     pub(crate) fn stuck(trouble: Trouble) -> Self {
         Self {
             action: Action::Nothing,
-            outlook: Outlook::Stuck(trouble),
-            requeue: Some(LATER),
+            state: PlanState::Stuck(trouble),
+            requeue: Some(PROBLEM_POLL),
         }
     }
 
@@ -171,7 +172,7 @@ impl Plan {
     pub(crate) fn halt(reason: Reason, message: impl Into<String>) -> Self {
         Self {
             action: Action::Nothing,
-            outlook: Outlook::Halted(Trouble::new(reason, message)),
+            state: PlanState::Halted(Trouble::new(reason, message)),
             requeue: None,
         }
     }
@@ -179,7 +180,7 @@ impl Plan {
     pub(crate) fn complete() -> Self {
         Self {
             action: Action::Nothing,
-            outlook: Outlook::Complete,
+            state: PlanState::Complete,
             requeue: None,
         }
     }

@@ -25,29 +25,32 @@ pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
 
 /// The recorded backup, if the record is valid: it was chosen from the current spec, or the restore holds the lock of
 /// the cluster.
-pub fn stands(restore: &EtcdRestore, claimed: bool) -> Option<&ChosenBackup> {
+pub fn valid_record(restore: &EtcdRestore, locked: bool) -> Option<&ChosenBackup> {
     let generation = restore.metadata.generation;
-    recorded(restore).filter(|chosen| claimed || chosen.generation == generation)
+    recorded(restore).filter(|chosen| locked || chosen.generation == generation)
 }
 
 /// The plan to record the choice, which comes before its use (invariant 10). `None` if it is recorded.
-pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, claimed: bool) -> Option<Plan> {
-    if stands(restore, claimed).is_some() {
+pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Option<Plan> {
+    if valid_record(restore, locked).is_some() {
         return None;
     }
     let Some(found) = snapshot.found.clone() else {
-        return Some(Plan::wait_for("the backup to be looked at"));
+        return Some(Plan::wait_for("the check of the backup"));
     };
-    let what = format!("recording that it is made of {}", found.location);
-    Some(Plan::act(Action::RecordBackup(Box::new(found)), &what))
+    let description = format!("recording the chosen backup {}", found.location);
+    Some(Plan::act(
+        Action::RecordBackup(Box::new(found)),
+        &description,
+    ))
 }
 
 /// The choice of the backup in a storage block, without metadata.
-pub fn at(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
-    let of = restore.spec.backup.as_ref();
+pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
+    let reference = restore.spec.backup.as_ref();
     ChosenBackup {
         location: location(&source),
-        etcd_backup: of.map(|of| of.name.clone()),
+        etcd_backup: reference.map(|reference| reference.name.clone()),
         etcd_revision: None,
         stored_size: None,
         sha256: None,
@@ -64,12 +67,12 @@ pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
 }
 
 /// Adds the metadata of the stored backup and its manifest.
-pub fn seen(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored: u64) {
+pub fn add_metadata(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored: u64) {
     chosen.stored_size = i64::try_from(stored).ok();
     if let Some(manifest) = manifest {
         chosen.etcd_revision = Some(manifest.revision);
-        let told = Some(manifest.sha256.to_ascii_lowercase());
-        chosen.sha256 = told.filter(|told| !told.is_empty());
+        let sha256 = Some(manifest.sha256.to_ascii_lowercase());
+        chosen.sha256 = sha256.filter(|sha256| !sha256.is_empty());
     }
 }
 
@@ -85,7 +88,7 @@ pub fn is_unchanged(
     stored: u64,
 ) -> Result<(), Trouble> {
     let mut now = chosen.clone();
-    seen(&mut now, manifest, stored);
+    add_metadata(&mut now, manifest, stored);
     let differs = |was: bool, same: bool| was && !same;
     let resized = differs(
         chosen.stored_size.is_some(),
@@ -94,8 +97,8 @@ pub fn is_unchanged(
     let rewritten = differs(chosen.sha256.is_some(), chosen.sha256 == now.sha256);
     if resized || rewritten {
         let message = format!(
-            "the backup {} was overwritten since this restore began with it: create a new EtcdRestore, which takes \
-             what is there now, or put back what was there",
+            "the backup {} was overwritten after this restore had chosen it: create a new EtcdRestore for the current \
+             backup, or put the chosen one back",
             chosen.location
         );
         return Err(Trouble::new(Reason::SnapshotUnreadable, message));
@@ -105,22 +108,23 @@ pub fn is_unchanged(
 
 /// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec would
 /// not choose another one.
-pub fn name_what_is_gone(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
+pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
     if let Some(chosen) = recorded(restore)
         && matches!(
             trouble.reason,
             Reason::BackupMissing | Reason::BucketMissing
         )
     {
-        let of = chosen.etcd_backup.as_ref();
-        let of = of.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
+        let owner = chosen.etcd_backup.as_ref();
+        let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
         // The operator cannot read a PersistentVolumeClaim, so the backup may never have existed there.
-        let gone = match chosen.stored_size {
-            Some(_) => "is gone",
-            None => "is not there",
+        let problem = match chosen.stored_size {
+            Some(_) => "was deleted",
+            None => "does not exist",
         };
         trouble.message = format!(
-            "the backup {}{of}, which this restore began with, {gone} ({}): put it back, or create a new EtcdRestore",
+            "the backup {}{owner}, which this restore has chosen, {problem} ({}): put it back, or create a new \
+             EtcdRestore",
             chosen.location, trouble.message
         );
     }
@@ -128,16 +132,16 @@ pub fn name_what_is_gone(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble
 }
 
 /// Does the same for the problem of a seed's pod.
-pub fn name_in(restore: &EtcdRestore, pod: &mut PodFacts) {
+pub fn name_missing_backup_in(restore: &EtcdRestore, pod: &mut PodFacts) {
     let trouble = pod.trouble.take();
-    pod.trouble = trouble.map(|trouble| name_what_is_gone(restore, trouble));
+    pod.trouble = trouble.map(|trouble| name_missing_backup(restore, trouble));
 }
 
 /// The fingerprint of a storage block in 64 characters. The record and the arguments of a seed's pod contain the same
 /// block.
-pub fn place(block: &StorageBlock) -> String {
-    let said = serde_json::to_vec(block).unwrap_or_default();
-    format!("{:x}", Sha256::digest(said))
+pub fn fingerprint(block: &StorageBlock) -> String {
+    let text = serde_json::to_vec(block).unwrap_or_default();
+    format!("{:x}", Sha256::digest(text))
 }
 
 /// The location of a backup in the format of `EtcdBackup.status.location`.
@@ -181,9 +185,12 @@ mod tests {
 
     #[test]
     fn detects_overwritten_backup() {
-        let mut chosen = at(&restore(), block("b/k"));
-        assert!(is_unchanged(&chosen, None, 5).is_ok(), "nothing is known");
-        seen(&mut chosen, Some(&manifest("AB")), 100);
+        let mut chosen = chosen_from(&restore(), block("b/k"));
+        assert!(
+            is_unchanged(&chosen, None, 5).is_ok(),
+            "nothing is recorded"
+        );
+        add_metadata(&mut chosen, Some(&manifest("AB")), 100);
         assert_eq!(
             (chosen.stored_size, chosen.etcd_revision),
             (Some(100), Some(7))
@@ -205,45 +212,45 @@ mod tests {
     #[test]
     fn names_missing_backup_with_remedy() {
         let mut restore = restore();
-        let gone = || Trouble::new(Reason::BackupMissing, "object \"k\" does not exist");
-        assert_eq!(name_what_is_gone(&restore, gone()), gone());
-        let chosen = at(&restore, block("b/k_v7_2026-01-01-00:00:00"));
+        let missing = || Trouble::new(Reason::BackupMissing, "object \"k\" does not exist");
+        assert_eq!(name_missing_backup(&restore, missing()), missing());
+        let chosen = chosen_from(&restore, block("b/k_v7_2026-01-01-00:00:00"));
         restore.status.get_or_insert_default().backup = Some(chosen);
-        let said = name_what_is_gone(&restore, gone()).message;
+        let message = name_missing_backup(&restore, missing()).message;
         for part in [
             "s3://b/k_v7_2026-01-01-00:00:00",
             "EtcdBackup nightly",
             "new EtcdRestore",
         ] {
-            assert!(said.contains(part), "{said}");
+            assert!(message.contains(part), "{message}");
         }
         let other = || Trouble::new(Reason::PodNotStarting, "no node");
-        assert_eq!(name_what_is_gone(&restore, other()), other());
+        assert_eq!(name_missing_backup(&restore, other()), other());
     }
 
     #[test]
     fn changed_spec_chooses_again_until_locked() {
         let mut restore = restore();
-        assert_eq!(stands(&restore, true), None);
-        let chosen = at(&restore, block("b/k"));
+        assert_eq!(valid_record(&restore, true), None);
+        let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen.clone());
-        assert_eq!(stands(&restore, false), Some(&chosen));
+        assert_eq!(valid_record(&restore, false), Some(&chosen));
         restore.metadata.generation = Some(2);
-        assert_eq!(stands(&restore, false), None);
-        assert_eq!(stands(&restore, true), Some(&chosen));
+        assert_eq!(valid_record(&restore, false), None);
+        assert_eq!(valid_record(&restore, true), Some(&chosen));
     }
 
     #[test]
     fn revision_increase_is_chosen_with_backup() {
         let mut restore = restore();
         restore.spec.bump_revision = Some(1000);
-        let chosen = at(&restore, block("b/k"));
+        let chosen = chosen_from(&restore, block("b/k"));
         assert_eq!(chosen.bump_revision, 1000);
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
         // A record without an increase stays unchanged too.
-        let chosen = at(&restore, block("b/k"));
+        let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);
         assert_eq!(bump_revision(&restore), None);
@@ -252,23 +259,23 @@ mod tests {
     /// The fingerprint is stored on volumes, and later releases compare it.
     #[test]
     fn fingerprint_covers_all_fields_of_source() {
-        let at = |more: Value| -> String {
+        let of = |more: Value| -> String {
             let mut s3 = json!({ "path": "b/k" });
             s3.as_object_mut()
                 .unwrap()
                 .extend(more.as_object().unwrap().clone());
-            place(&serde_json::from_value(json!({ "s3": s3 })).unwrap())
+            fingerprint(&serde_json::from_value(json!({ "s3": s3 })).unwrap())
         };
-        let places = [
-            at(json!({})),
-            at(json!({ "path": "b/newer" })),
-            at(json!({ "endpoint": "http://s3" })),
-            at(json!({ "awsSecret": "aws" })),
+        let fingerprints = [
+            of(json!({})),
+            of(json!({ "path": "b/newer" })),
+            of(json!({ "endpoint": "http://s3" })),
+            of(json!({ "awsSecret": "aws" })),
         ];
-        let distinct: std::collections::BTreeSet<_> = places.iter().collect();
-        assert_eq!(distinct.len(), places.len());
-        let written = format!("{:x}", Sha256::digest(r#"{"s3":{"path":"b/k"}}"#));
-        assert_eq!(places[0], written);
+        let distinct: std::collections::BTreeSet<_> = fingerprints.iter().collect();
+        assert_eq!(distinct.len(), fingerprints.len());
+        let stored = format!("{:x}", Sha256::digest(r#"{"s3":{"path":"b/k"}}"#));
+        assert_eq!(fingerprints[0], stored);
     }
 
     #[test]

@@ -9,15 +9,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use member::tls::ClusterTls;
 
-use crate::snapshot::is_in_the_way;
+use crate::snapshot::takes_name;
 
 /// The TLS settings in the annotation of the seed's pod, if the pod belongs to the cluster.
-#[expect(
-    clippy::option_option,
-    reason = "without TLS is something else than unknown"
-)]
-fn noted(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
-    if is_in_the_way(seed, owner) {
+#[expect(clippy::option_option, reason = "no TLS differs from unknown settings")]
+fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
+    if takes_name(seed, owner) {
         return None;
     }
     serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
@@ -25,16 +22,16 @@ fn noted(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
 
 /// The TLS settings in effect. With the restore lock, those of the seed's pod come first, otherwise the recorded ones
 /// of the current cluster token. Without either, `spec.TLS` counts.
-pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> Option<TlsPolicy> {
+pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
-    let of_seed = seed.and_then(|seed| noted(seed, owner));
+    let of_seed = seed.and_then(|seed| tls_of_seed(seed, owner));
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
     let record = status.and_then(|status| status.tls.as_ref());
     let recorded = record
         .filter(|record| Some(&record.token) == token)
         .map(api::cluster::TlsStatus::policy);
-    let known = if claimed {
+    let known = if locked {
         of_seed.or(recorded)
     } else {
         recorded.or(of_seed)
@@ -43,9 +40,9 @@ pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> Optio
 }
 
 /// The EtcdCluster with the TLS settings in effect.
-pub(crate) fn as_started(cluster: &EtcdCluster, seed: Option<&Pod>, claimed: bool) -> EtcdCluster {
+pub(crate) fn as_started(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> EtcdCluster {
     let mut effective = cluster.clone();
-    effective.spec.tls = policy(cluster, seed, claimed);
+    effective.spec.tls = policy(cluster, seed, locked);
     effective
 }
 
@@ -70,19 +67,19 @@ mod tests {
     }
 
     /// A cluster with recorded TLS settings and other settings in its spec.
-    fn cluster(recorded: Option<&str>, wanted: &str) -> EtcdCluster {
-        let record = recorded.map(|said| api::cluster::TlsStatus::new("t", tls(said).as_ref()));
-        let wanted: serde_json::Value = serde_json::from_str(wanted).unwrap();
+    fn cluster(recorded: Option<&str>, spec: &str) -> EtcdCluster {
+        let record = recorded.map(|text| api::cluster::TlsStatus::new("t", tls(text).as_ref()));
+        let spec: serde_json::Value = serde_json::from_str(spec).unwrap();
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
             "metadata": { "name": "db", "uid": "u" },
-            "spec": { "TLS": wanted },
+            "spec": { "TLS": spec },
             "status": { "bootstrap": { "token": "t", "members": [] }, "TLS": record },
         }))
         .unwrap()
     }
 
-    fn seed(owner: &str, said: &str) -> Pod {
+    fn seed(owner: &str, tls: &str) -> Pod {
         let mut pod = Pod::default();
         pod.metadata.owner_references = Some(vec![
             serde_json::from_value(json!({ "apiVersion": "v1", "kind": "k",
@@ -90,31 +87,37 @@ mod tests {
             .unwrap(),
         ]);
         pod.annotations_mut()
-            .insert(ANNOTATION_TLS.to_owned(), said.to_owned());
+            .insert(ANNOTATION_TLS.to_owned(), tls.to_owned());
         pod
     }
 
-    const INSISTS: &str = r#"{"generated":{}}"#;
-    const ACCEPTS: &str = r#"{"generated":{},"acceptPlaintext":true}"#;
+    const TLS_ONLY: &str = r#"{"generated":{}}"#;
+    const ACCEPTS_PLAINTEXT: &str = r#"{"generated":{},"acceptPlaintext":true}"#;
 
     #[test]
     fn tls_settings_in_effect_override_spec() {
         // The spec requests a TLS switch that has not started.
-        let switched = cluster(Some(INSISTS), ACCEPTS);
-        assert_eq!(policy(&switched, None, true), tls(INSISTS));
-        assert_eq!(policy(&switched, None, false), tls(INSISTS));
+        let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
+        assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
+        assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));
         // With the lock, the settings of the seed count. The record belongs to the old cluster.
         let plain = seed("u", "null");
         assert_eq!(policy(&switched, Some(&plain), true), None);
-        assert_eq!(policy(&switched, Some(&plain), false), tls(INSISTS));
-        let mut turned = switched.clone();
-        let bootstrap = turned.status.as_mut().and_then(|it| it.bootstrap.as_mut());
+        assert_eq!(policy(&switched, Some(&plain), false), tls(TLS_ONLY));
+        let mut cut_over = switched.clone();
+        let bootstrap = cut_over
+            .status
+            .as_mut()
+            .and_then(|it| it.bootstrap.as_mut());
         bootstrap.unwrap().token = "restore-1".into();
-        assert_eq!(policy(&turned, Some(&plain), false), None);
+        assert_eq!(policy(&cut_over, Some(&plain), false), None);
         // The pod of another owner does not count.
-        let theirs = seed("another", "null");
-        assert_eq!(policy(&switched, Some(&theirs), true), tls(INSISTS));
-        assert_eq!(policy(&turned, Some(&theirs), false), tls(ACCEPTS));
-        assert_eq!(policy(&cluster(None, INSISTS), None, true), tls(INSISTS));
+        let foreign = seed("another", "null");
+        assert_eq!(policy(&switched, Some(&foreign), true), tls(TLS_ONLY));
+        assert_eq!(
+            policy(&cut_over, Some(&foreign), false),
+            tls(ACCEPTS_PLAINTEXT)
+        );
+        assert_eq!(policy(&cluster(None, TLS_ONLY), None, true), tls(TLS_ONLY));
     }
 }

@@ -11,12 +11,14 @@ use crate::snapshot::{Life, PodFacts};
 /// Deletes the ended pod, so that another one can be created. Allowed only if no client can have written to the seed,
 /// or if its data is on its volume (invariant 9). A problem of the backup does not count, because the next pod reports
 /// it too.
-pub(super) fn clear(pod: &PodFacts) -> Plan {
+pub(super) fn replace(pod: &PodFacts) -> Plan {
     let why = pod.trouble.as_ref();
-    let why = why.map_or("the seed's pod has ended for good", |why| &why.message);
-    if pod.life == Life::EndedAtOnce {
-        return Plan::wait_for(format!("another pod of the seed, a little later: {why}"));
+    let why = why.map_or("the seed's pod has ended and is not restarted", |why| {
+        &why.message
+    });
+    if pod.life == Life::EndedRecently {
+        return Plan::wait_for(format!("the next pod of the seed after a pause: {why}"));
     }
-    let text = format!("{why}: another one takes its place");
-    Plan::act(Action::ClearPod(text.clone()), &text)
+    let text = format!("{why}: it is replaced");
+    Plan::act(Action::ReplacePod(text.clone()), &text)
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use api::EtcdRestore;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::{Action, Outlook, Plan};
+use super::{Action, Plan, PlanState};
 
 /// Adds the expiry to the plan of an ended restore.
 #[must_use]
 pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
-    let ended = matches!(plan.outlook, Outlook::Complete | Outlook::Halted(_));
+    let ended = matches!(plan.state, PlanState::Complete | PlanState::Halted(_));
     if plan.action != Action::Nothing || !ended || super::in_place::is_deleted(restore) {
         return plan;
     }
@@ -26,9 +26,9 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let due = ended
         .0
         .checked_add(SignedDuration::from_secs(seconds.into()));
-    let left = due.map_or(SignedDuration::MAX, |due| due.duration_since(now));
-    if left.is_positive() {
-        let requeue = Some(Duration::try_from(left).unwrap_or(Duration::MAX));
+    let remaining = due.map_or(SignedDuration::MAX, |due| due.duration_since(now));
+    if remaining.is_positive() {
+        let requeue = Some(Duration::try_from(remaining).unwrap_or(Duration::MAX));
         return Plan { requeue, ..plan };
     }
     Plan {

@@ -13,20 +13,21 @@ use api::names::FINALIZER_CLAIM;
 use api::problem;
 use api::restore::ReplacesStatus;
 
-pub use super::abandoned::{gives_up, is_deleted};
+pub use super::abandoned::{is_aborted, is_deleted};
 use super::choice;
 use super::{
-    Action, IN_THE_WAY, PROMPTLY, Plan, ended, joining, missing, prepare_seed, refuse,
-    seed_is_recorded, unfit, verified,
+    Action, NAME_TAKEN, OUTAGE_POLL, Plan, PlanState, ended, joining, missing, prepare_seed,
+    refuse, seed_is_recorded, unfit, verified,
 };
 use crate::naming;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{
-    Another, Child, ClusterFacts, Former, FormerPod, Life, Pod, PodFacts, Serving, Snapshot, Source,
+    Child, ClusterFacts, Life, OldMembers, OldPod, OtherBackup, Pod, PodFacts, Serving, Snapshot,
+    Source,
 };
 
 /// Whether the EtcdRestore has the finalizer, which delays its deletion until the lock is released.
-pub fn is_held(restore: &EtcdRestore) -> bool {
+pub fn has_finalizer(restore: &EtcdRestore) -> bool {
     let finalizers = restore.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers.iter().any(|one| one == FINALIZER_CLAIM)
 }
@@ -37,9 +38,9 @@ pub fn replaces(restore: &EtcdRestore) -> Option<&ReplacesStatus> {
 }
 
 /// Whether the cutover was made: the status of the EtcdCluster has the cluster ID of the seed.
-pub fn has_turned(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
-    let ours = verified(restore).map(|(id, _)| id);
-    ours.is_some_and(|id| cluster.is_cluster(id))
+pub fn has_cut_over(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
+    let restored = verified(restore).map(|(id, _)| id);
+    restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
 /// Plans the steps before the lock. All problems that can be detected early are reported here, before any change.
@@ -52,9 +53,9 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
-            "the EtcdCluster {name} is another cluster than the one this EtcdRestore was begun for: it was made anew \
-             since, or became another one when its lost quorum was recovered, and is left as it is; to replace what it \
-             holds by now create a new EtcdRestore with spec.overwrite: true"
+            "the EtcdCluster {name} has changed since this EtcdRestore started: it was created again, or its lost quorum \
+             was recovered. It is left as it is. To replace its current data, create a new EtcdRestore with \
+             spec.overwrite: true"
         );
         return Plan::halt(Reason::ClusterExists, message);
     }
@@ -63,34 +64,40 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         return Plan::stuck(Trouble::new(Reason::InvalidSpec, message));
     }
     if cluster.paused {
-        let message =
-            "the EtcdCluster's spec.paused is true: nothing of it is changed until it is false";
+        let message = "the EtcdCluster's spec.paused is true: set it to false to start the restore";
         return Plan::stuck(Trouble::new(Reason::Paused, message));
     }
     match &snapshot.source {
-        Source::NotAsked => return Plan::wait_for("the backup to be looked at"),
+        Source::NotRead => return Plan::wait_for("the check of the backup"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
         Source::Ready(_) => {}
     }
-    let there = ReplacesStatus {
+    let existing = ReplacesStatus {
         uid: cluster.uid.clone(),
         cluster_id: cluster.cluster_id.clone(),
     };
     // Invariant 10.
-    if !seed_is_recorded(restore) || replaces(restore) != Some(&there) {
+    if !seed_is_recorded(restore) || replaces(restore) != Some(&existing) {
         let action = Action::RecordIntent {
             seed: naming::seed(restore),
-            replaces: Some(there),
+            replaces: Some(existing),
         };
-        return Plan::act(action, "recording the seed member and what it replaces");
+        return Plan::act(action, "recording the seed member and the replaced cluster");
     }
     if let Some(plan) = choice::to_record(restore, snapshot, false) {
         return plan;
     }
-    if !is_held(restore) {
-        return Plan::act(Action::Guard(true), "guarding the claim with a finalizer");
+    if !has_finalizer(restore) {
+        return set_finalizer();
     }
-    Plan::act(Action::Claim, "claiming the EtcdCluster")
+    Plan::act(Action::Lock, "locking the EtcdCluster")
+}
+
+fn set_finalizer() -> Plan {
+    Plan::act(
+        Action::SetFinalizer(true),
+        "setting the finalizer for the restore lock",
+    )
 }
 
 /// Prepares the seed next to the old members, which serve. The restore holds the lock. A problem that does not pass
@@ -100,13 +107,13 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
     if !same {
         let message =
-            "the EtcdCluster's status names another cluster ID than when the restore began";
+            "the cluster ID in the EtcdCluster's status has changed since the start of the restore";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
     // Invariant 11: an operator process that was suspended may have removed the finalizer late, while another restore
     // held the lock.
-    if !is_held(restore) {
-        return Plan::act(Action::Guard(true), "guarding the claim with a finalizer");
+    if !has_finalizer(restore) {
+        return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
     // Invariant 9: after the cutover the old members stop only for a ready seed. If the seed answered but never became
@@ -115,8 +122,8 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("the seed member to be ready");
     }
-    match plan.outlook {
-        super::Outlook::Stuck(trouble) | super::Outlook::Halted(trouble) => abandon(&trouble),
+    match plan.state {
+        PlanState::Stuck(trouble) | PlanState::Halted(trouble) => abandon(&trouble),
         _ => plan,
     }
 }
@@ -126,12 +133,12 @@ pub(super) fn abandon(trouble: &Trouble) -> Plan {
     let message = &trouble.message;
     let trouble = Trouble::new(
         trouble.reason,
-        format!("{message}; the cluster that was there is left as it was"),
+        format!("{message}; the existing cluster is left as it was"),
     );
     let mut plan = Plan::act(Action::Abandon(trouble), "");
-    plan.outlook = super::Outlook::Working(Trouble::new(
+    plan.state = PlanState::Working(Trouble::new(
         Reason::InProgress,
-        format!("giving up, the cluster stays as it is: {message}"),
+        format!("abandoning the restore, the existing cluster is not changed: {message}"),
     ));
     plan
 }
@@ -140,7 +147,7 @@ pub(super) fn abandon(trouble: &Trouble) -> Plan {
 /// continues with the old members.
 pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     let seed = &snapshot.seed;
-    let unknown = match (&seed.pod, &seed.claim, &seed.service) {
+    let unknown = match (&seed.pod, &seed.pvc, &seed.service) {
         (Pod::Unknown(why), _, _) | (_, Child::Unknown(why), _) | (_, _, Child::Unknown(why)) => {
             Some(why)
         }
@@ -149,23 +156,23 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     if let Some(why) = unknown {
         return Plan::wait_for(format!("an answer about the seed's objects: {why}"));
     }
-    let left = matches!(seed.pod, Pod::Present(_))
-        || seed.claim == Child::Present
+    let seed_exists = matches!(seed.pod, Pod::Present(_))
+        || seed.pvc == Child::Present
         || seed.service == Child::Present;
-    if left {
-        return Plan::act(Action::DiscardSeed, "removing the seed member");
+    if seed_exists {
+        return Plan::act(Action::DiscardSeed, "deleting the seed member");
     }
-    Plan::act(Action::ReleaseClaim, "handing the cluster back as it was")
+    Plan::act(Action::ReleaseLock, "releasing the unchanged cluster")
 }
 
 /// Plans the steps after the cutover: the old members stop, the seed joins the cluster, the lock is released.
 pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
-    let pods = match &snapshot.former {
-        Former::NotAsked => return Plan::wait_for("the old members to be looked at"),
-        Former::Unknown(why) => {
+    let pods = match &snapshot.old_members {
+        OldMembers::NotRead => return Plan::wait_for("the list of the old members"),
+        OldMembers::Unknown(why) => {
             return Plan::wait_for(format!("an answer about the old members: {why}"));
         }
-        Former::Known(pods) => pods,
+        OldMembers::Known(pods) => pods,
     };
     let running: Vec<_> = pods
         .iter()
@@ -183,7 +190,7 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
         .collect();
     if !ready.is_empty() {
         let mut plan = Plan::wait_for(format!("the old members to stop: {}", ready.join(", ")));
-        plan.requeue = Some(PROMPTLY);
+        plan.requeue = Some(OUTAGE_POLL);
         return plan;
     }
     joining::join(restore, snapshot, durable)
@@ -195,34 +202,38 @@ fn stop(
     snapshot: &Snapshot,
     durable: bool,
     known: Option<(&str, i64)>,
-    running: Vec<FormerPod>,
+    running: Vec<OldPod>,
 ) -> Plan {
     if let Some(plan) = missing(&snapshot.seed.service, "Service", Action::CreateService) {
         return plan;
     }
     if durable
-        && let Some(plan) = missing(&snapshot.seed.claim, "volume claim", Action::CreateClaim)
+        && let Some(plan) = missing(
+            &snapshot.seed.pvc,
+            "PersistentVolumeClaim",
+            Action::CreatePvc,
+        )
     {
         return plan;
     }
     match &snapshot.seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
-        Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
+        Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
         // With the labels of the cluster, clients may have written to the seed. Their writes are on its volume, or
         // lost.
-        Pod::Present(pod) if pod.life != Life::Lives && (durable || !pod.joined) => {
-            ended::clear(pod)
+        Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
+            ended::replace(pod)
         }
         Pod::Present(pod) => {
             // Invariant 17: clients reach a joined seed, so an old member that appears late stops regardless of the
             // problems of the seed.
-            let serves = pod.joined && pod.life == Life::Lives;
+            let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
-            let unfit = unfit::another_pod(pod).filter(|_| !pod.joined);
+            let unfit = unfit::pod_replacement(pod).filter(|_| !pod.joined);
             match (unfit, trouble, pod.verified || pod.joined) {
                 (Some(plan), _, _) => plan,
-                // A problem that does not pass is reported as a failure. The restore continues after its correction.
+
                 (None, Some(trouble), _) => Plan::trouble(trouble),
                 (None, None, false) => {
                     Plan::wait_for("the seed's data directory to be verified again")
@@ -240,48 +251,50 @@ fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,
     serving: &Serving,
-    running: Vec<FormerPod>,
+    running: Vec<OldPod>,
 ) -> Plan {
     let Some((cluster, recorded)) = known else {
-        return Plan::wait_for("the seed to be recorded");
+        return Plan::wait_for("the record of the seed");
     };
     let (id, serves) = match serving {
         Serving::Serves {
             cluster_id,
             revision,
         } => (cluster_id, *revision),
-        Serving::NotAsked => return Plan::wait_for("the seed member to serve"),
+        Serving::NotRead => return Plan::wait_for("the seed member to serve"),
         Serving::Unknown(why) => {
             return Plan::wait_for(format!("the seed member to serve: {why}"));
         }
         Serving::Differs { expected, found } => {
             return Plan::wait_for(format!(
-                "a seed whose keys have the hash {expected:08x}, and not {found:08x}"
+                "a seed whose keys have the hash {expected:08x} instead of {found:08x}"
             ));
         }
     };
     let same = id == cluster;
-    let other = matches!(pod.another, Some(Another::Holds(_)));
+    let other = matches!(pod.other_backup, Some(OtherBackup::Contains(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
     // A joined seed has served the verified backup, and clients may have written to it since.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
-        let of = match &pod.another {
-            Some(Another::Holds(what) | Another::Fetches(what)) => format!(" (of {what})"),
+        let backup = match &pod.other_backup {
+            Some(OtherBackup::Contains(backup) | OtherBackup::Fetches(backup)) => {
+                format!(" (backup {backup})")
+            }
             None => String::new(),
         };
         return Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the seed was made again and holds revision {restored} as cluster {id}{of}, and what was verified is \
-                 revision {recorded} as cluster {cluster}: the old members keep what they have; put that backup back to \
-                 the place in status.backup (where there is none: name it again, by its place or with \
-                 spec.backup.before beside spec.backup.name), or undo what was changed of the EtcdCluster's addresses, \
-                 and delete the seed's pod and its volume claim"
+                "the seed was created again and has revision {restored} as cluster {id}{backup}, but revision {recorded} \
+                 as cluster {cluster} was verified. The old members keep their data. Put the verified backup back to the \
+                 location in status.backup (if that field is empty: name the backup again by its storage block, or with \
+                 spec.backup.before), or undo the change of the EtcdCluster's addresses; then delete the seed's pod and \
+                 PersistentVolumeClaim"
             ),
         ));
     }
-    let mut plan = Plan::act(Action::StopFormer(running), "stopping the old members");
-    plan.requeue = Some(PROMPTLY);
+    let mut plan = Plan::act(Action::StopOldMembers(running), "stopping the old members");
+    plan.requeue = Some(OUTAGE_POLL);
     plan
 }

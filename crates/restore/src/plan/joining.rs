@@ -10,28 +10,28 @@
 
 use api::EtcdRestore;
 
-use super::abandoned::gives_up;
-use super::{Action, IN_THE_WAY, PROMPTLY, Plan, ended, missing, unfit, verified};
+use super::abandoned::is_aborted;
+use super::{Action, NAME_TAKEN, OUTAGE_POLL, Plan, ended, missing, unfit, verified};
 use crate::naming;
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Another, Child, Life, Pod, PodFacts, Seed, Serving, Snapshot};
+use crate::snapshot::{Child, Life, OtherBackup, Pod, PodFacts, Seed, Serving, Snapshot};
 
 /// The remedy if the seed does not serve the verified backup and the old members have stopped.
-const REMEDY: &str = "the old members have stopped, and nobody is served: delete this EtcdRestore to go on with what the \
-                      seed holds, or to restore another backup after it, with a new EtcdRestore and spec.overwrite: true";
+const REMEDY: &str = "the old members have stopped, and no member serves clients: delete this EtcdRestore to continue with \
+                      the data of the seed, or to restore another backup with a new EtcdRestore and spec.overwrite: true";
 
 /// Plans the steps after the last old member has left the endpoints.
 pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let seed = &snapshot.seed;
     match &seed.pod {
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
-        Pod::Present(pod) if pod.life == Life::Lives && !pod.joined => {
-            let waits = hold_back(restore, (pod, durable), snapshot);
-            waits.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
+        Pod::Present(pod) if pod.life == Life::Active && !pod.joined => {
+            let wait = reason_to_wait(restore, (pod, durable), snapshot);
+            wait.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
         }
-        Pod::Present(pod) if pod.life == Life::Lives => hand_over(),
+        Pod::Present(pod) if pod.life == Life::Active => hand_over(),
         // A user who deletes the restore accepts the current data of the seed.
-        Pod::Present(_) | Pod::Absent | Pod::InTheWay if gives_up(restore) => {
+        Pod::Present(_) | Pod::Absent | Pod::NameTaken if is_aborted(restore) => {
             match &seed.pod {
                 // The labels let Services and the cluster operator select the pod.
                 Pod::Present(pod) if !pod.joined => {
@@ -40,25 +40,25 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
                 _ => hand_over(),
             }
         }
-        Pod::Present(_) | Pod::Absent | Pod::InTheWay if !durable => lost(restore),
-        Pod::Present(_) | Pod::Absent | Pod::InTheWay => match &seed.claim {
-            Child::Unknown(why) => {
-                Plan::wait_for(format!("an answer about the seed's volume claim: {why}"))
-            }
-            Child::Absent | Child::InTheWay => lost(restore),
-            Child::Present => on_its_volume(seed),
+        Pod::Present(_) | Pod::Absent | Pod::NameTaken if !durable => lost(restore),
+        Pod::Present(_) | Pod::Absent | Pod::NameTaken => match &seed.pvc {
+            Child::Unknown(why) => Plan::wait_for(format!(
+                "an answer about the seed's PersistentVolumeClaim: {why}"
+            )),
+            Child::Absent | Child::NameTaken => lost(restore),
+            Child::Present => on_volume(seed),
         },
     }
 }
 
 /// Creates the pod again on the volume of the seed. Only the seed's own pod verifies the data there. A member's pod of
 /// the cluster operator would fail indefinitely on an empty volume.
-fn on_its_volume(seed: &Seed) -> Plan {
+fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
         // A joined seed has served the verified backup, which is on its volume. The cluster operator replaces the pod.
         Pod::Present(pod) if pod.joined => hand_over(),
-        Pod::Present(pod) => ended::clear(pod),
-        Pod::InTheWay => Plan::wait_for(IN_THE_WAY),
+        Pod::Present(pod) => ended::replace(pod),
+        Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent | Pod::Unknown(_) => {
             let service = missing(&seed.service, "Service", Action::CreateService);
             service.unwrap_or_else(|| {
@@ -69,28 +69,30 @@ fn on_its_volume(seed: &Seed) -> Plan {
 }
 
 fn hand_over() -> Plan {
-    Plan::act(Action::ReleaseClaim, "handing the cluster over")
+    Plan::act(Action::ReleaseLock, "handing the cluster over")
 }
 
 /// The reason to wait with the join, if any. Invariant 9: a seed that was created again joins only when it serves the
 /// verified backup. A user who deletes the restore accepts the current data of the seed.
-fn hold_back(
+fn reason_to_wait(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
     snapshot: &Snapshot,
 ) -> Option<Plan> {
-    let (cluster, recorded) = verified(restore).filter(|_| !gives_up(restore))?;
-    match (pod.restored, &pod.another) {
-        (_, Some(Another::Holds(what))) => return Some(differs(&format!("is of {what}"))),
+    let (cluster, recorded) = verified(restore).filter(|_| !is_aborted(restore))?;
+    match (pod.restored, &pod.other_backup) {
+        (_, Some(OtherBackup::Contains(backup))) => {
+            return Some(differs(&format!("contains the backup {backup}")));
+        }
         (Some(restored), _) if restored != recorded => {
             return Some(differs(&format!(
-                "holds revision {restored}, and what was verified is revision {recorded}"
+                "has revision {restored}, but revision {recorded} was verified"
             )));
         }
         (Some(_), _) => {}
         (None, _) => {
-            if let Some(waits) = untold(pod, durable, &snapshot.seed.claim) {
-                return Some(waits);
+            if let Some(wait) = without_report(pod, durable, &snapshot.seed.pvc) {
+                return Some(wait);
             }
         }
     }
@@ -102,12 +104,12 @@ fn hold_back(
             let same = cluster_id == cluster && *revision >= recorded;
             (!same).then(|| {
                 differs(&format!(
-                    "serves revision {revision} as cluster {cluster_id}, and what was verified is revision {recorded} as \
-                     cluster {cluster}"
+                    "serves revision {revision} as cluster {cluster_id}, but revision {recorded} as cluster {cluster} \
+                     was verified"
                 ))
             })
         }
-        Serving::NotAsked | Serving::Differs { .. } => {
+        Serving::NotRead | Serving::Differs { .. } => {
             Some(starting(pod, "the seed member to serve"))
         }
         Serving::Unknown(why) => Some(starting(pod, &format!("the seed member to serve: {why}"))),
@@ -115,29 +117,28 @@ fn hold_back(
 }
 
 /// The reason to wait for a seed without a report.
-fn untold(pod: &PodFacts, durable: bool, claim: &Child) -> Option<Plan> {
-    let another = unfit::another_pod(pod).filter(|_| durable);
-    match (another, claim) {
+fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
+    let replacement = unfit::pod_replacement(pod).filter(|_| durable);
+    match (replacement, pvc) {
         // The next pod on the volume reports its data.
-        (Some(another), Child::Present) => return Some(another),
+        (Some(replacement), Child::Present) => return Some(replacement),
         // Invariant 1.
         (Some(_), Child::Unknown(why)) => {
-            let what = format!("an answer about the seed's volume claim: {why}");
-            return Some(Plan::wait_for(what));
+            let answer = format!("an answer about the seed's PersistentVolumeClaim: {why}");
+            return Some(Plan::wait_for(answer));
         }
         // Without a volume the pod has the only copy. A PersistentVolumeClaim that is being deleted is lost with the
         // pod.
-        (Some(_), Child::Absent | Child::InTheWay) | (None, _) => {}
+        (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
-    match (pod.silent, pod.vouched) {
+    match (pod.report_lost, pod.checks_sha256) {
         (true, true) => None,
-        (true, false) => {
-            let what = "holds cannot be read: its container fetch ended well, and its termination message is lost";
-            Some(stuck(&format!("what the seed {what}")))
-        }
+        (true, false) => Some(stuck(
+            "the data of the seed is unknown: its container fetch succeeded, but its termination message is lost",
+        )),
         (false, _) => {
-            let what = "the backup to be fetched and verified in the seed's pod";
-            Some(starting(pod, what))
+            let verification = "the backup to be fetched and verified in the seed's pod";
+            Some(starting(pod, verification))
         }
     }
 }
@@ -151,17 +152,17 @@ fn starting(pod: &PodFacts, what: &str) -> Plan {
             ..trouble.clone()
         });
     }
-    if pod.young {
+    if pod.recent {
         let mut plan = Plan::wait_for(what);
-        plan.requeue = Some(PROMPTLY);
+        plan.requeue = Some(OUTAGE_POLL);
         return plan;
     }
     Plan::wait_for(with_remedy(what))
 }
 
 /// Adds the remedy to a problem if the old members have stopped.
-pub fn told(snapshot: &Snapshot, why: &str) -> String {
-    if snapshot.former.have_stopped() {
+pub fn with_remedy_if_stopped(snapshot: &Snapshot, why: &str) -> String {
+    if snapshot.old_members.have_stopped() {
         with_remedy(why)
     } else {
         why.to_owned()
@@ -173,7 +174,7 @@ fn with_remedy(what: &str) -> String {
 }
 
 fn differs(how: &str) -> Plan {
-    stuck(&format!("the seed was made again and {how}"))
+    stuck(&format!("the seed was created again and {how}"))
 }
 
 fn stuck(what: &str) -> Plan {
@@ -184,8 +185,8 @@ fn stuck(what: &str) -> Plan {
 fn lost(restore: &EtcdRestore) -> Plan {
     let member = naming::seed(restore).member;
     let message = format!(
-        "the seed member {member} was lost after the old members had stopped, and what it held with it; the cluster has \
-         no data: restore a backup over it with a new EtcdRestore and spec.overwrite: true"
+        "the seed member {member} and its data were lost after the old members had stopped; the cluster has no data: \
+         restore a backup with a new EtcdRestore and spec.overwrite: true"
     );
     let trouble = Trouble::new(Reason::SeedFailed, message.clone());
     Plan::act(Action::Abandon(trouble), &message)

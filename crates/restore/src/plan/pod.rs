@@ -34,7 +34,7 @@ pub struct From<'a> {
     /// The increase of the revision.
     pub bump_revision: Option<u64>,
     /// Whether the seed runs next to old members that serve.
-    pub apart: bool,
+    pub in_place: bool,
 }
 
 /// The pod of the seed member.
@@ -48,25 +48,25 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let mut pod = member::seed_pod(members, seed, operator);
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(ANNOTATION_RESTORE.to_owned(), from.restore.to_owned());
-    if from.apart {
+    if from.in_place {
         // Invariant 17: no Service of the cluster or of a user selects the seed next to the old members.
         labels.remove(LABEL_APP);
         labels.remove(LABEL_CLUSTER);
-        find_place(&mut pod);
+        remove_member_anti_affinity(&mut pod);
     }
     pod
 }
 
 /// Removes the required anti-affinity to members. The old members occupy their nodes until the seed serves. Later
 /// members have an anti-affinity to the seed.
-fn find_place(pod: &mut Pod) {
+fn remove_member_anti_affinity(pod: &mut Pod) {
     let terms = pod
         .spec
         .as_mut()
         .and_then(|spec| spec.affinity.as_mut())
         .and_then(|affinity| affinity.pod_anti_affinity.as_mut())
-        .and_then(|apart| {
-            apart
+        .and_then(|anti_affinity| {
+            anti_affinity
                 .required_during_scheduling_ignored_during_execution
                 .as_mut()
         });

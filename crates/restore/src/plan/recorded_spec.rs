@@ -1,8 +1,8 @@
 //! The parts of a recorded spec that a store must not decide (invariant 27). Pure.
 //!
 //! A restore can create a cluster from the spec in the manifest of the backup. Everyone who can write to the store can
-//! change that spec. So the operator accepts no part of it that runs programs, reaches a node, or uses Secrets and
-//! rights of the namespace. A user who trusts these parts repeats the spec in `spec.etcdCluster.template`.
+//! change that spec. So the operator accepts no part of it that runs other programs, reaches a node, or gives the pods
+//! volumes, identities or privileges. A user who trusts these parts repeats them in `spec.etcdCluster.template`.
 
 use api::cluster::{EtcdClusterSpec, PodPolicy, flag_of_env};
 use api::version::DEFAULT_REPOSITORY;
@@ -225,20 +225,23 @@ mod tests {
 
     /// Specs with one dangerous part each, and the field of the part.
     fn dangerous() -> Vec<(Value, &'static str)> {
+        let rows = containers_and_volumes()
+            .into_iter()
+            .chain(security_contexts())
+            .chain(arguments_and_variables());
+        let in_pod = rows.map(|(field, value)| {
+            let name: &'static str = format!("spec.pod.{field}").leak();
+            (pod(field, &value), name)
+        });
+        let image = json!({ "repository": "registry.example/etcd" });
+        in_pod.chain([(image, "spec.repository")]).collect()
+    }
+
+    fn containers_and_volumes() -> Vec<(&'static str, Value)> {
         let container = json!([{ "name": "more", "image": "registry.example/tool:1" }]);
         let volume = |kind: &str, content: Value| json!([{ "name": "more", kind: content }]);
-        let env = |name: &str, value: Value| {
-            let mut variable = json!({ "name": name });
-            let key = if value.is_string() {
-                "value"
-            } else {
-                "valueFrom"
-            };
-            variable[key] = value;
-            json!([variable])
-        };
         let token = json!({ "sources": [{ "serviceAccountToken": { "path": "token" } }] });
-        let rows = [
+        vec![
             ("sidecars", container.clone()),
             ("initContainers", container),
             ("volumes", volume("hostPath", json!({ "path": "/" }))),
@@ -254,6 +257,11 @@ mod tests {
                 volume("nfs", json!({ "server": "s", "path": "/" })),
             ),
             ("serviceAccountName", json!("admin")),
+        ]
+    }
+
+    fn security_contexts() -> Vec<(&'static str, Value)> {
+        vec![
             ("securityContext", json!({ "runAsUser": 0 })),
             ("securityContext", json!({ "runAsNonRoot": false })),
             // Without a user, the image decides.
@@ -288,6 +296,21 @@ mod tests {
                 "containerSecurityContext",
                 json!({ "appArmorProfile": { "type": "Unconfined" } }),
             ),
+        ]
+    }
+
+    fn arguments_and_variables() -> Vec<(&'static str, Value)> {
+        let env = |name: &str, value: Value| {
+            let mut variable = json!({ "name": name });
+            let key = if value.is_string() {
+                "value"
+            } else {
+                "valueFrom"
+            };
+            variable[key] = value;
+            json!([variable])
+        };
+        vec![
             (
                 "annotations",
                 json!({ "container.apparmor.security.beta.kubernetes.io/etcd": "unconfined" }),
@@ -321,13 +344,7 @@ mod tests {
                 env("HTTPS_PROXY", json!("http://proxy.example:3128")),
             ),
             ("etcdEnv", env("LD_PRELOAD", json!("/data/library.so"))),
-        ];
-        let in_pod = rows.into_iter().map(|(field, value)| {
-            let name: &'static str = format!("spec.pod.{field}").leak();
-            (pod(field, &value), name)
-        });
-        let image = json!({ "repository": "registry.example/etcd" });
-        in_pod.chain([(image, "spec.repository")]).collect()
+        ]
     }
 
     fn harmless() -> Value {

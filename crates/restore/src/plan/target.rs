@@ -10,7 +10,7 @@ use super::recorded_spec::refused_fields;
 use crate::reason::{Reason, Trouble};
 
 /// The first minor version whose etcdutl can raise revisions.
-const BUMPS_FROM: (u64, u64) = (3, 6);
+const FIRST_BUMP_VERSION: (u64, u64) = (3, 6);
 
 /// The spec of the restored cluster: that of the `existing` cluster, or of the cluster to create.
 pub(crate) fn spec_to_restore(
@@ -35,8 +35,8 @@ pub(crate) fn cluster_to_create(
         (Some(template), _) => template.spec.clone(),
         (None, Some(recorded)) => accepted(&recorded.spec)?,
         (None, None) => {
-            let message = "spec.etcdCluster.template is missing, and the backup's manifest contains no spec of the \
-                           cluster: give the spec of the cluster to create";
+            let message = "spec.etcdCluster.template is missing, and the backup has no manifest with the spec of its \
+                           cluster: set the spec of the cluster to create";
             return Err(Trouble::new(Reason::InvalidSpec, message));
         }
     };
@@ -44,17 +44,20 @@ pub(crate) fn cluster_to_create(
     let problems = cluster::validate(&cluster);
     if !problems.is_empty() {
         // A user cannot correct the spec in a manifest.
-        let or = match target.template {
+        let remedy = match target.template {
             Some(_) => "",
-            None => "; or give spec.etcdCluster.template",
+            None => "; or set spec.etcdCluster.template",
         };
-        let message = format!("the cluster to make: {}{or}", problem::summary(&problems));
+        let message = format!(
+            "the cluster to create: {}{remedy}",
+            problem::summary(&problems)
+        );
         return Err(Trouble::new(Reason::InvalidSpec, message));
     }
     let dangerous = cluster::unsafe_to_ignore(&cluster.spec);
     if !dangerous.is_empty() {
         let message = format!(
-            "the cluster to make: {}; or give spec.etcdCluster.template",
+            "the cluster to create: {}; or set spec.etcdCluster.template",
             problem::summary(&dangerous)
         );
         return Err(Trouble::new(Reason::NotSupported, message));
@@ -85,23 +88,23 @@ pub(crate) fn check_version(
     spec: &EtcdClusterSpec,
     manifest: Option<&BackupManifest>,
 ) -> Result<(), Trouble> {
-    let Ok(wanted) = EtcdVersion::parse(&spec.version) else {
+    let Ok(version) = EtcdVersion::parse(&spec.version) else {
         return Ok(());
     };
     let bumps = restore.spec.bump_revision.is_some_and(|by| by > 0);
-    if bumps && wanted.minor() < BUMPS_FROM {
+    if bumps && version.minor() < FIRST_BUMP_VERSION {
         let message = format!(
-            "spec.bumpRevision: the cluster is of etcd {wanted}, and etcdutl knows --bump-revision and \
-             --mark-compacted from 3.6 on: restore without them and restart every client that caches, or restore \
-             into a cluster of 3.6"
+            "spec.bumpRevision: the cluster runs etcd {version}, but etcdutl supports --bump-revision and \
+             --mark-compacted only from 3.6: restore into a cluster of 3.6, or restore without spec.bumpRevision and \
+             spec.markCompacted and restart every client that caches"
         );
         return Err(Trouble::new(Reason::NotSupported, message));
     }
     let backup = manifest.and_then(|manifest| EtcdVersion::parse(&manifest.etcd_version).ok());
     match backup {
-        Some(backup) if wanted.minor() < backup.minor() => {
+        Some(backup) if version.minor() < backup.minor() => {
             let message = format!(
-                "the cluster's version is {wanted}, and the backup is of etcd {backup}: use that minor version or a \
+                "the cluster's version is {version}, but the backup is of etcd {backup}: set that minor version or a \
                  newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
             );
             Err(Trouble::new(Reason::InvalidSpec, message))

@@ -4,8 +4,8 @@ use api::cluster::EtcdClusterSpec;
 use api::restore::{ChosenBackup, ReplacesStatus};
 
 use super::*;
-use crate::plan::action::LATER;
-use crate::snapshot::FormerPod;
+use crate::plan::action::PROBLEM_POLL;
+use crate::snapshot::OldPod;
 
 mod model;
 mod scenarios;

@@ -7,39 +7,43 @@
 
 use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Another, PodFacts};
+use crate::snapshot::{OtherBackup, PodFacts};
 
 /// The replacement of a pod before the cutover, when no client can have written to it. A seed with another backup is
 /// deleted with its volume.
-pub(super) fn before_the_turn(pod: &PodFacts) -> Option<Plan> {
-    let Some(Another::Holds(what)) = &pod.another else {
-        return another_pod(pod);
+pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
+    let Some(OtherBackup::Contains(backup)) = &pod.other_backup else {
+        return pod_replacement(pod);
     };
-    let text = format!("the seed is of {what}: it is removed, and made again of that");
+    let text = format!(
+        "the seed contains the backup {backup}: it is deleted and created again from the recorded backup"
+    );
     Some(replaced(pod, Action::DiscardSeed, text))
 }
 
 /// The replacement of a pod while old members run, or on a volume. The volume is kept, and the next pod reports its
 /// data.
-pub(super) fn another_pod(pod: &PodFacts) -> Option<Plan> {
-    let text = match &pod.another {
-        Some(Another::Fetches(what)) => {
-            format!("the seed's pod fetches {what}: another one takes its place")
+pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
+    let text = match &pod.other_backup {
+        Some(OtherBackup::Fetches(backup)) => {
+            format!("the seed's pod fetches the backup {backup}: it is replaced")
         }
-        None if pod.silent => "what the seed's pod has fetched, and told, cannot be read (its container fetch ended \
-                               well, and its termination message is lost): another one takes its place"
-            .to_owned(),
-        Some(Another::Holds(_)) | None => return None,
+        None if pod.report_lost => {
+            "the report of the seed's pod is lost (its container fetch succeeded, but its \
+                                    termination message is missing): the pod is replaced"
+                .to_owned()
+        }
+        Some(OtherBackup::Contains(_)) | None => return None,
     };
-    Some(replaced(pod, Action::ClearPod(text.clone()), text))
+    Some(replaced(pod, Action::ReplacePod(text.clone()), text))
 }
 
 fn replaced(pod: &PodFacts, action: Action, text: String) -> Plan {
     let trouble = Trouble::new(Reason::SeedFailed, text);
-    if pod.young {
+    if pod.recent {
         return Plan::wait(trouble);
     }
     let mut plan = Plan::act(action, "");
-    plan.outlook = super::Outlook::Working(trouble);
+    plan.state = super::PlanState::Working(trouble);
     plan
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::action::Action;
 use super::{choice, in_place, joining, pod};
 use crate::naming;
-use crate::snapshot::{Former, FormerPod, Objects, Observation};
+use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 
 /// A precondition that is read again before a request is sent. An operator process that was suspended may act on an old
 /// observation (invariant 11).
@@ -41,7 +41,7 @@ pub enum Object {
     /// A Service.
     Service(Box<Service>),
     /// A PersistentVolumeClaim.
-    VolumeClaim(Box<PersistentVolumeClaim>),
+    Pvc(Box<PersistentVolumeClaim>),
     /// A pod.
     Pod(Box<Pod>),
 }
@@ -65,7 +65,7 @@ pub enum Request {
         after_cutover: bool,
     },
     /// Set the restore lock of the EtcdCluster, and remove it if the EtcdRestore has no finalizer.
-    Claim(Box<EtcdCluster>),
+    Lock(Box<EtcdCluster>),
     /// Merge metadata into exactly the object that was read.
     Patch(Object, Value),
     /// Write the status of the EtcdCluster over the version that was read.
@@ -99,15 +99,15 @@ pub fn write(
         | Action::RecordBackup(_)
         | Action::RecordRestored { .. }
         | Action::Abandon(_) => Vec::new(),
-        Action::Guard(set) => vec![Request::SetFinalizer(*set)],
+        Action::SetFinalizer(set) => vec![Request::SetFinalizer(*set)],
         Action::CreateCluster(spec) => vec![
             Request::Confirm(Check::RestoreUnchanged),
-            Request::Create(Object::Cluster(Box::new(cluster_with_claim(
+            Request::Create(Object::Cluster(Box::new(locked_cluster(
                 restore,
                 spec.as_ref().clone(),
             )))),
         ],
-        Action::Claim => vec![Request::Claim(Box::new(known_cluster(objects)?.clone()))],
+        Action::Lock => vec![Request::Lock(Box::new(known_cluster(objects)?.clone()))],
         Action::CreateService => {
             let cluster = effective(objects)?;
             let seed = naming::seed(restore);
@@ -116,25 +116,25 @@ pub fn write(
             let service = member::member_service(&members, &seed.member);
             vec![Request::Create(Object::Service(Box::new(service)))]
         }
-        Action::CreateClaim => {
+        Action::CreatePvc => {
             let cluster = effective(objects)?;
             let seed = naming::seed(restore);
             let namespace = restore.namespace().unwrap_or_default();
             let members = Members::of(&cluster, &namespace, &seed.token, None);
-            let claim = member::volume_claim(&members, &seed.member);
-            let create = |claim| Request::Create(Object::VolumeClaim(Box::new(claim)));
-            claim.into_iter().map(create).collect()
+            let pvc = member::volume_claim(&members, &seed.member);
+            let create = |pvc| Request::Create(Object::Pvc(Box::new(pvc)));
+            pvc.into_iter().map(create).collect()
         }
         Action::CreatePod => vec![Request::CreateSeed {
             pod: Box::new(seed_pod(restore, observation)?),
             cluster: Box::new(known_cluster(objects)?.clone()),
-            after_cutover: observation.snapshot.former != Former::NotAsked,
+            after_cutover: observation.snapshot.old_members != OldMembers::NotRead,
         }],
-        Action::ClearPod(_) => {
-            let clear = objects.seed.pod.clone();
-            let clear = clear.map(|pod| Request::DeleteUnchanged(Box::new(pod)));
+        Action::ReplacePod(_) => {
+            let pod = objects.seed.pod.clone();
+            let deletion = pod.map(|pod| Request::DeleteUnchanged(Box::new(pod)));
             let check = Request::Confirm(Check::SameBackup);
-            [check].into_iter().chain(clear).collect()
+            [check].into_iter().chain(deletion).collect()
         }
         Action::DiscardSeed => discard(restore, objects)?,
         Action::RecordFormed { cluster_id } => {
@@ -145,12 +145,12 @@ pub fn write(
                 Request::Record(Box::new(cluster.clone()), Box::new(formed)),
             ]
         }
-        Action::StopFormer(pods) => vec![
+        Action::StopOldMembers(pods) => vec![
             seed_unchanged(objects),
             Request::DeletePods(pods.iter().map(named).collect()),
         ],
         Action::Join => vec![join(restore, objects)?],
-        Action::ReleaseClaim => {
+        Action::ReleaseLock => {
             let cluster = known_cluster(objects)?;
             let patch = released(restore, cluster);
             vec![Request::Patch(
@@ -183,15 +183,15 @@ fn seed_unchanged(objects: &Objects) -> Request {
 }
 
 /// A pod with name and UID, which are sufficient for its deletion.
-fn named(former: &FormerPod) -> Pod {
+fn named(old_pod: &OldPod) -> Pod {
     let mut pod = Pod::default();
-    pod.metadata.name = Some(former.name.clone());
-    pod.metadata.uid = Some(former.uid.clone());
+    pod.metadata.name = Some(old_pod.name.clone());
+    pod.metadata.uid = Some(old_pod.uid.clone());
     pod
 }
 
 fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, String> {
-    let missing = |why: &str| joining::told(&observation.snapshot, why);
+    let missing = |why: &str| joining::with_remedy_if_stopped(&observation.snapshot, why);
     let objects = &observation.objects;
     let cluster = effective(objects)?;
     // Invariant 10: the recorded backup is used even if a newer one exists.
@@ -210,7 +210,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
         source: &backup.source,
         sha256: backup.sha256.as_deref(),
         bump_revision: choice::bump_revision(restore),
-        apart: in_place::replaces(restore).is_some(),
+        in_place: in_place::replaces(restore).is_some(),
     };
     Ok(pod::build(&members, &from, image))
 }
@@ -218,18 +218,18 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
 /// Deletes all objects of the seed. If the restore continues, they are deleted only together with the unchanged pod.
 fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, String> {
     let seed = &objects.seed;
-    let place = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));
-    let mut requests = vec![Request::Confirm(place)];
+    let check = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));
+    let mut requests = vec![Request::Confirm(check)];
     let pod = seed.pod.clone().map(Box::new);
-    if in_place::gives_up(restore) {
+    if in_place::is_aborted(restore) {
         requests.extend(pod.map(|pod| Request::Delete(Object::Pod(pod))));
     } else {
         requests.push(Request::Confirm(Check::SameBackup));
         requests.extend(pod.map(Request::DeleteUnchanged));
     }
-    let claim = seed.claim.clone().map(Box::new);
+    let pvc = seed.pvc.clone().map(Box::new);
     let service = seed.service.clone().map(Box::new);
-    requests.extend(claim.map(|claim| Request::Delete(Object::VolumeClaim(claim))));
+    requests.extend(pvc.map(|pvc| Request::Delete(Object::Pvc(pvc))));
     requests.extend(service.map(|service| Request::Delete(Object::Service(service))));
     Ok(requests)
 }
@@ -304,7 +304,7 @@ pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
 }
 
 /// The EtcdCluster to create. It has the restore lock from its creation.
-fn cluster_with_claim(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
+fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
     let target = &restore.spec.etcd_cluster;
     let mut cluster = EtcdCluster::new(naming::target(restore), spec);
     cluster.metadata.namespace = Some(restore.namespace().unwrap_or_default());

@@ -18,12 +18,12 @@ use store::Target;
 use store::progress::{Meter, Moved};
 
 use super::intake::Intake;
-use super::prepare::promised;
+use super::prepare::expected_contents;
 use super::snapshot::{fetched_before, unreadable};
 use super::{Contents, Paths, already_restored, volume_trouble, write_json};
 use crate::plan::choice;
 use crate::reason::{Reason, Trouble};
-use crate::source::{self, Place, SecretData};
+use crate::source::{self, OpenedSource, SecretData};
 
 /// Arguments of `seed fetch`.
 #[derive(Args, Clone, Debug)]
@@ -100,8 +100,11 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
-            let lost = |error| Trouble::new(Reason::SeedFailed, format!("no program: {error}"));
-            copied.await.map_err(lost).flatten()
+            let failed = |error| {
+                let message = format!("the program was not copied: {error}");
+                Trouble::new(Reason::SeedFailed, message)
+            };
+            copied.await.map_err(failed).flatten()
         }
     });
     let contents = fetch_once(arguments).await?;
@@ -116,12 +119,12 @@ async fn fetch_once(arguments: &Fetch) -> Result<Contents, Trouble> {
     if let Some(contents) = already_restored(paths)? {
         return Ok(contents);
     }
-    let before = fetched_before(paths)?;
-    let contents = match before.filter(|contents| is_wanted(arguments, contents)) {
+    let fetched = fetched_before(paths)?;
+    let contents = match fetched.filter(|contents| is_requested(arguments, contents)) {
         Some(contents) => contents,
         None => fetch_now(arguments).await?,
     };
-    promised(paths, contents, arguments.bump_revision)
+    expected_contents(paths, contents, arguments.bump_revision)
 }
 
 async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
@@ -135,7 +138,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
             from_member(&arguments.survivor, member, &unfinished, &arguments.meter).await?
         }
         (None, None) => {
-            let message = "neither --source nor --member says where the snapshot is";
+            let message = "no source of the snapshot: set --source or --member";
             return Err(Trouble::new(Reason::SeedFailed, message));
         }
     };
@@ -154,8 +157,8 @@ async fn from_store(
     let secret = mounted(arguments.secret.as_deref())?;
     let ca = mounted(arguments.ca.as_deref())?;
     let claim = arguments.claim.as_deref();
-    let place = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
-    let manifest = place.manifest().await?;
+    let opened = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
+    let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
     // The SHA-256 of the manifest is checked before the download.
     if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
@@ -166,24 +169,27 @@ async fn from_store(
         bytes: 0,
         total: size.and_then(|size| u64::try_from(size).ok()),
     });
-    let inspected = download(&place, target, &arguments.meter).await?;
+    let inspected = download(&opened, target, &arguments.meter).await?;
     let contents = verify(&inspected, manifest.as_ref())?;
     check_chosen(arguments, &contents.sha256)?;
-    let of = Origin {
-        place: choice::place(source),
+    let origin = Origin {
+        location_hash: choice::fingerprint(source),
         bump_revision: arguments.bump_revision.unwrap_or_default(),
     };
     Ok(Contents {
-        of: Some(of),
+        origin: Some(origin),
         ..contents
     })
 }
 
 /// Whether the snapshot of an earlier start is the requested one. The earlier start may have had another source.
-fn is_wanted(arguments: &Fetch, fetched: &Contents) -> bool {
-    let of = fetched.of.as_ref().map(|of| of.place.as_str());
+fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
+    let fingerprint = fetched
+        .origin
+        .as_ref()
+        .map(|origin| origin.location_hash.as_str());
     match (&arguments.sha256, &arguments.source) {
-        (None, Some(source)) => of == Some(choice::place(source).as_str()),
+        (None, Some(source)) => fingerprint == Some(choice::fingerprint(source).as_str()),
         _ => is_chosen(arguments, &fetched.sha256),
     }
 }
@@ -200,20 +206,20 @@ fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     }
     let chosen = arguments.sha256.as_deref().unwrap_or_default();
     Err(unreadable(&format!(
-        "its SHA-256 is {sha256}, and that of the backup this restore began with was {chosen}: it was overwritten"
+        "its SHA-256 is {sha256}, but that of the chosen backup is {chosen}: the backup was overwritten"
     )))
 }
 
 /// Fails if the etcd of the cluster is older than the backup, because it cannot read the database. The operator checks
 /// this too, except for a backup on a PersistentVolumeClaim.
-fn check_version(wanted: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
-    let read = |text: &str| EtcdVersion::parse(text).ok();
-    let backup = manifest.and_then(|manifest| read(&manifest.etcd_version));
-    match (wanted.and_then(read), backup) {
-        (Some(wanted), Some(backup)) if wanted.minor() < backup.minor() => Err(Trouble::new(
+fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
+    let parse = |text: &str| EtcdVersion::parse(text).ok();
+    let backup = manifest.and_then(|manifest| parse(&manifest.etcd_version));
+    match (version.and_then(parse), backup) {
+        (Some(version), Some(backup)) if version.minor() < backup.minor() => Err(Trouble::new(
             Reason::InvalidSpec,
             format!(
-                "the cluster's version is {wanted}, and the backup is of etcd {backup}: use that minor version or a \
+                "the cluster's version is {version}, but the backup is of etcd {backup}: set that minor version or a \
                  newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
             ),
         )),
@@ -230,29 +236,29 @@ async fn from_member(
     meter: &Arc<Meter>,
 ) -> Result<Contents, Trouble> {
     let client = EtcdClient::new(access(survivor)?);
-    let silent = |error: etcd::Error| {
+    let failed = |error: etcd::Error| {
         let message = format!("the snapshot of {url} cannot be fetched: {error}");
         Trouble::new(Reason::EtcdUnreachable, message)
     };
-    let status = client.status(url).await.map_err(silent)?;
+    let status = client.status(url).await.map_err(failed)?;
     if Some(status.cluster_id) != survivor.cluster_id {
         let message = format!(
-            "{url} belongs to cluster {}, which is another one: its snapshot is not taken",
+            "the member at {url} belongs to another cluster ({}): its snapshot is not fetched",
             status.cluster_id
         );
         return Err(Trouble::new(Reason::SeedFailed, message));
     }
-    let mut snapshot = client.snapshot(url).await.map_err(silent)?;
+    let mut snapshot = client.snapshot(url).await.map_err(failed)?;
     let intake = Intake::begin(target, Arc::clone(meter));
     while let Some(chunk) = snapshot.chunks.next().await {
-        if !intake.push(chunk.map_err(silent)?).await {
+        if !intake.push(chunk.map_err(failed)?).await {
             break;
         }
     }
     let contents = verify(&intake.finish().await?, None)?;
     if contents.revision < survivor.revision {
         return Err(unreadable(&format!(
-            "it holds revision {}, and the member was at {} when it was chosen",
+            "it has revision {}, but the member had revision {} when it was chosen",
             contents.revision, survivor.revision
         )));
     }
@@ -302,8 +308,12 @@ fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     Ok(Some(data))
 }
 
-async fn download(place: &Place, target: &Path, meter: &Arc<Meter>) -> Result<Inspected, Trouble> {
-    let Target { store, key } = &place.0;
+async fn download(
+    opened: &OpenedSource,
+    target: &Path,
+    meter: &Arc<Meter>,
+) -> Result<Inspected, Trouble> {
+    let Target { store, key } = &opened.0;
     let mut object = store
         .get(key)
         .await
@@ -330,7 +340,7 @@ pub(super) fn verify(
     manifest: Option<&BackupManifest>,
 ) -> Result<Contents, Trouble> {
     if !inspected.trailer {
-        return Err(unreadable("etcd's checksum is missing at its end"));
+        return Err(unreadable("the checksum from etcd at its end is missing"));
     }
     if let Some(manifest) = manifest {
         compare(inspected, manifest)?;
@@ -345,7 +355,7 @@ pub(super) fn verify(
                 hash,
                 compacted: inspected.compacted,
             }),
-        of: None,
+        origin: None,
     })
 }
 
@@ -353,20 +363,20 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
     let sha256 = hex::encode(inspected.sha256);
     if !manifest.sha256.is_empty() && !manifest.sha256.eq_ignore_ascii_case(&sha256) {
         return Err(unreadable(&format!(
-            "its SHA-256 is {sha256}, and the manifest says {}",
+            "its SHA-256 is {sha256}, but the manifest has {}",
             manifest.sha256
         )));
     }
     if u64::try_from(manifest.size).ok() != Some(inspected.size) {
         return Err(unreadable(&format!(
-            "it has {} bytes, and the manifest says {}",
+            "it has {} bytes, but the manifest has {}",
             inspected.size, manifest.size
         )));
     }
     // An empty or compacted store serves more than its last revision.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
-            "it holds revision {}, and the manifest says {}",
+            "it has revision {}, but the manifest has {}",
             inspected.revision, manifest.revision
         )));
     }

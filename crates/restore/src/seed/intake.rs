@@ -25,7 +25,7 @@ use super::volume_trouble;
 use crate::reason::{Reason, Trouble};
 
 /// Length of each of the two queues, in chunks.
-const WAITING: usize = 16;
+const QUEUE_LENGTH: usize = 16;
 
 /// Accepts the chunks of a snapshot in order.
 pub(super) struct Intake {
@@ -36,7 +36,7 @@ pub(super) struct Intake {
 impl Intake {
     /// Creates the file, and starts to write.
     pub(super) fn begin(path: &Path, meter: Arc<Meter>) -> Self {
-        let (chunks, arriving) = mpsc::channel(WAITING);
+        let (chunks, arriving) = mpsc::channel(QUEUE_LENGTH);
         let path = path.to_owned();
         let written = tokio::task::spawn_blocking(move || write(path, arriving, &meter));
         Self { chunks, written }
@@ -65,7 +65,7 @@ fn write(
     let mut download = Download::create(path)?;
     thread::scope(|scope| {
         // The hash takes about as long as the write.
-        let (reader, pieces) = std_mpsc::sync_channel::<Bytes>(WAITING);
+        let (reader, pieces) = std_mpsc::sync_channel::<Bytes>(QUEUE_LENGTH);
         let reads = scope.spawn(move || {
             let mut inspector = Inspector::new();
             for piece in pieces {
@@ -81,7 +81,7 @@ fn write(
             Ok(inspected) => inspected.map_err(|error| unreadable(&error.to_string())),
             Err(_) => Err(Trouble::new(
                 Reason::SeedFailed,
-                "the snapshot was not read as it arrived: the program has an error",
+                "the inspection of the snapshot panicked, which is a defect: report it",
             )),
         }
     })

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::Command;
 
 use etcd::{Revisions, WalkError};
-use member::{Making, Origin};
+use member::{DataDirectorySettings, Origin};
 
-use super::forget::forget_what_is_copied;
+use super::page_cache::release_copied_pages;
 use super::snapshot::{fetched_before, unreadable};
 use super::{
     Contents, Paths, already_restored, read_json, sync_directories, sync_parent, volume_trouble,
@@ -35,7 +35,7 @@ const DATABASE: &str = "member/snap/db";
 #[derive(Clone, Debug)]
 pub struct Prepare {
     /// The tool and its arguments.
-    pub making: Making,
+    pub settings: DataDirectorySettings,
     /// The paths in the pod.
     pub paths: Paths,
 }
@@ -56,28 +56,28 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
             "nothing was fetched; the fetch container must run first",
         )
     })?;
-    let served = promised(paths, expected, arguments.making.bump_revision)?;
-    let made = paths.work().join("data");
-    remove_dir(&made)?;
-    run_tool(arguments, &made).map_err(|trouble| blame(paths, trouble))?;
-    check_database(&made.join(DATABASE), &served)?;
-    sync_directories(&made).map_err(|error| volume_trouble("write", &made, &error))?;
+    let served = expected_contents(paths, expected, arguments.settings.bump_revision)?;
+    let created = paths.work().join("data");
+    remove_dir(&created)?;
+    run_tool(arguments, &created).map_err(|trouble| or_changed(paths, trouble))?;
+    check_database(&created.join(DATABASE), &served)?;
+    sync_directories(&created).map_err(|error| volume_trouble("write", &created, &error))?;
     write_json(&paths.restored(), &served)?;
     let commit = || {
         // Invariant 9: only a verified data directory gets the name that etcd uses.
-        fs::rename(&made, paths.data())?;
+        fs::rename(&created, paths.data())?;
         sync_parent(&paths.data())
     };
     commit()
         .map_err(|error| volume_trouble("rename the data directory to", &paths.data(), &error))?;
     if let Err(error) = fs::remove_dir_all(paths.work()) {
-        tracing::warn!(%error, "the fetched snapshot stays on the volume");
+        tracing::warn!(%error, "cannot delete the fetched snapshot from the volume");
     }
     Ok(served)
 }
 
 /// What an etcd with the fetched snapshot will serve.
-pub(super) fn promised(
+pub(super) fn expected_contents(
     paths: &Paths,
     expected: Contents,
     bump_revision: Option<u64>,
@@ -87,9 +87,9 @@ pub(super) fn promised(
         revision: raised(&snapshot, bump_revision),
         // An increase of the revision also compacts, and then the hash cannot be compared.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
-        of: expected.of.map(|of| Origin {
+        origin: expected.origin.map(|origin| Origin {
             bump_revision: bump_revision.unwrap_or_default(),
-            ..of
+            ..origin
         }),
         ..expected
     })
@@ -117,7 +117,7 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble
 }
 
 /// The failure of the tool, or the damage of the snapshot that has caused it.
-fn blame(paths: &Paths, trouble: Trouble) -> Trouble {
+fn or_changed(paths: &Paths, trouble: Trouble) -> Trouble {
     match fetched_before(paths) {
         Ok(None) => changed(&paths.snapshot()),
         Ok(Some(_)) | Err(_) => trouble,
@@ -133,7 +133,7 @@ fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {
     let found = revisions(path)?;
     if found.store_revision() != expected.revision {
         return Err(unreadable(&format!(
-            "the restored database serves revision {} and should serve {}",
+            "the restored database has revision {} instead of {}",
             found.store_revision(),
             expected.revision
         )));
@@ -159,15 +159,15 @@ fn remove_dir(path: &Path) -> Result<(), Trouble> {
     }
 }
 
-fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
-    let Prepare { making, paths } = arguments;
-    let Making {
+fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
+    let Prepare { settings, paths } = arguments;
+    let DataDirectorySettings {
         tool,
         name,
         peer_url,
         token,
         bump_revision,
-    } = making;
+    } = settings;
     // Without the second argument, a watch could continue in a history that its client has not seen.
     let bump = bump_revision.map(|by| {
         [
@@ -185,15 +185,15 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
         .arg(format!("--initial-cluster={name}={peer_url}"))
         .arg(format!("--initial-cluster-token={token}"))
         .arg(format!("--initial-advertise-peer-urls={peer_url}"))
-        .arg(format!("--data-dir={}", made.display()))
+        .arg(format!("--data-dir={}", directory.display()))
         .args(bump.iter().flatten());
-    let output =
-        forget_what_is_copied(&paths.snapshot(), &made.join(DATABASE), || command.output());
+    let database = directory.join(DATABASE);
+    let output = release_copied_pages(&paths.snapshot(), &database, || command.output());
     let output = output.map_err(|error| {
         Trouble::new(
             Reason::SeedFailed,
             format!(
-                "cannot run {}: {error}; spec.repository must hold etcd's own images",
+                "cannot run {}: {error}; spec.repository must contain the images of etcd",
                 tool.display()
             ),
         )
@@ -204,22 +204,22 @@ fn run_tool(arguments: &Prepare, made: &Path) -> Result<(), Trouble> {
     if let Some(signal) = output.status.signal() {
         // The snapshot is not the cause. The kubelet restarts the container.
         let text = format!(
-            "{} was ended by signal {signal}; the node or spec.pod.resources may give it too little memory",
+            "{} was ended by signal {signal}: check the memory of the node and spec.pod.resources",
             tool.display()
         );
         return Err(Trouble::new(Reason::PodNotStarting, text));
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains(FULL) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if stderr.contains(FULL) {
         let full = io::ErrorKind::StorageFull.into();
-        return Err(volume_trouble("make", made, &full));
+        return Err(volume_trouble("create", directory, &full));
     }
-    let start = said.ceil_char_boundary(said.len().saturating_sub(OUTPUT_LIMIT));
+    let start = stderr.ceil_char_boundary(stderr.len().saturating_sub(OUTPUT_LIMIT));
     Err(unreadable(&format!(
         "{} ended with {}: {}",
         tool.display(),
         output.status,
-        said[start..].trim()
+        stderr[start..].trim()
     )))
 }
 
@@ -234,11 +234,11 @@ mod tests {
             revision,
             compacted,
         };
-        for (revision, compacted, as_it_was, by_1000) in
+        for (revision, compacted, unchanged, by_1000) in
             [(0, 0, 1, 1000), (21, 0, 21, 1021), (10, 15, 15, 1010)]
         {
             let snapshot = snapshot(revision, compacted);
-            assert_eq!(raised(&snapshot, None), as_it_was);
+            assert_eq!(raised(&snapshot, None), unchanged);
             assert_eq!(raised(&snapshot, Some(1000)), by_1000);
         }
     }

@@ -18,8 +18,8 @@ pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble>
         return Ok(None);
     };
     let found = inspect(file).map_err(|error| volume_trouble("read", &paths.snapshot(), &error))?;
-    let whole = found.is_ok_and(|found| hex::encode(found.sha256) == expected.sha256);
-    Ok(whole.then_some(expected))
+    let is_complete = found.is_ok_and(|found| hex::encode(found.sha256) == expected.sha256);
+    Ok(is_complete.then_some(expected))
 }
 
 /// Inspects a whole file.
@@ -38,7 +38,7 @@ pub(super) fn unreadable(why: &str) -> Trouble {
     Trouble::new(
         Reason::SnapshotUnreadable,
         format!(
-            "the snapshot cannot be restored: {why}; where it came from a backup, restore another backup"
+            "the snapshot cannot be restored: {why}; if it comes from a backup, restore another backup"
         ),
     )
 }

@@ -6,10 +6,10 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use clap::Args;
-use member::Making;
+use member::DataDirectorySettings;
 
 use super::prepare::{Prepare, prepare};
-use super::{Paths, is_made};
+use super::{Paths, is_created};
 
 use crate::reason::{Reason, Trouble};
 
@@ -18,7 +18,7 @@ use crate::reason::{Reason, Trouble};
 pub struct Start {
     /// Tool for the data directory with its arguments, as JSON
     #[arg(value_name = "JSON", value_parser = parse)]
-    pub making: Making,
+    pub settings: DataDirectorySettings,
     /// etcd and its arguments
     #[arg(
         value_name = "COMMAND",
@@ -32,7 +32,7 @@ pub struct Start {
     pub paths: Paths,
 }
 
-fn parse(text: &str) -> Result<Making, serde_json::Error> {
+fn parse(text: &str) -> Result<DataDirectorySettings, serde_json::Error> {
     serde_json::from_str(text)
 }
 
@@ -40,18 +40,18 @@ fn parse(text: &str) -> Result<Making, serde_json::Error> {
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
     // An existing data directory belongs to the member, and needs nothing of the restore.
-    if is_made(&paths) {
+    if is_created(&paths) {
         // A crash may have left the temporary files.
         if paths.restored().exists() {
             let _ = std::fs::remove_dir_all(paths.work());
         }
     } else {
-        let making = arguments.making.clone();
-        let made = tokio::task::spawn_blocking(move || prepare(&Prepare { making, paths }));
-        let failed = match made.await {
-            Ok(made) => made.err(),
+        let settings = arguments.settings.clone();
+        let created = tokio::task::spawn_blocking(move || prepare(&Prepare { settings, paths }));
+        let failed = match created.await {
+            Ok(created) => created.err(),
             Err(error) => {
-                let message = format!("the data directory was not made: {error}");
+                let message = format!("the data directory was not created: {error}");
                 Some(Trouble::new(Reason::SeedFailed, message))
             }
         };
@@ -66,12 +66,12 @@ fn become_etcd(command: &[OsString]) -> Trouble {
     let (program, rest) = command
         .split_first()
         .map_or_else(Default::default, |(program, rest)| (program.clone(), rest));
-    tracing::info!(program = %program.display(), "the data directory is there: this goes on as etcd");
+    tracing::info!(program = %program.display(), "the data directory exists: starting etcd");
     let error = Command::new(&program).args(rest).exec();
     Trouble::new(
         Reason::SeedFailed,
         format!(
-            "cannot run {}: {error}; spec.repository must hold etcd's own images",
+            "cannot run {}: {error}; spec.repository must contain the images of etcd",
             program.display()
         ),
     )

@@ -265,7 +265,10 @@ fn note(stages: &mut Stages, begun: Instant, what: String) {
 
 /// Log lines of the seed's etcd container, and the stages that they mark.
 const LOGGED: [(&str, &str); 2] = [
-    ("this goes on as etcd", "seed: data directory is made"),
+    (
+        "the data directory exists: starting etcd",
+        "seed: data directory is made",
+    ),
     ("ready to serve client requests", "seed: etcd serves"),
 ];
 

@@ -7,30 +7,30 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Life;
 
 /// Shortest time between two pods of a seed. It limits the rate of pods on a node that rejects every pod.
-const REST: SignedDuration = SignedDuration::from_secs(10);
+const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// Longest time between two pods of a seed. Nodes without free resources may evict other pods for a new one.
-const LONGEST: SignedDuration = SignedDuration::from_mins(5);
+const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 /// Divisor of the time from the start of the seed to the creation of the pod, for the pause.
-const PART: i32 = 4;
+const PAUSE_DIVISOR: i32 = 4;
 
 /// The life of a pod of a seed that was started at `began`.
 pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
-    match (ended(pod), is_young(pod, began, now)) {
-        (None, _) => Life::Lives,
-        (Some(_), true) => Life::EndedAtOnce,
+    match (ended(pod), is_recent(pod, began, now)) {
+        (None, _) => Life::Active,
+        (Some(_), true) => Life::EndedRecently,
         (Some(_), false) => Life::Ended,
     }
 }
 
 /// Whether it is too early to replace the pod.
-pub(in crate::observe) fn is_young(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
-    let made = pod.metadata.creation_timestamp.as_ref().map(|made| made.0);
-    made.is_some_and(|made| now.duration_since(made) < rest(began, made))
+pub(in crate::observe) fn is_recent(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
+    let created = pod.metadata.creation_timestamp.as_ref();
+    created.is_some_and(|created| now.duration_since(created.0) < pause(began, created.0))
 }
 
-fn rest(began: Option<Timestamp>, made: Timestamp) -> SignedDuration {
-    let until_made = began.map_or(SignedDuration::ZERO, |began| made.duration_since(began));
-    (until_made / PART).clamp(REST, LONGEST)
+fn pause(began: Option<Timestamp>, created: Timestamp) -> SignedDuration {
+    let elapsed = began.map_or(SignedDuration::ZERO, |began| created.duration_since(began));
+    (elapsed / PAUSE_DIVISOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }
 
 /// The problem of a pod that has ended. A pod that was evicted or shut down with its node is not restarted.
@@ -39,14 +39,14 @@ pub(super) fn ended(pod: &Pod) -> Option<Trouble> {
     if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
         return None;
     }
-    let words = [status.reason.as_deref(), status.message.as_deref()];
-    let words: Vec<&str> = words.into_iter().flatten().collect();
-    let why = if words.is_empty() {
+    let parts = [status.reason.as_deref(), status.message.as_deref()];
+    let parts: Vec<&str> = parts.into_iter().flatten().collect();
+    let why = if parts.is_empty() {
         String::new()
     } else {
-        format!(" ({})", words.join(": "))
+        format!(" ({})", parts.join(": "))
     };
-    let text = format!("the seed's pod has ended for good{why}");
+    let text = format!("the seed's pod has ended and is not restarted{why}");
     Some(Trouble::new(Reason::PodNotStarting, text))
 }
 
@@ -68,18 +68,22 @@ mod tests {
         };
         let (recent, long_ago) = (Some(at(90)), Some(at(-3_500)));
         for phase in ["Pending", "Running", "Unknown"] {
-            assert_eq!(life(&pod(phase), recent, at(999)), Life::Lives, "{phase}");
+            assert_eq!(life(&pod(phase), recent, at(999)), Life::Active, "{phase}");
         }
         for phase in ["Failed", "Succeeded"] {
-            for (began, rest) in [
+            for (began, pause) in [
                 (None, 10),
                 (recent, 10),
                 (Some(at(-60)), 40),
                 (long_ago, 300),
             ] {
                 let life = |now| life(&pod(phase), began, at(now));
-                assert_eq!(life(100 + rest - 1), Life::EndedAtOnce, "{phase} {rest}");
-                assert_eq!(life(100 + rest), Life::Ended, "{phase} {rest}");
+                assert_eq!(
+                    life(100 + pause - 1),
+                    Life::EndedRecently,
+                    "{phase} {pause}"
+                );
+                assert_eq!(life(100 + pause), Life::Ended, "{phase} {pause}");
             }
         }
     }

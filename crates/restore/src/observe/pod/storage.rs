@@ -13,9 +13,9 @@ use crate::reason::{Reason, Trouble};
 
 /// Time limit for a provisioner on the PVC. The controller of Kubernetes names it at once, except after its own
 /// restart, or if the StorageClass is created a moment after the PVC.
-const UNNAMED: SignedDuration = SignedDuration::from_mins(1);
+const PROVISIONER_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 /// Time limit for the volume. The scheduler has the same limit (`bindTimeoutSeconds`).
-const SLOW: SignedDuration = SignedDuration::from_mins(10);
+const VOLUME_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
 
 /// The annotation with the provisioner (`AnnStorageProvisioner` of component-helpers), and its name before Kubernetes
 /// 1.23.
@@ -33,75 +33,77 @@ const NO_VOLUME: [&str; 2] = [
     "did not have enough free storage",
 ];
 /// Reasons that exclude a node permanently, independent of its free resources.
-const NOT_FOR_IT: [&str; 2] = [
+const EXCLUDED: [&str; 2] = [
     "untolerated taint",
     "didn't match Pod's node affinity/selector",
 ];
 /// Prefix of temporary taints, such as that of a node that is not ready.
-const PASSING: &str = "node.kubernetes.io/";
+const TEMPORARY_TAINT: &str = "node.kubernetes.io/";
 
-const REMEDY: &str = "put that right, or name another one in spec.pod.persistentVolumeClaimSpec.storageClassName of the \
-                      EtcdCluster (for a new one: in spec.etcdCluster.template, in a new EtcdRestore)";
+const REMEDY: &str = "correct that, or set another StorageClass in spec.pod.persistentVolumeClaimSpec.storageClassName of \
+                      the EtcdCluster (for a new cluster: in spec.etcdCluster.template of a new EtcdRestore)";
 
 /// The problem of a PVC that is not bound within its time limit.
 pub(in crate::observe) fn no_storage(
     pod: &Pod,
-    claim: &PersistentVolumeClaim,
+    pvc: &PersistentVolumeClaim,
     now: Timestamp,
 ) -> Option<Trouble> {
-    let phase = claim.status.as_ref()?.phase.as_deref()?;
+    let phase = pvc.status.as_ref()?.phase.as_deref()?;
     if phase != "Pending" {
         return None;
     }
-    let (why, since, patience) = lack(pod, claim, unscheduled(pod)?)?;
-    if now.duration_since(since?) < patience {
+    let (why, since, limit) = cause(pod, pvc, unscheduled(pod)?)?;
+    if now.duration_since(since?) < limit {
         return None;
     }
     let message = format!(
-        "no storage for the seed: its volume claim {} is not bound: {why}; {REMEDY}",
-        claim.name_any()
+        "no storage for the seed: its PersistentVolumeClaim {} is not bound: {why}; {REMEDY}",
+        pvc.name_any()
     );
     Some(Trouble::new(Reason::StorageMissing, message))
 }
 
 /// The cause, its start, and its time limit.
-fn lack(
+fn cause(
     pod: &Pod,
-    claim: &PersistentVolumeClaim,
+    pvc: &PersistentVolumeClaim,
     scheduler: &str,
 ) -> Option<(String, Option<Timestamp>, SignedDuration)> {
-    let made = claim.creation_timestamp().map(|made| made.0);
-    let changed = changed(claim).or(made);
-    let maker = PROVISIONER
+    let created = pvc.creation_timestamp().map(|created| created.0);
+    let changed = changed(pvc).or(created);
+    let provisioner = PROVISIONER
         .iter()
-        .find_map(|key| claim.annotations().get(*key));
-    let class = class(claim);
-    let selected = claim.annotations().contains_key(SELECTED);
-    if scheduler.contains(UNBOUND) && maker.is_none() {
+        .find_map(|key| pvc.annotations().get(*key));
+    let class = class(pvc);
+    let selected = pvc.annotations().contains_key(SELECTED);
+    if scheduler.contains(UNBOUND) && provisioner.is_none() {
         // The scheduler does not name the unbound PVC.
-        let others = others(pod, &claim.name_any());
+        let others = others(pod, &pvc.name_any());
         return Some(if others.is_empty() {
-            (nobody(claim), changed, UNNAMED)
+            (no_provisioner(pvc), changed, PROVISIONER_TIMEOUT)
         } else {
             let others = others.join(", ");
             let why = format!(
-                "it is of {class}; or the claim {others} of the seed's pod is not ({scheduler})"
+                "it has {class}; or PersistentVolumeClaim {others} of the seed's pod is not bound ({scheduler})"
             );
-            (why, changed, SLOW)
+            (why, changed, VOLUME_TIMEOUT)
         });
     }
     // Each attempt changes the PVC, so the time counts from its creation.
-    if FAILED.iter().any(|said| scheduler.contains(said)) {
-        let why = format!("no volume of {class} is made for it ({scheduler})");
-        return Some((why, made, SLOW));
+    if FAILED.iter().any(|text| scheduler.contains(text)) {
+        let why = format!("no volume of {class} is created for it ({scheduler})");
+        return Some((why, created, VOLUME_TIMEOUT));
     }
-    if let Some(maker) = maker.filter(|_| scheduler.contains(UNBOUND) || selected) {
-        let why = format!("{maker}, which makes the volumes of {class}, has made none for 10 min");
-        return Some((why, changed, SLOW));
+    if let Some(provisioner) = provisioner.filter(|_| scheduler.contains(UNBOUND) || selected) {
+        let why = format!(
+            "the provisioner {provisioner} of {class} has created no volume for 10 minutes"
+        );
+        return Some((why, changed, VOLUME_TIMEOUT));
     }
-    if of_volumes_alone(scheduler) {
+    if only_volume_missing(scheduler) {
         let why = format!("no node has a volume of {class} for it ({scheduler})");
-        return Some((why, changed, SLOW));
+        return Some((why, changed, VOLUME_TIMEOUT));
     }
     None
 }
@@ -116,30 +118,30 @@ fn others<'a>(pod: &'a Pod, own: &str) -> Vec<&'a str> {
         .collect()
 }
 
-fn class(claim: &PersistentVolumeClaim) -> String {
-    match named(claim) {
+fn class(pvc: &PersistentVolumeClaim) -> String {
+    match named(pvc) {
         Some(name) if !name.is_empty() => format!("the StorageClass {name}"),
         _ => "no StorageClass".to_owned(),
     }
 }
 
-fn named(claim: &PersistentVolumeClaim) -> Option<&str> {
-    claim.spec.as_ref()?.storage_class_name.as_deref()
+fn named(pvc: &PersistentVolumeClaim) -> Option<&str> {
+    pvc.spec.as_ref()?.storage_class_name.as_deref()
 }
 
-fn nobody(claim: &PersistentVolumeClaim) -> String {
-    match named(claim) {
+fn no_provisioner(pvc: &PersistentVolumeClaim) -> String {
+    match named(pvc) {
         None => "it names no StorageClass, and there is no default one".to_owned(),
-        Some("") => "its storageClassName is empty, which asks for a volume that was made by hand, and none fits".to_owned(),
+        Some("") => "its storageClassName is empty, which requires an existing volume, and no volume matches".to_owned(),
         Some(name) => format!(
-            "the StorageClass {name} does not exist, or makes no volumes, and none that was made by hand fits"
+            "the StorageClass {name} does not exist or has no provisioner, and no existing volume matches"
         ),
     }
 }
 
 /// The time of the last change, if the PVC records one.
-fn changed(claim: &PersistentVolumeClaim) -> Option<Timestamp> {
-    let managers = claim.metadata.managed_fields.iter().flatten();
+fn changed(pvc: &PersistentVolumeClaim) -> Option<Timestamp> {
+    let managers = pvc.metadata.managed_fields.iter().flatten();
     managers
         .filter_map(|one| one.time.as_ref().map(|time| time.0))
         .max()
@@ -158,17 +160,17 @@ fn unscheduled(pod: &Pod) -> Option<&str> {
 
 /// Whether a volume is the only thing that all suitable nodes lack, as in `0/3 nodes are available: 1 node(s) had
 /// untolerated taint {..}, 2 node(s) didn't find available persistent volumes to bind. preemption: ..`.
-fn of_volumes_alone(scheduler: &str) -> bool {
+fn only_volume_missing(scheduler: &str) -> bool {
     let Some((_, reasons)) = scheduler.split_once("nodes are available: ") else {
         return false;
     };
     let reasons = reasons.split_once(". ").map_or(reasons, |it| it.0);
     let is = |reason: &str, known: &[&str]| known.iter().any(|one| reason.contains(one));
-    let passes = |reason: &str| reason.contains(PASSING);
+    let is_temporary = |reason: &str| reason.contains(TEMPORARY_TAINT);
     reasons.split(", ").any(|one| is(one, &NO_VOLUME))
         && reasons
             .split(", ")
-            .all(|one| is(one, &NO_VOLUME) || (is(one, &NOT_FOR_IT) && !passes(one)))
+            .all(|one| is(one, &NO_VOLUME) || (is(one, &EXCLUDED) && !is_temporary(one)))
 }
 
 #[cfg(test)]
@@ -178,7 +180,7 @@ mod tests {
     use super::*;
 
     const OWN: &str = "main-aaaaaaaaaa";
-    const MADE: i64 = 1_000;
+    const CREATED: i64 = 1_000;
     const BY: &str = "volume.kubernetes.io/storage-provisioner";
     /// The message of the scheduler of Kubernetes 1.36.
     const WAITS: &str =
@@ -188,9 +190,9 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn claim(class: Option<&str>, annotations: &Value) -> PersistentVolumeClaim {
+    fn pvc(class: Option<&str>, annotations: &Value) -> PersistentVolumeClaim {
         serde_json::from_value(json!({
-            "metadata": { "name": OWN, "creationTimestamp": at(MADE).to_string(), "annotations": annotations },
+            "metadata": { "name": OWN, "creationTimestamp": at(CREATED).to_string(), "annotations": annotations },
             "spec": { "storageClassName": class },
             "status": { "phase": "Pending" },
         }))
@@ -208,10 +210,10 @@ mod tests {
     }
 
     /// The first time in seconds at which the problem is reported, and its message.
-    fn said(pod: &Pod, claim: &PersistentVolumeClaim) -> Option<(i64, String)> {
-        let told = |after: i64| no_storage(pod, claim, at(MADE + after));
-        let mut first = [0, 59, 60, 599, 600, 86_400].into_iter();
-        let (after, trouble) = first.find_map(|it| Some((it, told(it)?)))?;
+    fn reported(pod: &Pod, pvc: &PersistentVolumeClaim) -> Option<(i64, String)> {
+        let problem = |after: i64| no_storage(pod, pvc, at(CREATED + after));
+        let mut times = [0, 59, 60, 599, 600, 86_400].into_iter();
+        let (after, trouble) = times.find_map(|it| Some((it, problem(it)?)))?;
         assert_eq!(trouble.reason, Reason::StorageMissing);
         let field = "spec.pod.persistentVolumeClaimSpec.storageClassName";
         assert!(trouble.message.contains(field), "{}", trouble.message);
@@ -227,7 +229,7 @@ mod tests {
             (None, "names no StorageClass, and there is no default one"),
             (Some(""), "its storageClassName is empty"),
         ] {
-            let (after, message) = said(&waits, &claim(class, &json!({}))).unwrap();
+            let (after, message) = reported(&waits, &pvc(class, &json!({}))).unwrap();
             assert_eq!(after, 60, "{class:?}");
             assert!(message.contains(says), "{message}");
         }
@@ -235,40 +237,43 @@ mod tests {
 
     #[test]
     fn provisioner_has_ten_minutes() {
-        let (waits, silent) = (pod("False", WAITS), Pod::default());
+        let (waits, unscheduled_pod) = (pod("False", WAITS), Pod::default());
         let by = |more: Value| {
             let mut annotations = json!({ BY: "csi.example.com" });
             if let (Some(all), Some(more)) = (annotations.as_object_mut(), more.as_object()) {
                 all.extend(more.clone());
             }
-            claim(Some("slow"), &annotations)
+            pvc(Some("slow"), &annotations)
         };
-        let (after, message) = said(&waits, &by(json!({}))).unwrap();
+        let (after, message) = reported(&waits, &by(json!({}))).unwrap();
         assert_eq!(after, 600);
         assert!(
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
         // Before Kubernetes 1.23 the annotation had another name.
-        let old = claim(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
-        assert_eq!(said(&waits, &old).unwrap().0, 600);
+        let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
+        assert_eq!(reported(&waits, &old).unwrap().0, 600);
         // After the scheduler has selected a node, it reports nothing while it waits for the volume.
         let selected = by(json!({ SELECTED: "node-1" }));
-        assert_eq!(said(&silent, &selected).unwrap().0, 600);
+        assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
         // The scheduler has not processed the pod yet.
-        assert_eq!(said(&silent, &claim(Some("slow"), &json!({}))), None);
+        assert_eq!(
+            reported(&unscheduled_pod, &pvc(Some("slow"), &json!({}))),
+            None
+        );
     }
 
     #[test]
     fn time_limit_counts_from_last_change_of_pvc() {
-        let mut late = claim(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
+        let mut changed = pvc(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
         let managed = json!([
-            { "manager": "etcd-restore-operator", "time": at(MADE).to_string() },
-            { "manager": "kube-scheduler", "time": at(MADE + 3_600).to_string() },
+            { "manager": "etcd-restore-operator", "time": at(CREATED).to_string() },
+            { "manager": "kube-scheduler", "time": at(CREATED + 3_600).to_string() },
         ]);
-        late.metadata.managed_fields = serde_json::from_value(managed).unwrap();
-        let told = |after| no_storage(&Pod::default(), &late, at(MADE + after)).is_some();
-        assert!(!told(3_600 + 599) && told(3_600 + 600));
+        changed.metadata.managed_fields = serde_json::from_value(managed).unwrap();
+        let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
+        assert!(!reports(3_600 + 599) && reports(3_600 + 600));
         // Every failed attempt changes the PVC, so its creation time counts.
         let failed = pod(
             "False",
@@ -276,18 +281,18 @@ mod tests {
                 "running PreBind plugin \"VolumeBinding\": binding volumes: provisioning failed for PVC \"{OWN}\""
             ),
         );
-        let told = |after| no_storage(&failed, &late, at(MADE + after)).is_some();
-        assert!(!told(599) && told(600));
+        let reports = |after| no_storage(&failed, &changed, at(CREATED + after)).is_some();
+        assert!(!reports(599) && reports(600));
     }
 
     #[test]
     fn reports_no_other_scheduling_problems() {
-        let waits = claim(Some("local"), &json!({}));
+        let waits = pvc(Some("local"), &json!({}));
         let none = "2 node(s) didn't find available persistent volumes to bind";
         let tail =
             "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.";
         let control = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }";
-        for (says, told) in [
+        for (message, is_reported) in [
             (
                 format!("0/3 nodes are available: {control}, {none}. {tail}"),
                 true,
@@ -320,19 +325,23 @@ mod tests {
             (format!("0/1 nodes are available: {control}. {tail}"), false),
             ("no nodes available to schedule pods".to_owned(), false),
         ] {
-            let found = said(&pod("False", &says), &waits);
-            assert_eq!(found.map(|it| it.0), told.then_some(600), "{says}");
+            let found = reported(&pod("False", &message), &waits);
+            assert_eq!(
+                found.map(|it| it.0),
+                is_reported.then_some(600),
+                "{message}"
+            );
         }
     }
 
     #[test]
     fn bound_pvc_or_scheduled_pod_has_storage() {
-        let waits = claim(Some("nowhere"), &json!({}));
-        assert_eq!(said(&pod("True", ""), &waits), None);
+        let waits = pvc(Some("nowhere"), &json!({}));
+        assert_eq!(reported(&pod("True", ""), &waits), None);
         for phase in ["Bound", "Lost"] {
-            let mut claim = waits.clone();
-            claim.status.get_or_insert_default().phase = Some(phase.to_owned());
-            assert_eq!(said(&pod("False", WAITS), &claim), None, "{phase}");
+            let mut pvc = waits.clone();
+            pvc.status.get_or_insert_default().phase = Some(phase.to_owned());
+            assert_eq!(reported(&pod("False", WAITS), &pvc), None, "{phase}");
         }
     }
 
@@ -346,7 +355,7 @@ mod tests {
         volumes
             .unwrap()
             .push(serde_json::from_value(backup).unwrap());
-        let (after, message) = said(&both, &claim(Some("nowhere"), &json!({}))).unwrap();
+        let (after, message) = reported(&both, &pvc(Some("nowhere"), &json!({}))).unwrap();
         assert_eq!(after, 600);
         assert!(
             message.contains("nowhere") && message.contains("backups"),

@@ -37,7 +37,7 @@ const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 /// Invariant 9: the data directory is verified only when etcd is ready on it.
 #[test]
 fn invariant_9_fetched_snapshot_is_not_verified_data() {
-    let seen = |ready: bool| {
+    let observed = |ready: bool| {
         let mut etcd = container("etcd", json!({ "running": {} }), json!({}));
         etcd["ready"] = json!(ready);
         let status = json!({
@@ -52,29 +52,29 @@ fn invariant_9_fetched_snapshot_is_not_verified_data() {
         restored: Some(7),
         sha256: Some("ab".into()),
         verified,
-        moved: Some(Moved {
+        progress: Some(Moved {
             bytes: 1,
             total: Some(1),
         }),
         ..PodFacts::default()
     };
-    assert_eq!(seen(false), expected(false));
-    assert_eq!(seen(true), expected(true));
+    assert_eq!(observed(false), expected(false));
+    assert_eq!(observed(true), expected(true));
 }
 
 #[test]
 fn reads_origin_from_report() {
-    let told = |of: &str| {
-        let message = DONE.replace('}', of);
-        reported(json!([container("fetch", ended(0, &message), json!({}))])).of
+    let origin = |suffix: &str| {
+        let message = DONE.replace('}', suffix);
+        reported(json!([container("fetch", ended(0, &message), json!({}))])).origin
     };
-    assert_eq!(told("}"), None);
-    let all = Origin {
-        place: "cd".into(),
+    assert_eq!(origin("}"), None);
+    let expected = Origin {
+        location_hash: "cd".into(),
         bump_revision: 7,
     };
-    let said = r#","of":{"place":"cd","bumpRevision":7}}"#;
-    assert_eq!(told(said), Some(all));
+    let suffix = r#","of":{"place":"cd","bumpRevision":7}}"#;
+    assert_eq!(origin(suffix), Some(expected));
 }
 
 #[test]
@@ -88,8 +88,8 @@ fn reports_error_until_next_attempt() {
             Some(expected.clone())
         );
     }
-    let again = container("fetch", json!({ "running": {} }), ended(1, failed));
-    assert_eq!(reported(json!([again])).trouble, None);
+    let retrying = container("fetch", json!({ "running": {} }), ended(1, failed));
+    assert_eq!(reported(json!([retrying])).trouble, None);
 }
 
 #[test]
@@ -109,8 +109,8 @@ fn reports_why_seed_pod_cannot_start() {
         .trouble
         .unwrap();
     assert_eq!(trouble.reason, Reason::PodNotStarting);
-    let said = "ended for good (Evicted: DiskPressure)";
-    assert!(trouble.message.contains(said), "{}", trouble.message);
+    let expected = "has ended and is not restarted (Evicted: DiskPressure)";
+    assert!(trouble.message.contains(expected), "{}", trouble.message);
     let pod = json!({ "status": { "conditions": [
         { "type": "PodScheduled", "status": "False", "message": "no node" }] } });
     let trouble = facts(&serde_json::from_value(pod).unwrap())

@@ -17,7 +17,7 @@ fn server(at: Option<Timestamp>) -> Client {
             let answer = Response::builder().header("date", date);
             answer.body(Body::empty()).unwrap()
         });
-        std::future::ready(answer.ok_or_else(|| std::io::Error::other("nobody")))
+        std::future::ready(answer.ok_or_else(|| std::io::Error::other("no server")))
     };
     Client::new(service_fn(answer), "prod")
 }
@@ -26,9 +26,9 @@ fn server(at: Option<Timestamp>) -> Client {
 #[tokio::test]
 async fn missing_storage_requires_clock_of_api_server() {
     let now = Timestamp::now();
-    let made = now - SignedDuration::from_mins(5);
-    let claim = json!({
-        "metadata": { "name": "main-aaaaaaaaaa", "creationTimestamp": made.to_string() },
+    let created = now - SignedDuration::from_mins(5);
+    let pvc = json!({
+        "metadata": { "name": "main-aaaaaaaaaa", "creationTimestamp": created.to_string() },
         "spec": { "storageClassName": "nowhere" }, "status": { "phase": "Pending" },
     });
     let says =
@@ -38,20 +38,20 @@ async fn missing_storage_requires_clock_of_api_server() {
     ] } });
     let children = SeedObjects {
         pod: serde_json::from_value(pod).unwrap(),
-        claim: serde_json::from_value(claim).unwrap(),
+        pvc: serde_json::from_value(pvc).unwrap(),
         service: None,
     };
-    let soon = made + SignedDuration::from_secs(10);
+    let earlier = created + SignedDuration::from_secs(10);
     let later = now + SignedDuration::from_mins(5);
     for (theirs, missing) in [
         (Some(now), true),
         (Some(later), true),
-        (Some(soon), false),
+        (Some(earlier), false),
         (None, false),
     ] {
-        let mut seed = crate::snapshot::Seed::not_asked();
+        let mut seed = crate::snapshot::Seed::not_read();
         seed.pod = Pod::Present(PodFacts::default());
-        members::look_at_storage(&server(theirs), &mut seed, &children).await;
+        members::check_storage(&server(theirs), &mut seed, &children).await;
         let Pod::Present(facts) = seed.pod else {
             panic!("{seed:?}")
         };

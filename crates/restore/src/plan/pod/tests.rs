@@ -17,7 +17,7 @@ fn built(cluster: Value, source: &StorageBlock) -> Value {
     built_as(cluster, source, false)
 }
 
-fn built_as(cluster: Value, source: &StorageBlock, apart: bool) -> Value {
+fn built_as(cluster: Value, source: &StorageBlock, in_place: bool) -> Value {
     let mut cluster = EtcdCluster::new("main", serde_json::from_value(cluster).unwrap());
     cluster.metadata.uid = Some("cluster-uid".into());
     let seed = SeedStatus {
@@ -37,13 +37,11 @@ fn built_as(cluster: Value, source: &StorageBlock, apart: bool) -> Value {
         source,
         sha256: None,
         bump_revision: None,
-        apart,
+        in_place,
     };
     serde_json::to_value(build(&members, &from, &operator)).unwrap()
 }
 
-/// Invariant 17: no Service of the cluster selects a seed next to members that serve, and no affinity rule keeps it
-/// away from their nodes.
 #[test]
 fn invariant_17_no_service_selects_seed_in_place() {
     let strict = json!({ "pod": { "antiAffinity": true } });
@@ -52,12 +50,12 @@ fn invariant_17_no_service_selects_seed_in_place() {
     assert!(!labels.contains_key("app") && !labels.contains_key("etcd_cluster"));
     assert_eq!(labels["etcd.database.coreos.com/restore"], "uid");
     let required = "requiredDuringSchedulingIgnoredDuringExecution";
-    let apart = &pod["spec"]["affinity"]["podAntiAffinity"][required];
-    assert_eq!(*apart, json!([]));
+    let terms = &pod["spec"]["affinity"]["podAntiAffinity"][required];
+    assert_eq!(*terms, json!([]));
     let pod = built(strict, &with_secret());
     assert_eq!(pod["metadata"]["labels"]["etcd_cluster"], "main");
-    let apart = &pod["spec"]["affinity"]["podAntiAffinity"][required];
-    assert_eq!(apart.as_array().unwrap().len(), 1);
+    let terms = &pod["spec"]["affinity"]["podAntiAffinity"][required];
+    assert_eq!(terms.as_array().unwrap().len(), 1);
 }
 
 fn with_secret() -> StorageBlock {
@@ -158,9 +156,9 @@ fn uses_tool_of_etcd_version() {
         ("3.5.35", "/usr/local/bin/etcdutl"),
     ] {
         let pod = built(json!({ "version": version }), &with_secret());
-        let making = pod["spec"]["containers"][0]["args"][2].as_str().unwrap();
-        let making: Value = serde_json::from_str(making).unwrap();
-        assert_eq!(making["tool"], tool);
+        let settings = pod["spec"]["containers"][0]["args"][2].as_str().unwrap();
+        let settings: Value = serde_json::from_str(settings).unwrap();
+        assert_eq!(settings["tool"], tool);
     }
 }
 
@@ -270,7 +268,7 @@ fn program_accepts_arguments_of_pod() {
         panic!("not start")
     };
     assert_eq!(
-        start.making.peer_url,
+        start.settings.peer_url,
         "http://main-aaaaaaaaaa.prod.svc:2380"
     );
     let etcd = &pod["spec"]["containers"][0]["args"].as_array().unwrap()[3..];

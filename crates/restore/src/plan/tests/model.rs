@@ -8,15 +8,15 @@ use k8s_openapi::jiff::SignedDuration;
 
 use super::*;
 
-mod hands;
-mod late;
-mod look;
+mod delayed;
+mod execution;
 mod mistakes;
+mod observation;
 mod properties;
 mod storage;
 
-use look::revision;
 use mistakes::Mistake;
+use observation::revision;
 
 const UID: &str = "restore-uid";
 const ID: &str = "ab";
@@ -27,7 +27,7 @@ const OLD_MEMBERS: usize = 3;
 
 /// An event of the model.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum Step {
     /// A complete reconcile.
     Reconcile,
     /// A reconcile whose process crashes before its write.
@@ -67,43 +67,43 @@ enum Fate {
     /// The pods of the old members are lost.
     LoseOld,
     /// Another operator process observes the state.
-    ReadLate,
+    ReadDelayed,
     /// The other process plans from the EtcdRestore that it read earlier and from a new observation of the rest, and
     /// acts.
-    ActLate,
+    ActDelayed,
     /// The other process executes the action that it planned earlier.
-    WriteLate,
+    WriteDelayed,
     /// A client writes, if it can reach a member.
     ClientWrites,
     /// A user deletes the EtcdCluster, and garbage collection deletes its objects.
     DeleteCluster,
     /// A user creates an EtcdCluster with the name of the target, if it does not exist.
-    StrangerCreates,
+    CreateForeign,
     /// A user deletes the EtcdRestore.
     DeleteRestore,
 }
 
 /// The number of a backup, and the increase of its revision.
-type Made = (u32, i64);
+type Data = (u32, i64);
 
 /// A member of the replaced cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OldMember {
-    Runs,
-    Stops,
-    Gone,
+    Running,
+    Stopping,
+    Deleted,
 }
 
 #[allow(
     clippy::struct_excessive_bools,
-    reason = "what exists and what happened, one by one"
+    reason = "independent facts of the model"
 )]
 #[derive(Clone, Debug, Default)]
 struct ModelCluster {
     /// Whether a user has created the cluster. Used only by the checks of the model.
-    stranger: bool,
+    foreign: bool,
     touched: bool,
-    claim: bool,
+    lock: bool,
     cluster_id: Option<String>,
     bootstrap: bool,
     available: bool,
@@ -119,7 +119,7 @@ struct ModelCluster {
     /// Whether the seed has verified data, on its volume or in the pod.
     disk: bool,
     /// The backup of that data.
-    disk_of: Made,
+    disk_of: Data,
     /// The members of the replaced cluster.
     old: Vec<OldMember>,
     acknowledged: i64,
@@ -129,19 +129,19 @@ struct ModelCluster {
 
 #[allow(
     clippy::struct_excessive_bools,
-    reason = "what is so and what happened, one by one"
+    reason = "independent facts of the model"
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ModelPod {
     /// Models the UID.
     uid: u32,
     /// The backup that the pod fetches.
-    of: Made,
+    of: Data,
     /// Whether the pod accepts only the SHA-256 of that backup.
-    vouched: bool,
+    checks_sha256: bool,
     fetched: bool,
     /// Whether the report is lost.
-    silent: bool,
+    report_lost: bool,
     prepared: bool,
     serving: bool,
     /// Whether the pod has the labels of the cluster.
@@ -152,7 +152,7 @@ struct ModelPod {
 
 #[allow(
     clippy::struct_excessive_bools,
-    reason = "what is so and what happened, one by one"
+    reason = "independent facts of the model"
 )]
 #[derive(Clone, Debug)]
 struct World {
@@ -168,7 +168,7 @@ struct World {
     newest: u32,
     oldest: u32,
     /// The backups of all seeds, counted by the model itself.
-    seeds_of: BTreeSet<Made>,
+    seeds_of: BTreeSet<Data>,
     in_place: bool,
     /// A deliberate mistake.
     mistake: Option<Mistake>,
@@ -179,22 +179,22 @@ struct World {
     /// Number of objects and versions so far.
     stamps: u32,
     /// The observation of another operator process.
-    late: Option<Box<World>>,
+    delayed: Option<Box<World>>,
     /// Whether the other process has acted.
     two: bool,
     /// Whether the other process is acting.
-    is_late: bool,
+    is_delayed: bool,
     /// Whether the restore and its finalizer are deleted.
-    gone: bool,
+    deleted: bool,
 }
 
 impl ModelCluster {
     /// Whether all old members run.
     fn is_old_complete(&self) -> bool {
-        !self.old.is_empty() && self.old.iter().all(|member| *member == OldMember::Runs)
+        !self.old.is_empty() && self.old.iter().all(|member| *member == OldMember::Running)
     }
 
-    fn has_turned(&self) -> bool {
+    fn has_cut_over(&self) -> bool {
         self.cluster_id.as_deref() == Some(ID)
     }
 }
@@ -222,10 +222,10 @@ impl World {
             losses: false,
             manifests: true,
             stamps: 0,
-            late: None,
+            delayed: None,
             two: false,
-            is_late: false,
-            gone: false,
+            is_delayed: false,
+            deleted: false,
         }
     }
 
@@ -238,7 +238,7 @@ impl World {
             cluster_id: Some(OLD.into()),
             bootstrap: true,
             available: true,
-            old: vec![OldMember::Runs; OLD_MEMBERS],
+            old: vec![OldMember::Running; OLD_MEMBERS],
             ..ModelCluster::default()
         });
         world
@@ -264,14 +264,14 @@ impl World {
             cluster.bound = cluster.volume;
         }
         for member in &mut cluster.old {
-            if *member == OldMember::Stops {
-                *member = OldMember::Gone;
+            if *member == OldMember::Stopping {
+                *member = OldMember::Deleted;
             }
         }
         let disk = cluster.disk;
         let Some(pod) = &mut cluster.pod else {
             // After the handover the cluster operator creates the pod on the existing disk.
-            if durable && disk && !cluster.claim && cluster.has_turned() {
+            if durable && disk && !cluster.lock && cluster.has_cut_over() {
                 cluster.pod = Some(ModelPod {
                     fetched: true,
                     prepared: true,
@@ -283,7 +283,7 @@ impl World {
         };
         if pod.ended {
             // After the handover the cluster operator deletes the ended pod if the data is on a volume.
-            if durable && disk && !cluster.claim && cluster.has_turned() {
+            if durable && disk && !cluster.lock && cluster.has_cut_over() {
                 cluster.pod = None;
             }
             return;
@@ -305,85 +305,75 @@ impl World {
         }
     }
 
-    fn happen(&mut self, fate: Fate) {
-        if self.gone
+    fn happen(&mut self, step: Step) {
+        if self.deleted
             && matches!(
-                fate,
-                Fate::Reconcile | Fate::CrashBefore | Fate::CrashAfter | Fate::Blind(_)
+                step,
+                Step::Reconcile | Step::CrashBefore | Step::CrashAfter | Step::Blind(_)
             )
         {
             return;
         }
-        match fate {
-            Fate::DeleteRestore => {
+        match step {
+            Step::DeleteRestore => {
                 self.restore.metadata.deletion_timestamp = Some(epoch());
                 self.end_of_restore();
             }
-            Fate::Reconcile => self.reconcile(None, true, true),
-            Fate::CrashBefore => self.reconcile(None, false, false),
-            Fate::CrashAfter => self.reconcile(None, true, false),
-            Fate::Blind(mask) => self.reconcile(Some(mask), true, true),
-            Fate::Kubelet => self.kubelet(),
-            Fate::NoStorage => self.storage = false,
-            Fate::NoQuota => self.quota = false,
-            Fate::Storage => (self.storage, self.quota) = (true, true),
-            Fate::StoreDown => self.store_up = false,
-            Fate::StoreUp => self.store_up = true,
-            Fate::NewerBackup => self.newest += 1,
-            Fate::Retention => self.oldest = self.newest,
-            Fate::DeleteCluster => {
+            Step::Reconcile => self.reconcile(None, true, true),
+            Step::CrashBefore => self.reconcile(None, false, false),
+            Step::CrashAfter => self.reconcile(None, true, false),
+            Step::Blind(mask) => self.reconcile(Some(mask), true, true),
+            Step::Kubelet => self.kubelet(),
+            Step::NoStorage => self.storage = false,
+            Step::NoQuota => self.quota = false,
+            Step::Storage => (self.storage, self.quota) = (true, true),
+            Step::StoreDown => self.store_up = false,
+            Step::StoreUp => self.store_up = true,
+            Step::NewerBackup => self.newest += 1,
+            Step::Retention => self.oldest = self.newest,
+            Step::DeleteCluster => {
                 // After a change of the spec, the next restore may choose another backup.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
-            Fate::ChangeBump => self.change_bump(),
-            Fate::LoseMessage => {
+            Step::ChangeBump => self.change_bump(),
+            Step::LoseMessage => {
                 let pod = self.cluster.as_mut().and_then(|it| it.pod.as_mut());
                 if let Some(pod) = pod {
-                    pod.silent |= pod.fetched;
+                    pod.report_lost |= pod.fetched;
                 }
             }
-            Fate::LoseVolume => self.lose_volume(),
-            Fate::LoseOld => self.lose_old(),
-            Fate::ReadLate => self.read_delayed(),
-            Fate::ActLate => self.act_delayed(false),
-            Fate::WriteLate => self.act_delayed(true),
-            Fate::StrangerCreates => {
+            Step::LoseVolume => self.lose_volume(),
+            Step::LoseOld => self.lose_old(),
+            Step::ReadDelayed => self.read_delayed(),
+            Step::ActDelayed => self.act_delayed(false),
+            Step::WriteDelayed => self.act_delayed(true),
+            Step::CreateForeign => {
                 self.cluster.get_or_insert_with(|| ModelCluster {
-                    stranger: true,
+                    foreign: true,
                     available: true,
                     cluster_id: Some("ff".into()),
                     ..ModelCluster::default()
                 });
             }
-            Fate::ClusterOperator => {
+            Step::ClusterOperator => {
                 let version = self.stamp();
-                if let Some(cluster) = self.cluster.as_mut().filter(|cluster| !cluster.stranger) {
+                if let Some(cluster) = self.cluster.as_mut().filter(|cluster| !cluster.foreign) {
                     let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving);
-                    cluster.available = if cluster.has_turned() {
-                        serves && !cluster.claim
+                    cluster.available = if cluster.has_cut_over() {
+                        serves && !cluster.lock
                     } else {
                         cluster.is_old_complete()
                     };
                     // The cluster operator deletes objects that belong to no member.
-                    if !cluster.claim && !cluster.has_turned() && self.in_place {
+                    if !cluster.lock && !cluster.has_cut_over() && self.in_place {
                         (cluster.service, cluster.volume) = (None, None);
                     }
                     cluster.version = version;
                 }
             }
-            Fate::LosePod => {
-                if let Some(cluster) = self
-                    .cluster
-                    .as_mut()
-                    .filter(|cluster| cluster.pod.is_some())
-                {
-                    cluster.pod = None;
-                    cluster.disk &= self.durable;
-                    cluster.available = false;
-                }
-            }
-            Fate::EndPod => {
+            Step::LosePod => self.lose_pod(),
+            Step::EndPod => {
                 if let Some(cluster) = &mut self.cluster
                     && let Some(pod) = cluster.pod.as_mut()
                 {
@@ -392,10 +382,13 @@ impl World {
                     cluster.available = false;
                 }
             }
-            Fate::ClientWrites => {
+            Step::ClientWrites => {
                 // The client Service has endpoints after the cluster ID is recorded. A Service of a user selects every
                 // pod with the labels.
-                if let Some(cluster) = self.cluster.as_mut().filter(|cluster| cluster.has_turned())
+                if let Some(cluster) = self
+                    .cluster
+                    .as_mut()
+                    .filter(|cluster| cluster.has_cut_over())
                     && cluster
                         .pod
                         .as_ref()
@@ -415,6 +408,15 @@ impl World {
         self.restore.metadata.generation = self.restore.metadata.generation.map(|it| it + 1);
     }
 
+    fn lose_pod(&mut self) {
+        let cluster = self.cluster.as_mut();
+        if let Some(cluster) = cluster.filter(|cluster| cluster.pod.is_some()) {
+            cluster.pod = None;
+            cluster.disk &= self.durable;
+            cluster.available = false;
+        }
+    }
+
     fn lose_volume(&mut self) {
         let durable = self.durable;
         if let Some(cluster) = self
@@ -430,8 +432,8 @@ impl World {
 
     fn lose_old(&mut self) {
         if let Some(cluster) = self.cluster.as_mut().filter(|it| !it.old.is_empty()) {
-            cluster.old.fill(OldMember::Gone);
-            cluster.available &= cluster.has_turned();
+            cluster.old.fill(OldMember::Deleted);
+            cluster.available &= cluster.has_cut_over();
             self.losses = true;
         }
     }
@@ -443,21 +445,23 @@ impl World {
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);
         let stopped = |it: &ModelCluster| {
-            it.has_turned() && !it.old.is_empty() && it.old.iter().all(|it| *it == OldMember::Gone)
+            it.has_cut_over()
+                && !it.old.is_empty()
+                && it.old.iter().all(|it| *it == OldMember::Deleted)
         };
-        if self.mistake == Some(Mistake::TakesTheVolumeForData)
-            && matches!(plan.action, Action::CreatePod | Action::ClearPod(_))
+        if self.mistake == Some(Mistake::TreatsVolumeAsData)
+            && matches!(plan.action, Action::CreatePod | Action::ReplacePod(_))
             && self.cluster.as_ref().is_some_and(stopped)
         {
-            plan.action = Action::ReleaseClaim;
+            plan.action = Action::ReleaseLock;
         }
         if write {
-            if !self.quota && matches!(plan.action, Action::CreateClaim) {
+            if !self.quota && matches!(plan.action, Action::CreatePvc) {
                 let none = Trouble::new(Reason::StorageMissing, "exceeded quota");
-                plan = refused::refused(&self.restore, &snapshot, none, now);
+                plan = missing_storage::pvc_rejected(&self.restore, &snapshot, none, now);
             }
             self.act(&plan.action);
-            if let Action::Guard(_) = plan.action {
+            if let Action::SetFinalizer(_) = plan.action {
                 self.end_of_restore();
                 return;
             }
@@ -473,15 +477,15 @@ impl World {
 
     /// A deleted object without a finalizer ends, and garbage collection deletes the objects that it owns.
     fn end_of_restore(&mut self) {
-        let held = self.restore.metadata.finalizers.is_some();
-        if self.restore.metadata.deletion_timestamp.is_none() || held || self.gone {
+        let has_finalizer = self.restore.metadata.finalizers.is_some();
+        if self.restore.metadata.deletion_timestamp.is_none() || has_finalizer || self.deleted {
             return;
         }
-        self.gone = true;
-        if let Some(cluster) = self.cluster.as_ref().filter(|cluster| cluster.claim) {
+        self.deleted = true;
+        if let Some(cluster) = self.cluster.as_ref().filter(|cluster| cluster.lock) {
             assert!(
-                cluster.old.is_empty() && !cluster.has_turned(),
-                "gone, and its claim stays on a cluster that is whole"
+                cluster.old.is_empty() && !cluster.has_cut_over(),
+                "the restore was deleted and its lock remains on a complete cluster"
             );
             self.cluster = None;
         }
@@ -501,7 +505,7 @@ impl World {
             self.good_backup,
             "succeeded with a backup that cannot be read"
         );
-        assert!(!cluster.stranger, "succeeded with a stranger's cluster");
+        assert!(!cluster.foreign, "succeeded with a foreign cluster");
         assert!(
             cluster.pod.as_ref().is_some_and(|pod| pod.serving),
             "succeeded without serving"
@@ -514,44 +518,42 @@ impl World {
     fn check(&self) {
         assert!(
             self.two || self.seeds_of.len() < 2,
-            "seeds of one restore were made of several backups (invariant 10)"
+            "seeds of one restore have several backups (invariant 10)"
         );
         let Some(cluster) = &self.cluster else { return };
         assert!(
             !cluster.touched,
-            "a stranger's cluster was touched (invariant 9)"
+            "a foreign cluster was changed (invariant 9)"
         );
-        assert!(
-            !cluster.lost_writes,
-            "acknowledged writes were restored over"
-        );
-        if !self.good_backup && !cluster.stranger {
+        assert!(!cluster.lost_writes, "acknowledged writes were overwritten");
+        if !self.good_backup && !cluster.foreign {
             assert!(
-                !cluster.has_turned(),
+                !cluster.has_cut_over(),
                 "an unreadable backup was handed over"
             );
         }
         let joined = cluster.pod.as_ref().is_some_and(|pod| pod.joined);
-        if cluster.has_turned() && cluster.disk && joined && !in_place::gives_up(&self.restore) {
+        if cluster.has_cut_over() && cluster.disk && joined && !in_place::is_aborted(&self.restore)
+        {
             assert_eq!(
                 Some(cluster.disk_of),
                 self.recorded(),
-                "handed over is another backup than the recorded one (invariants 10 and 11)"
+                "the cluster has another backup than the recorded one (invariants 10 and 11)"
             );
         }
-        let before = cluster.old.iter().any(|old| *old != OldMember::Gone);
+        let before = cluster.old.iter().any(|old| *old != OldMember::Deleted);
         let after = cluster.pod.as_ref().is_some_and(|pod| pod.joined);
         assert!(
             !(before && after),
-            "clients find two clusters (invariant 17)"
+            "clients can reach two clusters (invariant 17)"
         );
         if self.durable && !cluster.old.is_empty() && !self.losses {
             assert!(
                 cluster.is_old_complete() || cluster.disk,
-                "neither the old cluster is whole nor the new one verified (invariant 9)"
+                "neither the old cluster is complete nor the new one verified (invariant 9)"
             );
         }
-        if !cluster.claim && !cluster.stranger {
+        if !cluster.lock && !cluster.foreign {
             assert!(
                 cluster.cluster_id.is_some(),
                 "released without a cluster ID (invariant 10)"
@@ -562,15 +564,15 @@ impl World {
     /// Ends all faults, and runs until the restore has ended.
     fn end_faults(&mut self) {
         self.store_up = true;
-        self.happen(Fate::Storage);
-        self.go_on();
+        self.happen(Step::Storage);
+        self.run_to_end();
     }
 
-    fn go_on(&mut self) {
+    fn run_to_end(&mut self) {
         for _ in 0..40 {
-            self.happen(Fate::Reconcile);
-            self.happen(Fate::Kubelet);
-            self.happen(Fate::ClusterOperator);
+            self.happen(Step::Reconcile);
+            self.happen(Step::Kubelet);
+            self.happen(Step::ClusterOperator);
         }
     }
 }

@@ -4,7 +4,7 @@ use api::names::FINALIZER_CLAIM;
 use api::problem::Problem;
 
 use super::*;
-use crate::snapshot::{Former, Seed};
+use crate::snapshot::{OldMembers, Seed};
 
 mod replacing;
 
@@ -20,7 +20,7 @@ fn restore(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
     restore
 }
 
-fn held(mut restore: EtcdRestore) -> EtcdRestore {
+fn with_finalizer(mut restore: EtcdRestore) -> EtcdRestore {
     restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
     restore
 }
@@ -35,8 +35,8 @@ fn intended() -> EtcdRestore {
 
 /// The first backup, or a newer one.
 fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
-    let place = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
-    choice::at(restore, serde_json::from_str(&place).unwrap())
+    let block = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
+    choice::chosen_from(restore, serde_json::from_str(&block).unwrap())
 }
 
 fn seed_verified() -> EtcdRestore {
@@ -50,29 +50,29 @@ fn seed_verified() -> EtcdRestore {
 fn absent(source: Source) -> Snapshot {
     Snapshot {
         source,
-        ..Snapshot::not_asked()
+        ..Snapshot::not_read()
     }
 }
 
 fn present(facts: ClusterFacts) -> Snapshot {
     Snapshot {
         cluster: Cluster::Present(Box::new(facts)),
-        ..absent(Source::NotAsked)
+        ..absent(Source::NotRead)
     }
 }
 
-fn claimed() -> ClusterFacts {
+fn locked() -> ClusterFacts {
     ClusterFacts {
-        claim: Some(UID.into()),
+        lock: Some(UID.into()),
         ..ClusterFacts::default()
     }
 }
 
-fn claimed_with(pod: Pod, serving: Serving) -> Snapshot {
-    let mut snapshot = present(claimed());
+fn locked_with(pod: Pod, serving: Serving) -> Snapshot {
+    let mut snapshot = present(locked());
     snapshot.seed = Seed {
         service: Child::Present,
-        claim: Child::Absent,
+        pvc: Child::Absent,
         pod,
     };
     snapshot.serving = serving;
@@ -96,16 +96,16 @@ fn restored_pod() -> Pod {
 
 fn check(restore: &EtcdRestore, snapshot: &Snapshot, action: &Action) -> Plan {
     let plan = plan(restore, snapshot);
-    assert_eq!(plan.action, *action, "{:?}", plan.outlook);
+    assert_eq!(plan.action, *action, "{:?}", plan.state);
     plan
 }
 
 fn reason(plan: &Plan) -> Reason {
-    match &plan.outlook {
-        Outlook::Working(trouble) | Outlook::Stuck(trouble) | Outlook::Halted(trouble) => {
+    match &plan.state {
+        PlanState::Working(trouble) | PlanState::Stuck(trouble) | PlanState::Halted(trouble) => {
             trouble.reason
         }
-        Outlook::Complete => Reason::Succeeded,
+        PlanState::Complete => Reason::Succeeded,
     }
 }
 
@@ -117,8 +117,8 @@ fn records_intent_before_creating_objects() {
         seed: naming::seed(&restore),
         replaces: None,
     };
-    check(&restore, &absent(Source::NotAsked), &record);
-    check(&restore, &present(claimed()), &record);
+    check(&restore, &absent(Source::NotRead), &record);
+    check(&restore, &present(locked()), &record);
 }
 
 #[test]
@@ -144,22 +144,22 @@ fn waits_while_cluster_is_unknown() {
     let mut snapshot = absent(Source::Ready(Box::default()));
     snapshot.cluster = Cluster::Unknown("timeout".into());
     check(&intended(), &snapshot, &Action::Nothing);
-    snapshot.cluster = Cluster::Ending;
+    snapshot.cluster = Cluster::Terminating;
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
 /// Invariant 9. Defect 2 of the original operator: it deleted the cluster first.
 #[test]
 fn rejects_existing_cluster_without_changes() {
-    for claim in [None, Some("another-restore".to_owned())] {
+    for lock in [None, Some("another-restore".to_owned())] {
         let snapshot = present(ClusterFacts {
-            claim,
+            lock,
             ..ClusterFacts::default()
         });
         let plan = check(&intended(), &snapshot, &Action::Nothing);
         assert_eq!(reason(&plan), Reason::ClusterExists);
         assert!(
-            matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("nothing was changed"))
+            matches!(plan.state, PlanState::Halted(ref t) if t.message.contains("nothing was changed"))
         );
     }
 }
@@ -191,11 +191,11 @@ fn rejection_remains_after_deletion_of_cluster() {
     restore.metadata.generation = Some(2);
     // The changed spec may name another backup.
     let mut snapshot = absent(Source::Ready(Box::default()));
-    let anew = chosen(&restore, 2);
-    snapshot.found = Some(anew.clone());
-    let record = Action::RecordBackup(Box::new(anew.clone()));
+    let other = chosen(&restore, 2);
+    snapshot.found = Some(other.clone());
+    let record = Action::RecordBackup(Box::new(other.clone()));
     check(&restore, &snapshot, &record);
-    restore.status.get_or_insert_default().backup = Some(anew);
+    restore.status.get_or_insert_default().backup = Some(other);
     check(&restore, &snapshot, &Action::CreateCluster(Box::default()));
 }
 
@@ -220,7 +220,7 @@ fn records_removed_backup_again() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
-        let mut snapshot = claimed_with(pod, serves(100));
+        let mut snapshot = locked_with(pod, serves(100));
         check(&restore, &snapshot, &Action::Nothing);
         snapshot.found = Some(chosen(&restore, 1));
         let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
@@ -230,27 +230,27 @@ fn records_removed_backup_again() {
 
 #[test]
 fn prepares_seed_one_object_at_a_time() {
-    let mut snapshot = present(claimed());
+    let mut snapshot = present(locked());
     check(&intended(), &snapshot, &Action::CreateService);
     snapshot.seed.service = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         durable: true,
-        ..claimed()
+        ..locked()
     }));
     // Defect 7 of the original operator: its seed never used the volumes of the cluster.
-    check(&intended(), &snapshot, &Action::CreateClaim);
-    snapshot.seed.claim = Child::Present;
+    check(&intended(), &snapshot, &Action::CreatePvc);
+    snapshot.seed.pvc = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
 }
 
 #[test]
 fn waits_for_deletion_of_objects_with_seed_name() {
-    let mut snapshot = present(claimed());
-    snapshot.seed.service = Child::InTheWay;
+    let mut snapshot = present(locked());
+    snapshot.seed.service = Child::NameTaken;
     check(&intended(), &snapshot, &Action::Nothing);
     snapshot.seed.service = Child::Present;
-    snapshot.seed.pod = Pod::InTheWay;
+    snapshot.seed.pod = Pod::NameTaken;
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
@@ -260,12 +260,12 @@ fn records_nothing_before_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
     check(
         &intended(),
-        &claimed_with(running, serves(100)),
+        &locked_with(running, serves(100)),
         &Action::Nothing,
     );
     check(
         &intended(),
-        &claimed_with(restored_pod(), Serving::Unknown("refused".into())),
+        &locked_with(restored_pod(), Serving::Unknown("refused".into())),
         &Action::Nothing,
     );
     let record = Action::RecordRestored {
@@ -275,7 +275,7 @@ fn records_nothing_before_data_is_verified() {
     };
     check(
         &intended(),
-        &claimed_with(restored_pod(), serves(100)),
+        &locked_with(restored_pod(), serves(100)),
         &record,
     );
 }
@@ -284,7 +284,7 @@ fn records_nothing_before_data_is_verified() {
 fn seed_with_lower_revision_is_not_handed_over() {
     let plan = check(
         &intended(),
-        &claimed_with(restored_pod(), serves(99)),
+        &locked_with(restored_pod(), serves(99)),
         &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::SeedFailed);
@@ -298,7 +298,7 @@ fn reports_unreadable_snapshot() {
     });
     let plan = check(
         &intended(),
-        &claimed_with(pod, Serving::NotAsked),
+        &locked_with(pod, Serving::NotRead),
         &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::SnapshotUnreadable);
@@ -308,11 +308,11 @@ fn reports_unreadable_snapshot() {
 #[test]
 fn releases_lock_last() {
     let id = || Some(ID.to_owned());
-    let snapshot = claimed_with(restored_pod(), serves(100));
+    let snapshot = locked_with(restored_pod(), serves(100));
     // From here on, a deletion waits until the cluster is handed over.
-    check(&seed_verified(), &snapshot, &Action::Guard(true));
+    check(&seed_verified(), &snapshot, &Action::SetFinalizer(true));
     check(
-        &held(seed_verified()),
+        &with_finalizer(seed_verified()),
         &snapshot,
         &Action::RecordFormed {
             cluster_id: ID.into(),
@@ -320,25 +320,29 @@ fn releases_lock_last() {
     );
     let formed = present(ClusterFacts {
         cluster_id: id(),
-        ..claimed()
+        ..locked()
     });
-    check(&seed_verified(), &formed, &Action::ReleaseClaim);
+    check(&seed_verified(), &formed, &Action::ReleaseLock);
     let released = present(ClusterFacts {
         cluster_id: id(),
         ..ClusterFacts::default()
     });
-    check(&held(seed_verified()), &released, &Action::Guard(false));
+    check(
+        &with_finalizer(seed_verified()),
+        &released,
+        &Action::SetFinalizer(false),
+    );
     check(&seed_verified(), &released, &Action::Nothing);
 }
 
 #[test]
 fn recreates_seed_lost_before_handover() {
-    let snapshot = claimed_with(Pod::Absent, Serving::NotAsked);
+    let snapshot = locked_with(Pod::Absent, Serving::NotRead);
     check(&seed_verified(), &snapshot, &Action::CreatePod);
 }
 
 fn ended(life: Life) -> PodFacts {
-    let evicted = "the seed's pod has ended for good (Evicted: DiskPressure)";
+    let evicted = "the seed's pod has ended and is not restarted (Evicted: DiskPressure)";
     PodFacts {
         life,
         trouble: Some(Trouble::new(Reason::PodNotStarting, evicted)),
@@ -346,10 +350,10 @@ fn ended(life: Life) -> PodFacts {
     }
 }
 
-fn clear() -> Action {
+fn replace_pod() -> Action {
     let why =
-        "the seed's pod has ended for good (Evicted: DiskPressure): another one takes its place";
-    Action::ClearPod(why.into())
+        "the seed's pod has ended and is not restarted (Evicted: DiskPressure): it is replaced";
+    Action::ReplacePod(why.into())
 }
 
 /// A pod that has ended during the fetch, and one that has ended after it.
@@ -364,17 +368,17 @@ fn ended_pods() -> [PodFacts; 2] {
 /// No client can have written to the seed. The next pod finds the data on the volume, or restores the backup again.
 #[test]
 fn replaces_ended_pod_before_cutover() {
-    for restore in [intended(), seed_verified(), held(seed_verified())] {
+    for restore in [intended(), seed_verified(), with_finalizer(seed_verified())] {
         for (durable, pod) in [false, true].into_iter().zip(ended_pods()) {
-            let mut snapshot = claimed_with(Pod::Present(pod), serves(100));
-            snapshot.seed.claim = Child::Present;
+            let mut snapshot = locked_with(Pod::Present(pod), serves(100));
+            snapshot.seed.pvc = Child::Present;
             snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
                 durable,
-                ..claimed()
+                ..locked()
             }));
-            check(&restore, &snapshot, &clear());
+            check(&restore, &snapshot, &replace_pod());
             // The object is deleted at once, or after the confirmation of a kubelet.
-            snapshot.seed.pod = Pod::InTheWay;
+            snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;
             check(&restore, &snapshot, &Action::CreatePod);
@@ -384,11 +388,11 @@ fn replaces_ended_pod_before_cutover() {
 
 #[test]
 fn pauses_before_replacing_recently_ended_pod() {
-    let snapshot = claimed_with(Pod::Present(ended(Life::EndedAtOnce)), Serving::NotAsked);
+    let snapshot = locked_with(Pod::Present(ended(Life::EndedRecently)), Serving::NotRead);
     let plan = check(&intended(), &snapshot, &Action::Nothing);
-    assert_eq!(plan.requeue, Some(SOON));
+    assert_eq!(plan.requeue, Some(POLL));
     assert!(
-        matches!(plan.outlook, Outlook::Working(ref it) if it.message.contains("DiskPressure")),
+        matches!(plan.state, PlanState::Working(ref it) if it.message.contains("DiskPressure")),
         "{plan:?}"
     );
 }
@@ -397,15 +401,15 @@ fn pauses_before_replacing_recently_ended_pod() {
 #[test]
 fn hands_over_recorded_seed_with_ended_pod() {
     for pod in ended_pods() {
-        let mut snapshot = claimed_with(Pod::Present(pod), Serving::NotAsked);
-        for claim in [Some(UID.to_owned()), None] {
-            let action = match &claim {
-                Some(_) => Action::ReleaseClaim,
+        let mut snapshot = locked_with(Pod::Present(pod), Serving::NotRead);
+        for lock in [Some(UID.to_owned()), None] {
+            let action = match &lock {
+                Some(_) => Action::ReleaseLock,
                 None => Action::Nothing,
             };
             snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
                 cluster_id: Some(ID.into()),
-                claim,
+                lock,
                 ..ClusterFacts::default()
             }));
             check(&seed_verified(), &snapshot, &action);
@@ -418,17 +422,17 @@ fn hands_over_recorded_seed_with_ended_pod() {
 fn creates_no_pod_after_cluster_id_is_recorded() {
     let mut snapshot = present(ClusterFacts {
         cluster_id: Some(ID.into()),
-        ..claimed()
+        ..locked()
     });
     snapshot.seed.service = Child::Present;
-    check(&seed_verified(), &snapshot, &Action::ReleaseClaim);
+    check(&seed_verified(), &snapshot, &Action::ReleaseLock);
 }
 
 #[test]
 fn foreign_cluster_id_halts_restore() {
     let snapshot = present(ClusterFacts {
         cluster_id: Some("ff".into()),
-        ..claimed()
+        ..locked()
     });
     for restore in [intended(), seed_verified()] {
         assert_eq!(
@@ -449,7 +453,7 @@ fn succeeds_only_if_cluster_serves_backup_revision() {
     let with = |available, serving| {
         let mut snapshot = present(facts(available));
         snapshot.serving = serving;
-        plan(&seed_verified(), &snapshot).outlook == Outlook::Complete
+        plan(&seed_verified(), &snapshot).state == PlanState::Complete
     };
     let other = Serving::Serves {
         cluster_id: "ff".into(),
@@ -476,14 +480,14 @@ fn reports_cluster_deleted_after_handover() {
 #[test]
 fn rejects_invalid_spec_before_reads() {
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
-    let plan = check(&tape, &absent(Source::NotAsked), &Action::Nothing);
+    let plan = check(&tape, &absent(Source::NotRead), &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);
     assert!(
-        matches!(plan.outlook, Outlook::Halted(ref t) if t.message.contains("spec.backupStorageType"))
+        matches!(plan.state, PlanState::Halted(ref t) if t.message.contains("spec.backupStorageType"))
     );
     let long = restore(|r| r.spec.etcd_cluster.name = "x".repeat(53));
     assert_eq!(
-        reason(&check(&long, &absent(Source::NotAsked), &Action::Nothing)),
+        reason(&check(&long, &absent(Source::NotRead), &Action::Nothing)),
         Reason::InvalidSpec
     );
 }
@@ -497,18 +501,18 @@ fn seed_with_other_keys_is_not_recorded() {
     };
     let plan = check(
         &intended(),
-        &claimed_with(restored_pod(), differs),
+        &locked_with(restored_pod(), differs),
         &Action::Nothing,
     );
     assert_eq!(reason(&plan), Reason::SeedFailed);
-    assert!(matches!(plan.outlook, Outlook::Stuck(ref t) if t.message.contains("00000002")));
+    assert!(matches!(plan.state, PlanState::Stuck(ref t) if t.message.contains("00000002")));
 }
 
 #[test]
 fn locked_cluster_with_problems_is_not_started() {
     let snapshot = present(ClusterFacts {
         problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
-        ..claimed()
+        ..locked()
     });
     assert_eq!(
         reason(&check(&intended(), &snapshot, &Action::Nothing)),
@@ -521,8 +525,8 @@ fn finished_restore_remains_complete() {
     let mut restore = seed_verified();
     restore.status.get_or_insert_default().succeeded = true;
     assert_eq!(
-        plan(&restore, &absent(Source::NotAsked)).outlook,
-        Outlook::Complete
+        plan(&restore, &absent(Source::NotRead)).state,
+        PlanState::Complete
     );
 }
 
@@ -536,8 +540,8 @@ fn temporary_problems_are_no_failure() {
     ] {
         let source = Source::Unavailable(Trouble::new(reason, "x"));
         let plan = check(&intended(), &absent(source), &Action::Nothing);
-        assert_eq!(matches!(plan.outlook, Outlook::Stuck(_)), failure);
-        assert!(plan.requeue.is_some(), "it is looked at again");
+        assert_eq!(matches!(plan.state, PlanState::Stuck(_)), failure);
+        assert!(plan.requeue.is_some(), "no reconcile follows");
     }
 }
 
@@ -551,29 +555,33 @@ fn deletion_before_handover_deletes_new_cluster() {
         restore
     };
     let nothing = absent(Source::Ready(Box::default()));
-    let preparing = claimed_with(restored_pod(), serves(100));
+    let preparing = locked_with(restored_pod(), serves(100));
     for snapshot in [&nothing, &preparing] {
-        check(&held(deleted(intended())), snapshot, &Action::Guard(false));
+        check(
+            &with_finalizer(deleted(intended())),
+            snapshot,
+            &Action::SetFinalizer(false),
+        );
     }
     // After the cutover the cluster is complete, and is handed over first.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
-        ..claimed()
+        ..locked()
     });
     check(
-        &held(deleted(seed_verified())),
+        &with_finalizer(deleted(seed_verified())),
         &formed,
-        &Action::ReleaseClaim,
+        &Action::ReleaseLock,
     );
     let released = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..ClusterFacts::default()
     });
     check(
-        &held(deleted(seed_verified())),
+        &with_finalizer(deleted(seed_verified())),
         &released,
-        &Action::Guard(false),
+        &Action::SetFinalizer(false),
     );
-    let gone = check(&deleted(intended()), &nothing, &Action::Nothing);
-    assert_eq!(reason(&gone), Reason::Cancelled);
+    let canceled = check(&deleted(intended()), &nothing, &Action::Nothing);
+    assert_eq!(reason(&canceled), Reason::Cancelled);
 }

@@ -22,7 +22,7 @@ fn restore(scope: Option<&str>) -> EtcdRestore {
 
 #[test]
 fn creates_cluster_with_lock_and_template_metadata() {
-    let cluster = cluster_with_claim(&restore(None), EtcdClusterSpec::default());
+    let cluster = locked_cluster(&restore(None), EtcdClusterSpec::default());
     assert_eq!(
         cluster.annotations()["etcd.database.coreos.com/restore"],
         "restore-uid"
@@ -36,21 +36,21 @@ fn creates_cluster_with_lock_and_template_metadata() {
 #[test]
 fn recreated_seed_keeps_its_tls_settings() {
     let tls = |text: &str| -> Option<TlsPolicy> { serde_json::from_str(text).unwrap() };
-    let (accepts, insists) = (
+    let (accepts_plaintext, tls_only) = (
         tls(r#"{"generated":{},"acceptPlaintext":true}"#),
         tls(r#"{"generated":{}}"#),
     );
-    for with in [None, accepts, insists.clone()] {
+    for at_start in [None, accepts_plaintext, tls_only.clone()] {
         let mut cluster = EtcdCluster::new("main", EtcdClusterSpec::default());
-        cluster.spec.tls.clone_from(&with);
-        let turned = formed(&restore(None), &cluster, "ab", Timestamp::UNIX_EPOCH);
+        cluster.spec.tls.clone_from(&at_start);
+        let status = formed(&restore(None), &cluster, "ab", Timestamp::UNIX_EPOCH);
         let token = naming::seed(&restore(None)).token;
-        assert_eq!(turned.bootstrap.as_ref().unwrap().token, token);
-        cluster.status = Some(turned);
-        for wanted in [None, insists.clone()] {
-            cluster.spec.tls = wanted;
-            for claimed in [true, false] {
-                assert_eq!(effective::policy(&cluster, None, claimed), with);
+        assert_eq!(status.bootstrap.as_ref().unwrap().token, token);
+        cluster.status = Some(status);
+        for changed in [None, tls_only.clone()] {
+            cluster.spec.tls = changed;
+            for locked in [true, false] {
+                assert_eq!(effective::policy(&cluster, None, locked), at_start);
             }
         }
     }
@@ -59,7 +59,7 @@ fn recreated_seed_keeps_its_tls_settings() {
 #[test]
 fn created_cluster_has_scope_of_restore() {
     let scope = |scope| {
-        let cluster = cluster_with_claim(&restore(scope), EtcdClusterSpec::default());
+        let cluster = locked_cluster(&restore(scope), EtcdClusterSpec::default());
         cluster.annotations().get(ANNOTATION_SCOPE).cloned()
     };
     assert_eq!(scope(Some("clusterwide")).as_deref(), Some("clusterwide"));

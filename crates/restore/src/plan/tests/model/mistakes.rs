@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
-use super::properties::fates;
+use super::properties::steps;
 use super::storage::{around_without_storage, without_storage};
 use super::*;
 
@@ -12,96 +12,96 @@ use super::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mistake {
     /// The backup is chosen again in each reconcile.
-    ChoosesAnew,
+    ChoosesAgain,
     /// The increase of the revision comes from the spec in each reconcile.
-    AsksTheSpec,
+    UsesBumpOfSpec,
     /// An existing volume is assumed to contain the right data.
-    TakesTheVolumeForData,
+    TreatsVolumeAsData,
     /// A lost report is waited for.
-    TrustsTheMessage,
+    ExpectsReport,
     /// A seed's pod is never compared with the record.
     NeverCompares,
     /// The data on a volume is assumed to come from the backup in the arguments of the pod.
-    SaysNothing,
+    OmitsOrigin,
     /// A seed's pod whose creation was delayed is not deleted.
-    CreatesLate,
+    CreatesDelayed,
     /// The cutover is made to a seed that was deleted after the observation.
-    TurnsLate,
+    CutsOverDelayed,
     /// Without storage the restore is abandoned at any time.
-    GivesUpLate,
+    AbandonsAfterCutover,
     /// Without storage the restore waits.
     WaitsForStorage,
 }
 
 /// Steps with occasional additional steps.
-pub(super) fn with(more: &'static [Fate], people: bool) -> impl Strategy<Value = Vec<Fate>> {
+pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value = Vec<Step>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
-    (fates(people), drawn).prop_map(|(fates, drawn)| {
+    (steps(people), drawn).prop_map(|(steps, drawn)| {
         let mut all = Vec::new();
-        for (fate, (is_drawn, other)) in fates.into_iter().zip(drawn) {
+        for (step, (is_drawn, other)) in steps.into_iter().zip(drawn) {
             all.extend(is_drawn.then_some(other));
-            all.push(fate);
+            all.push(step);
         }
         all
     })
 }
 
-const LOSSES: &[Fate] = &[Fate::LoseVolume, Fate::LoseOld];
+const LOSSES: &[Step] = &[Step::LoseVolume, Step::LoseOld];
 /// Steps around the cutover, which is short.
-const AROUND: &[Fate] = &[
-    Fate::Reconcile,
-    Fate::Reconcile,
-    Fate::Reconcile,
-    Fate::Reconcile,
-    Fate::CrashAfter,
-    Fate::Kubelet,
-    Fate::Kubelet,
-    Fate::LoseVolume,
-    Fate::LoseOld,
-    Fate::LosePod,
-    Fate::EndPod,
-    Fate::LoseMessage,
+const AROUND: &[Step] = &[
+    Step::Reconcile,
+    Step::Reconcile,
+    Step::Reconcile,
+    Step::Reconcile,
+    Step::CrashAfter,
+    Step::Kubelet,
+    Step::Kubelet,
+    Step::LoseVolume,
+    Step::LoseOld,
+    Step::LosePod,
+    Step::EndPod,
+    Step::LoseMessage,
 ];
 
-pub(super) fn around() -> impl Strategy<Value = Vec<Fate>> {
+pub(super) fn around() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
 /// Steps with an action that is executed long after it was planned.
-fn late() -> impl Strategy<Value = Vec<Fate>> {
+fn long_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
     (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
-        let mut all: Vec<Fate> = quiet(before).collect();
-        all.push(Fate::ReadLate);
+        let mut all: Vec<Step> = quiet(before).collect();
+        all.push(Step::ReadDelayed);
         all.extend(quiet(after).chain(others));
         all
     })
 }
 
 /// Steps with an action that is executed soon after it was planned, without writes of the cluster operator.
-fn soon() -> impl Strategy<Value = Vec<Fate>> {
+fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(SOON_AFTER), 0..12);
     (15..50_usize, others).prop_map(|(before, others)| {
-        let mut all: Vec<Fate> = quiet(before).collect();
-        all.push(Fate::ReadLate);
+        let mut all: Vec<Step> = quiet(before).collect();
+        all.push(Step::ReadDelayed);
         all.extend(others);
         all
     })
 }
 
 /// Steps without faults.
-fn quiet(fates: usize) -> impl Iterator<Item = Fate> {
-    let all = [Fate::Reconcile, Fate::Kubelet, Fate::ClusterOperator];
-    all.into_iter().cycle().take(fates)
+fn quiet(steps: usize) -> impl Iterator<Item = Step> {
+    let all = [Step::Reconcile, Step::Kubelet, Step::ClusterOperator];
+    all.into_iter().cycle().take(steps)
 }
 
 /// Steps with another choice of the backup after the observation of a delayed process, and with lost pods.
-fn choosing() -> impl Strategy<Value = Vec<Fate>> {
+fn choosing() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(CHOOSING), 0..60);
     (0..6_usize, others).prop_map(|(before, others)| {
-        let mut all = vec![Fate::Reconcile; before];
-        all.extend([Fate::ReadLate, Fate::ChangeBump]);
+        let mut all = vec![Step::Reconcile; before];
+        all.extend([Step::ReadDelayed, Step::ChangeBump]);
         all.extend(others);
         all
     })
@@ -109,50 +109,54 @@ fn choosing() -> impl Strategy<Value = Vec<Fate>> {
 
 impl World {
     /// Runs until the cutover.
-    fn turn(&mut self) {
-        while !self.cluster.as_ref().is_some_and(ModelCluster::has_turned) {
-            self.happen(Fate::Reconcile);
-            self.happen(Fate::Kubelet);
+    fn cut_over(&mut self) {
+        while !self
+            .cluster
+            .as_ref()
+            .is_some_and(ModelCluster::has_cut_over)
+        {
+            self.happen(Step::Reconcile);
+            self.happen(Step::Kubelet);
         }
     }
 }
-const AFTER: &[Fate] = &[
-    Fate::Reconcile,
-    Fate::Kubelet,
-    Fate::Kubelet,
-    Fate::Kubelet,
-    Fate::ClusterOperator,
-    Fate::ClientWrites,
-    Fate::LosePod,
-    Fate::EndPod,
-    Fate::DeleteRestore,
-    Fate::WriteLate,
-    Fate::WriteLate,
+const AFTER: &[Step] = &[
+    Step::Reconcile,
+    Step::Kubelet,
+    Step::Kubelet,
+    Step::Kubelet,
+    Step::ClusterOperator,
+    Step::ClientWrites,
+    Step::LosePod,
+    Step::EndPod,
+    Step::DeleteRestore,
+    Step::WriteDelayed,
+    Step::WriteDelayed,
 ];
-const SOON_AFTER: &[Fate] = &[
-    Fate::Reconcile,
-    Fate::Kubelet,
-    Fate::LosePod,
-    Fate::DeleteRestore,
-    Fate::WriteLate,
-    Fate::WriteLate,
+const SOON_AFTER: &[Step] = &[
+    Step::Reconcile,
+    Step::Kubelet,
+    Step::LosePod,
+    Step::DeleteRestore,
+    Step::WriteDelayed,
+    Step::WriteDelayed,
 ];
-const CHOOSING: &[Fate] = &[
-    Fate::Reconcile,
-    Fate::Reconcile,
-    Fate::Kubelet,
-    Fate::Kubelet,
-    Fate::ActLate,
-    Fate::WriteLate,
-    Fate::LosePod,
+const CHOOSING: &[Step] = &[
+    Step::Reconcile,
+    Step::Reconcile,
+    Step::Kubelet,
+    Step::Kubelet,
+    Step::ActDelayed,
+    Step::WriteDelayed,
+    Step::LosePod,
 ];
-const LATE: &[Fate] = &[
-    Fate::ReadLate,
-    Fate::ActLate,
-    Fate::ActLate,
-    Fate::WriteLate,
-    Fate::WriteLate,
-    Fate::ChangeBump,
+const DELAYS: &[Step] = &[
+    Step::ReadDelayed,
+    Step::ActDelayed,
+    Step::ActDelayed,
+    Step::WriteDelayed,
+    Step::WriteDelayed,
+    Step::ChangeBump,
 ];
 
 fn config() -> ProptestConfig {
@@ -169,20 +173,20 @@ proptest! {
     /// handed over.
     #[test]
     fn restore_in_place_ends_after_any_loss(
-        fates in with(LOSSES, false),
+        steps in with(LOSSES, false),
         around in around(),
-        turn: bool,
+        cut_over: bool,
     ) {
         let mut world = World::replacing(true, true);
-        if turn {
-            world.turn();
+        if cut_over {
+            world.cut_over();
         }
-        for fate in if turn { around } else { fates } {
-            world.happen(fate);
+        for step in if cut_over { around } else { steps } {
+            world.happen(step);
         }
         world.end_faults();
         let cluster = world.cluster.as_ref().unwrap();
-        prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
+        prop_assert!(!cluster.lock, "{:?} {cluster:?}", world.restore.status);
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
@@ -192,7 +196,7 @@ proptest! {
         durable: bool,
         in_place: bool,
         manifests: bool,
-        fates in with(LATE, true),
+        steps in with(DELAYS, true),
     ) {
         let mut world = if in_place {
             World::replacing(durable, true)
@@ -200,14 +204,14 @@ proptest! {
             World::new(durable, true)
         };
         world.manifests = manifests;
-        for fate in fates {
-            if !(in_place && matches!(fate, Fate::StrangerCreates)) {
-                world.happen(fate);
+        for step in steps {
+            if !(in_place && matches!(step, Step::CreateForeign)) {
+                world.happen(step);
             }
         }
         world.end_faults();
-        if world.gone {
-            prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
+        if world.deleted {
+            prop_assert!(world.cluster.is_none_or(|cluster| !cluster.lock));
         }
     }
 
@@ -217,7 +221,7 @@ proptest! {
         durable: bool,
         in_place: bool,
         manifests: bool,
-        fates in prop_oneof![late(), soon(), choosing()],
+        steps in prop_oneof![long_after(), soon_after(), choosing()],
     ) {
         let mut world = if in_place {
             World::replacing(durable, true)
@@ -225,12 +229,12 @@ proptest! {
             World::new(durable, true)
         };
         world.manifests = manifests;
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
-        if world.gone {
-            prop_assert!(world.cluster.is_none_or(|cluster| !cluster.claim));
+        if world.deleted {
+            prop_assert!(world.cluster.is_none_or(|cluster| !cluster.lock));
         }
     }
 
@@ -238,7 +242,7 @@ proptest! {
     fn restore_completes_after_delays_end(
         in_place: bool,
         manifests: bool,
-        fates in with(LATE, false),
+        steps in with(DELAYS, false),
     ) {
         let mut world = if in_place {
             World::replacing(true, true)
@@ -246,8 +250,8 @@ proptest! {
             World::new(true, true)
         };
         world.manifests = manifests;
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
@@ -255,7 +259,7 @@ proptest! {
 }
 
 /// The report of the model on a mistake; empty if the model does not detect it.
-fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
+fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
         // Many times the number that the rarest mistake needs, about 500.
         cases: 20_000,
@@ -265,72 +269,69 @@ fn found(mistake: Mistake, fates: impl Strategy<Value = Vec<Fate>>) -> String {
     };
     // A fixed seed makes the test deterministic.
     let drawn = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let played = TestRunner::new_with_rng(quiet, drawn).run(&fates, |fates| {
+    let result = TestRunner::new_with_rng(quiet, drawn).run(&steps, |steps| {
         let mut world = match mistake {
-            Mistake::CreatesLate => World::new(false, true),
+            Mistake::CreatesDelayed => World::new(false, true),
             _ => World::replacing(true, true),
         };
-        world.manifests = mistake != Mistake::SaysNothing;
+        world.manifests = mistake != Mistake::OmitsOrigin;
         world.mistake = Some(mistake);
         if matches!(
             mistake,
-            Mistake::TakesTheVolumeForData | Mistake::GivesUpLate
+            Mistake::TreatsVolumeAsData | Mistake::AbandonsAfterCutover
         ) {
-            world.turn();
+            world.cut_over();
         }
-        for fate in fates {
-            if !matches!(fate, Fate::StrangerCreates) {
-                world.happen(fate);
+        for step in steps {
+            if !matches!(step, Step::CreateForeign) {
+                world.happen(step);
             }
         }
         let for_storage = mistake == Mistake::WaitsForStorage;
         if for_storage {
-            world.go_on();
+            world.run_to_end();
         } else {
             world.end_faults();
         }
-        let claimed = world.cluster.as_ref().is_some_and(|it| it.claim);
-        let waits = claimed && (for_storage || mistake == Mistake::TrustsTheMessage);
-        prop_assert!(!waits, "it waits for ever");
+        let locked = world.cluster.as_ref().is_some_and(|it| it.lock);
+        let waits = locked && (for_storage || mistake == Mistake::ExpectsReport);
+        prop_assert!(!waits, "the restore waits indefinitely");
         Ok(())
     });
-    played.map_or_else(|found| format!("{found:?}"), |()| String::new())
+    result.map_or_else(|found| format!("{found:?}"), |()| String::new())
 }
 
 /// The checks of the model work.
 #[test]
 fn model_detects_every_mistake_of_restore() {
-    for (mistake, said) in [
-        (Mistake::ChoosesAnew, "several backups"),
-        (Mistake::AsksTheSpec, "several backups"),
-        (
-            Mistake::TakesTheVolumeForData,
-            "a volume that nothing is on",
-        ),
-        (Mistake::TrustsTheMessage, "it waits for ever"),
+    for (mistake, report) in [
+        (Mistake::ChoosesAgain, "several backups"),
+        (Mistake::UsesBumpOfSpec, "several backups"),
+        (Mistake::TreatsVolumeAsData, "an empty volume"),
+        (Mistake::ExpectsReport, "the restore waits indefinitely"),
         (
             Mistake::NeverCompares,
             "another backup than the recorded one",
         ),
-        (Mistake::SaysNothing, "another backup than the recorded one"),
+        (Mistake::OmitsOrigin, "another backup than the recorded one"),
         (
-            Mistake::CreatesLate,
-            "acknowledged writes were restored over",
+            Mistake::CreatesDelayed,
+            "acknowledged writes were overwritten",
         ),
-        (Mistake::TurnsLate, "recorded without verified data"),
-        (Mistake::GivesUpLate, "given up after the turn"),
-        (Mistake::WaitsForStorage, "it waits for ever"),
+        (Mistake::CutsOverDelayed, "recorded without verified data"),
+        (Mistake::AbandonsAfterCutover, "abandoned after the cutover"),
+        (Mistake::WaitsForStorage, "the restore waits indefinitely"),
     ] {
         let found = match mistake {
-            Mistake::TakesTheVolumeForData => found(mistake, around()),
-            Mistake::NeverCompares => found(mistake, with(LATE, false)),
-            Mistake::SaysNothing => found(mistake, choosing()),
-            Mistake::CreatesLate => found(mistake, late()),
-            Mistake::TurnsLate => found(mistake, soon()),
-            Mistake::GivesUpLate => found(mistake, around_without_storage()),
+            Mistake::TreatsVolumeAsData => found(mistake, around()),
+            Mistake::NeverCompares => found(mistake, with(DELAYS, false)),
+            Mistake::OmitsOrigin => found(mistake, choosing()),
+            Mistake::CreatesDelayed => found(mistake, long_after()),
+            Mistake::CutsOverDelayed => found(mistake, soon_after()),
+            Mistake::AbandonsAfterCutover => found(mistake, around_without_storage()),
             Mistake::WaitsForStorage => found(mistake, without_storage()),
-            _ => found(mistake, fates(false)),
+            _ => found(mistake, steps(false)),
         };
-        assert!(found.contains(said), "{mistake:?}: {found:?}");
+        assert!(found.contains(report), "{mistake:?}: {found:?}");
     }
 }

@@ -4,36 +4,36 @@ use proptest::prelude::*;
 
 use super::*;
 
-pub(super) fn fates(people: bool) -> impl Strategy<Value = Vec<Fate>> {
+pub(super) fn steps(people: bool) -> impl Strategy<Value = Vec<Step>> {
     let one = prop_oneof![
-        12 => Just(Fate::Reconcile),
-        3 => Just(Fate::CrashBefore),
-        4 => Just(Fate::CrashAfter),
-        4 => any::<u8>().prop_map(Fate::Blind),
-        8 => Just(Fate::Kubelet),
-        4 => Just(Fate::ClusterOperator),
-        3 => Just(Fate::ClientWrites),
-        1 => Just(Fate::StoreDown),
-        2 => Just(Fate::StoreUp),
-        2 => Just(Fate::LosePod),
-        2 => Just(Fate::EndPod),
-        2 => Just(Fate::NewerBackup),
-        1 => Just(Fate::ChangeBump),
-        2 => Just(Fate::LoseMessage),
-        1 => Just(Fate::Retention),
-        1 => Just(Fate::DeleteCluster),
-        1 => Just(Fate::StrangerCreates),
-        1 => Just(Fate::DeleteRestore),
+        12 => Just(Step::Reconcile),
+        3 => Just(Step::CrashBefore),
+        4 => Just(Step::CrashAfter),
+        4 => any::<u8>().prop_map(Step::Blind),
+        8 => Just(Step::Kubelet),
+        4 => Just(Step::ClusterOperator),
+        3 => Just(Step::ClientWrites),
+        1 => Just(Step::StoreDown),
+        2 => Just(Step::StoreUp),
+        2 => Just(Step::LosePod),
+        2 => Just(Step::EndPod),
+        2 => Just(Step::NewerBackup),
+        1 => Just(Step::ChangeBump),
+        2 => Just(Step::LoseMessage),
+        1 => Just(Step::Retention),
+        1 => Just(Step::DeleteCluster),
+        1 => Just(Step::CreateForeign),
+        1 => Just(Step::DeleteRestore),
     ];
-    let kept = move |fate| match fate {
-        Fate::DeleteCluster | Fate::StrangerCreates | Fate::DeleteRestore | Fate::Retention
+    let allowed = move |step| match step {
+        Step::DeleteCluster | Step::CreateForeign | Step::DeleteRestore | Step::Retention
             if !people =>
         {
-            Fate::Reconcile
+            Step::Reconcile
         }
-        fate => fate,
+        step => step,
     };
-    prop::collection::vec(one.prop_map(kept), 0..120)
+    prop::collection::vec(one.prop_map(allowed), 0..120)
 }
 
 proptest! {
@@ -41,20 +41,20 @@ proptest! {
 
     /// Invariants 1, 9, 10 and 11 hold after every step.
     #[test]
-    fn invariant_9_restore_destroys_no_data(durable: bool, good: bool, fates in fates(true)) {
+    fn invariant_9_restore_destroys_no_data(durable: bool, good: bool, steps in steps(true)) {
         let mut world = World::new(durable, good);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
     }
 
     /// The restore completes without interfering users, if the data survives the pod.
     #[test]
-    fn durable_restore_completes_after_faults(fates in fates(false)) {
+    fn durable_restore_completes_after_faults(steps in steps(false)) {
         let mut world = World::new(true, true);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
@@ -62,13 +62,13 @@ proptest! {
 
     /// A restore without volumes completes if the seed is not lost after the start of the handover.
     #[test]
-    fn restore_without_volumes_completes_unless_seed_is_lost(fates in fates(false)) {
+    fn restore_without_volumes_completes_unless_seed_is_lost(steps in steps(false)) {
         let mut world = World::new(false, true);
         let mut lost = false;
-        for fate in fates {
-            let formed = world.cluster.as_ref().is_some_and(ModelCluster::has_turned);
-            lost |= matches!(fate, Fate::LosePod | Fate::EndPod) && formed;
-            world.happen(fate);
+        for step in steps {
+            let formed = world.cluster.as_ref().is_some_and(ModelCluster::has_cut_over);
+            lost |= matches!(step, Step::LosePod | Step::EndPod) && formed;
+            world.happen(step);
         }
         world.end_faults();
         prop_assert!(world.succeeded() || lost, "{:?} {:?}", world.restore.status, world.cluster);
@@ -76,10 +76,10 @@ proptest! {
 
     /// A restore of an unreadable backup never completes and hands no cluster over.
     #[test]
-    fn restore_of_unreadable_backup_never_succeeds(durable: bool, fates in fates(true)) {
+    fn restore_of_unreadable_backup_never_succeeds(durable: bool, steps in steps(true)) {
         let mut world = World::new(durable, false);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
         prop_assert!(!world.succeeded());
@@ -90,13 +90,13 @@ proptest! {
     fn invariant_9_old_cluster_is_complete_until_cutover(
         durable: bool,
         good: bool,
-        fates in fates(true),
+        steps in steps(true),
     ) {
         let mut world = World::replacing(durable, good);
-        for fate in fates {
+        for step in steps {
             // With `overwrite`, a cluster that a user creates meanwhile is replaced too.
-            if !matches!(fate, Fate::StrangerCreates) {
-                world.happen(fate);
+            if !matches!(step, Step::CreateForeign) {
+                world.happen(step);
             }
         }
         world.end_faults();
@@ -104,15 +104,15 @@ proptest! {
 
     /// An operator that is killed between any two writes completes the restore.
     #[test]
-    fn restore_in_place_completes_after_faults(fates in fates(false)) {
+    fn restore_in_place_completes_after_faults(steps in steps(false)) {
         let mut world = World::replacing(true, true);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
         let cluster = world.cluster.unwrap();
-        prop_assert!(!cluster.claim && cluster.has_turned());
+        prop_assert!(!cluster.lock && cluster.has_cut_over());
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
@@ -120,23 +120,23 @@ proptest! {
     /// cutover the backup is not needed.
     #[test]
     fn deleted_backup_leaves_one_complete_cluster(
-        before in fates(false),
-        after in fates(false),
+        before in steps(false),
+        after in steps(false),
     ) {
         let mut world = World::replacing(true, true);
-        for fate in before {
-            world.happen(fate);
+        for step in before {
+            world.happen(step);
         }
-        world.happen(Fate::NewerBackup);
-        world.happen(Fate::Retention);
-        for fate in after {
-            world.happen(fate);
+        world.happen(Step::NewerBackup);
+        world.happen(Step::Retention);
+        for step in after {
+            world.happen(step);
         }
         world.end_faults();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(!cluster.claim);
+        prop_assert!(!cluster.lock);
         if world.succeeded() {
-            prop_assert!(cluster.has_turned());
+            prop_assert!(cluster.has_cut_over());
         } else {
             prop_assert!(cluster.is_old_complete() && cluster.cluster_id.as_deref() == Some(OLD));
             let conditions = world.restore.conditions();
@@ -147,14 +147,14 @@ proptest! {
 
     /// A failure leaves the old cluster unchanged, is reported, and releases the lock.
     #[test]
-    fn bad_backup_leaves_old_cluster_unchanged(durable: bool, fates in fates(false)) {
+    fn bad_backup_leaves_old_cluster_unchanged(durable: bool, steps in steps(false)) {
         let mut world = World::replacing(durable, false);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(cluster.is_old_complete() && !cluster.claim && cluster.cluster_id.as_deref() == Some(OLD));
+        prop_assert!(cluster.is_old_complete() && !cluster.lock && cluster.cluster_id.as_deref() == Some(OLD));
         prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
         prop_assert!(world.restore.metadata.finalizers.is_none());
         let status = world.restore.status.unwrap();
@@ -166,24 +166,24 @@ proptest! {
     #[test]
     fn deleted_restore_leaves_one_complete_cluster(
         good: bool,
-        before in fates(false),
-        after in fates(false),
+        before in steps(false),
+        after in steps(false),
     ) {
         let mut world = World::replacing(true, good);
-        for fate in before {
-            world.happen(fate);
+        for step in before {
+            world.happen(step);
         }
-        world.happen(Fate::DeleteRestore);
-        for fate in after {
-            world.happen(fate);
+        world.happen(Step::DeleteRestore);
+        for step in after {
+            world.happen(step);
         }
         world.end_faults();
-        prop_assert!(world.gone, "{:?}", world.restore.metadata);
+        prop_assert!(world.deleted, "{:?}", world.restore.metadata);
         let cluster = world.cluster.unwrap();
-        prop_assert!(!cluster.claim);
+        prop_assert!(!cluster.lock);
         let serves = cluster.pod.as_ref().is_some_and(|pod| pod.serving && pod.joined);
-        let whole = if cluster.has_turned() { serves } else { cluster.is_old_complete() };
-        prop_assert!(whole);
+        let complete = if cluster.has_cut_over() { serves } else { cluster.is_old_complete() };
+        prop_assert!(complete);
     }
 }
 
@@ -194,8 +194,8 @@ fn restore_without_faults_completes_in_few_rounds() {
     while !world.succeeded() {
         rounds += 1;
         assert!(rounds < 16, "{:?}", world.restore.status);
-        world.happen(Fate::Reconcile);
-        world.happen(Fate::Kubelet);
-        world.happen(Fate::ClusterOperator);
+        world.happen(Step::Reconcile);
+        world.happen(Step::Kubelet);
+        world.happen(Step::ClusterOperator);
     }
 }

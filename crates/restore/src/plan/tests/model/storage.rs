@@ -3,30 +3,30 @@
 use proptest::prelude::*;
 
 use super::mistakes::{around, with};
-use super::properties::fates;
+use super::properties::steps;
 use super::*;
 
-const STORAGE: &[Fate] = &[
-    Fate::NoStorage,
-    Fate::NoQuota,
-    Fate::Storage,
-    Fate::LoseVolume,
+const STORAGE: &[Step] = &[
+    Step::NoStorage,
+    Step::NoQuota,
+    Step::Storage,
+    Step::LoseVolume,
 ];
 
 /// Steps without storage from the start.
-pub(super) fn without_storage() -> impl Strategy<Value = Vec<Fate>> {
-    let none = prop::sample::select(vec![Fate::NoStorage, Fate::NoQuota]);
-    (none, fates(false)).prop_map(|(none, fates)| {
+pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
+    let none = prop::sample::select(vec![Step::NoStorage, Step::NoQuota]);
+    (none, steps(false)).prop_map(|(none, steps)| {
         let mut all = vec![none];
-        all.extend(fates);
+        all.extend(steps);
         all
     })
 }
 
 /// Steps around the cutover without storage.
-pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Fate>> {
+pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Step>> {
     around().prop_map(|around| {
-        let mut all = vec![Fate::NoStorage];
+        let mut all = vec![Step::NoStorage];
         all.extend(around);
         all
     })
@@ -42,12 +42,12 @@ impl World {
 
     pub(super) fn mistake_about_storage(&self, snapshot: &Snapshot, plan: &mut Plan) {
         let missing = |it: &Trouble| it.reason == Reason::StorageMissing;
-        let seen = match &snapshot.seed.pod {
+        let observed = match &snapshot.seed.pod {
             Pod::Present(pod) => pod.trouble.clone().filter(missing),
             _ => None,
         };
-        match (self.mistake, seen) {
-            (Some(Mistake::GivesUpLate), Some(why)) => plan.action = Action::Abandon(why),
+        match (self.mistake, observed) {
+            (Some(Mistake::AbandonsAfterCutover), Some(why)) => plan.action = Action::Abandon(why),
             (Some(Mistake::WaitsForStorage), _) => {
                 if matches!(&plan.action, Action::Abandon(why) if missing(why)) {
                     *plan = Plan::wait_for("storage");
@@ -68,31 +68,31 @@ proptest! {
 
     /// After any change of the storage, one cluster is complete in the end, and is not locked.
     #[test]
-    fn restore_in_place_without_storage_leaves_complete_cluster(fates in with(STORAGE, false)) {
+    fn restore_in_place_without_storage_leaves_complete_cluster(steps in with(STORAGE, false)) {
         let mut world = World::replacing(true, true);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.end_faults();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(!cluster.claim, "{:?} {cluster:?}", world.restore.status);
+        prop_assert!(!cluster.lock, "{:?} {cluster:?}", world.restore.status);
         prop_assert!(world.restore.metadata.finalizers.is_none());
-        prop_assert!(world.succeeded() || cluster.has_turned() || cluster.is_old_complete());
+        prop_assert!(world.succeeded() || cluster.has_cut_over() || cluster.is_old_complete());
     }
 
     /// A restore in place that never has storage is abandoned and reports the reason.
     #[test]
     fn restore_in_place_that_never_has_storage_is_abandoned(
-        fates in without_storage(),
+        steps in without_storage(),
     ) {
         let mut world = World::replacing(true, true);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.store_up = true;
-        world.go_on();
+        world.run_to_end();
         let cluster = world.cluster.clone().unwrap();
-        prop_assert!(cluster.is_old_complete() && !cluster.claim, "{cluster:?}");
+        prop_assert!(cluster.is_old_complete() && !cluster.lock, "{cluster:?}");
         prop_assert!(cluster.pod.is_none() && cluster.volume.is_none() && cluster.service.is_none());
         prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
     }
@@ -100,14 +100,14 @@ proptest! {
     /// A restore into a new cluster reports missing storage, and continues when storage is available.
     #[test]
     fn new_cluster_waits_for_storage_and_completes(
-        fates in without_storage(),
+        steps in without_storage(),
     ) {
         let mut world = World::new(true, true);
-        for fate in fates {
-            world.happen(fate);
+        for step in steps {
+            world.happen(step);
         }
         world.store_up = true;
-        world.go_on();
+        world.run_to_end();
         prop_assert!(world.has_failed_for_storage(), "{:?}", world.restore.status);
         world.end_faults();
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);

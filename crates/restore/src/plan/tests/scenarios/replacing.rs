@@ -17,13 +17,13 @@ fn before() -> ReplacesStatus {
 }
 
 fn overwriting(edit: impl FnOnce(&mut EtcdRestore)) -> EtcdRestore {
-    held(restore(|restore| {
+    with_finalizer(restore(|restore| {
         restore.spec.overwrite = true;
         edit(restore);
     }))
 }
 
-fn let_go(mut restore: EtcdRestore) -> EtcdRestore {
+fn without_finalizer(mut restore: EtcdRestore) -> EtcdRestore {
     restore.metadata.finalizers = None;
     restore
 }
@@ -53,10 +53,10 @@ fn abandoned() -> EtcdRestore {
     restore
 }
 
-fn there(claim: bool) -> ClusterFacts {
+fn existing(locked: bool) -> ClusterFacts {
     ClusterFacts {
         uid: "cluster-uid".into(),
-        claim: claim.then(|| UID.to_owned()),
+        lock: locked.then(|| UID.to_owned()),
         cluster_id: Some(OLD.into()),
         available: true,
         ..ClusterFacts::default()
@@ -64,25 +64,25 @@ fn there(claim: bool) -> ClusterFacts {
 }
 
 /// A seed next to the old cluster, which is locked.
-fn beside(pod: Pod, serving: Serving) -> Snapshot {
-    let mut snapshot = claimed_with(pod, serving);
-    snapshot.cluster = Cluster::Present(Box::new(there(true)));
+fn preparing(pod: Pod, serving: Serving) -> Snapshot {
+    let mut snapshot = locked_with(pod, serving);
+    snapshot.cluster = Cluster::Present(Box::new(existing(true)));
     snapshot
 }
 
 /// The state after the cutover.
-fn turned(former: &[FormerPod], pod: Pod) -> Snapshot {
-    let mut snapshot = beside(pod, serves(100));
+fn cut_over(old_members: &[OldPod], pod: Pod) -> Snapshot {
+    let mut snapshot = preparing(pod, serves(100));
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some(ID.into()),
-        ..there(true)
+        ..existing(true)
     }));
-    snapshot.former = Former::Known(former.to_vec());
+    snapshot.old_members = OldMembers::Known(old_members.to_vec());
     snapshot
 }
 
-fn old(name: &str, terminating: bool, ready: bool) -> FormerPod {
-    FormerPod {
+fn old(name: &str, terminating: bool, ready: bool) -> OldPod {
+    OldPod {
         name: name.into(),
         uid: format!("uid-{name}"),
         terminating,
@@ -101,7 +101,7 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
 /// Invariants 9 and 10: all problems that can be detected early are reported before the lock.
 #[test]
 fn locks_only_after_backup_check_and_records() {
-    let mut snapshot = present(there(false));
+    let mut snapshot = present(existing(false));
     let fresh = overwriting(|_| {});
     snapshot.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
     let plan = check(&fresh, &snapshot, &Action::Nothing);
@@ -112,21 +112,25 @@ fn locks_only_after_backup_check_and_records() {
         replaces: Some(before()),
     };
     check(&fresh, &snapshot, &record);
-    let mut unrecorded = let_go(recorded());
+    let mut unrecorded = without_finalizer(recorded());
     unrecorded.status.get_or_insert_default().backup = None;
     check(&unrecorded, &snapshot, &Action::Nothing);
     snapshot.found = Some(chosen(&unrecorded, 1));
     let record = Action::RecordBackup(Box::new(chosen(&unrecorded, 1)));
     check(&unrecorded, &snapshot, &record);
-    check(&let_go(recorded()), &snapshot, &Action::Guard(true));
-    check(&recorded(), &snapshot, &Action::Claim);
+    check(
+        &without_finalizer(recorded()),
+        &snapshot,
+        &Action::SetFinalizer(true),
+    );
+    check(&recorded(), &snapshot, &Action::Lock);
 }
 
 #[test]
 fn records_recreated_cluster_again() {
     let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
-        ..there(false)
+        ..existing(false)
     });
     snapshot.source = Source::Ready(Box::default());
     let plan = plan(&recorded(), &snapshot);
@@ -140,11 +144,11 @@ fn records_recreated_cluster_again() {
 fn paused_or_invalid_cluster_is_not_locked() {
     let paused = ClusterFacts {
         paused: true,
-        ..there(false)
+        ..existing(false)
     };
     let broken = ClusterFacts {
         problems: vec![Problem::new("spec.size", "is 9", "use 1 to 7")],
-        ..there(false)
+        ..existing(false)
     };
     for (facts, expected) in [(paused, Reason::Paused), (broken, Reason::InvalidSpec)] {
         let mut snapshot = present(facts);
@@ -157,39 +161,51 @@ fn paused_or_invalid_cluster_is_not_locked() {
 #[test]
 fn cluster_of_another_restore_is_rejected() {
     let mut snapshot = present(ClusterFacts {
-        claim: Some("another-restore".into()),
-        ..there(false)
+        lock: Some("another-restore".into()),
+        ..existing(false)
     });
     snapshot.source = Source::Ready(Box::default());
-    let told = |restore: EtcdRestore| {
+    let rejection = |restore: EtcdRestore| {
         // The restore was about to lock the cluster too. It has no cleanup.
-        check(&held(restore.clone()), &snapshot, &Action::Guard(false));
-        let refused = check(&let_go(restore), &snapshot, &Action::Nothing);
-        let Outlook::Halted(trouble) = refused.outlook else {
+        check(
+            &with_finalizer(restore.clone()),
+            &snapshot,
+            &Action::SetFinalizer(false),
+        );
+        let refused = check(&without_finalizer(restore), &snapshot, &Action::Nothing);
+        let PlanState::Halted(trouble) = refused.state else {
             panic!("{refused:?}")
         };
         assert_eq!(trouble.reason, Reason::ClusterExists);
         trouble.message
     };
-    let begun = told(recorded());
+    let begun = rejection(recorded());
     assert!(begun.contains("nothing was changed"), "{begun}");
     // The spec already has `overwrite: true`, so the message says when that helps.
-    assert!(begun.contains("when that one has ended"), "{begun}");
+    let remedy = "after the other EtcdRestore has ended";
+    assert!(begun.contains(remedy), "{begun}");
     // This restore has handed the cluster over, but is not complete.
-    let late = told(verified_seed());
-    assert!(!late.contains("nothing was changed"), "{late}");
-    assert!(late.contains("another EtcdRestore"), "{late}");
+    let handed_over = rejection(verified_seed());
+    assert!(
+        !handed_over.contains("nothing was changed"),
+        "{handed_over}"
+    );
+    assert!(handed_over.contains("another EtcdRestore"), "{handed_over}");
 }
 
 #[test]
 fn rejected_restore_has_no_finalizer() {
-    let mut snapshot = present(there(false));
+    let mut snapshot = present(existing(false));
     snapshot.source = Source::Ready(Box::default());
     // The user has reverted `overwrite` before the lock.
     let mut restore = recorded();
     restore.spec.overwrite = false;
-    check(&restore, &snapshot, &Action::Guard(false));
-    let refused = check(&let_go(restore.clone()), &snapshot, &Action::Nothing);
+    check(&restore, &snapshot, &Action::SetFinalizer(false));
+    let refused = check(
+        &without_finalizer(restore.clone()),
+        &snapshot,
+        &Action::Nothing,
+    );
     assert_eq!(reason(&refused), Reason::ClusterExists);
     // The failure may be recorded before the finalizer is removed.
     let failed = conditions::Finding::new(
@@ -203,22 +219,34 @@ fn rejected_restore_has_no_finalizer() {
     );
     let status = restore.status.get_or_insert_default();
     conditions::set(&mut status.conditions, &failed, Some(1), &now);
-    check(&restore, &Snapshot::not_asked(), &Action::Guard(false));
-    let settled = check(&let_go(restore), &Snapshot::not_asked(), &Action::Nothing);
-    assert_eq!(reason(&settled), Reason::ClusterExists);
+    check(
+        &restore,
+        &Snapshot::not_read(),
+        &Action::SetFinalizer(false),
+    );
+    let ended = check(
+        &without_finalizer(restore),
+        &Snapshot::not_read(),
+        &Action::Nothing,
+    );
+    assert_eq!(reason(&ended), Reason::ClusterExists);
 }
 
 /// Invariant 9: a seed that answers but never becomes ready leaves the old cluster complete.
 #[test]
 fn verifies_seed_while_old_cluster_serves() {
-    let preparing = beside(Pod::Absent, Serving::NotAsked);
-    check(&recorded(), &preparing, &Action::CreatePod);
+    let without_pod = preparing(Pod::Absent, Serving::NotRead);
+    check(&recorded(), &without_pod, &Action::CreatePod);
     // While the restore holds the lock, it always has the finalizer.
-    check(&let_go(recorded()), &preparing, &Action::Guard(true));
+    check(
+        &without_finalizer(recorded()),
+        &without_pod,
+        &Action::SetFinalizer(true),
+    );
     let unverified = Pod::Present(PodFacts::default());
     check(
         &recorded(),
-        &beside(unverified, serves(100)),
+        &preparing(unverified, serves(100)),
         &Action::Nothing,
     );
     let record = Action::RecordRestored {
@@ -226,20 +254,24 @@ fn verifies_seed_while_old_cluster_serves() {
         revision: 100,
         sha256: None,
     };
-    check(&recorded(), &beside(restored_pod(), serves(100)), &record);
-    let Pod::Present(mut waking) = restored_pod() else {
-        panic!("the seed's pod is there")
+    check(
+        &recorded(),
+        &preparing(restored_pod(), serves(100)),
+        &record,
+    );
+    let Pod::Present(mut not_ready) = restored_pod() else {
+        panic!("the seed's pod is missing")
     };
-    waking.verified = false;
-    let waking = beside(Pod::Present(waking), serves(100));
-    check(&verified_seed(), &waking, &Action::Nothing);
-    let turn = Action::RecordFormed {
+    not_ready.verified = false;
+    let not_ready = preparing(Pod::Present(not_ready), serves(100));
+    check(&verified_seed(), &not_ready, &Action::Nothing);
+    let record = Action::RecordFormed {
         cluster_id: ID.into(),
     };
     check(
         &verified_seed(),
-        &beside(restored_pod(), serves(100)),
-        &turn,
+        &preparing(restored_pod(), serves(100)),
+        &record,
     );
 }
 
@@ -253,34 +285,38 @@ fn unreadable_backup_abandons_and_releases_lock() {
     });
     check(
         &recorded(),
-        &beside(failed.clone(), Serving::NotAsked),
+        &preparing(failed.clone(), Serving::NotRead),
         &Action::Abandon(Trouble {
-            message: "sha256 differs; the cluster that was there is left as it was".into(),
+            message: "sha256 differs; the existing cluster is left as it was".into(),
             ..trouble
         }),
     );
     check(
         &abandoned(),
-        &beside(failed, Serving::NotAsked),
+        &preparing(failed, Serving::NotRead),
         &Action::DiscardSeed,
     );
-    let mut gone = beside(Pod::InTheWay, Serving::NotAsked);
-    gone.seed.service = Child::Absent;
-    check(&abandoned(), &gone, &Action::ReleaseClaim);
-    check(&abandoned(), &present(there(false)), &Action::Guard(false));
+    let mut discarded = preparing(Pod::NameTaken, Serving::NotRead);
+    discarded.seed.service = Child::Absent;
+    check(&abandoned(), &discarded, &Action::ReleaseLock);
+    check(
+        &abandoned(),
+        &present(existing(false)),
+        &Action::SetFinalizer(false),
+    );
     let end = check(
-        &let_go(abandoned()),
-        &present(there(false)),
+        &without_finalizer(abandoned()),
+        &present(existing(false)),
         &Action::Nothing,
     );
     assert_eq!(reason(&end), Reason::SnapshotUnreadable);
-    assert!(matches!(end.outlook, Outlook::Halted(_)));
+    assert!(matches!(end.state, PlanState::Halted(_)));
 }
 
 /// Invariant 1.
 #[test]
 fn unknown_seed_keeps_lock() {
-    let unknown = beside(Pod::Unknown("timeout".into()), Serving::NotAsked);
+    let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
 
@@ -293,7 +329,7 @@ fn temporary_problems_do_not_abandon() {
         });
         check(
             &recorded(),
-            &beside(pod, Serving::NotAsked),
+            &preparing(pod, Serving::NotRead),
             &Action::Nothing,
         );
     }
@@ -306,31 +342,31 @@ fn seed_joins_after_old_members_have_stopped() {
     let running = [old("a", false, true), old("b", false, false)];
     check(
         &restore,
-        &turned(&running, restored_pod()),
-        &Action::StopFormer(running.to_vec()),
+        &cut_over(&running, restored_pod()),
+        &Action::StopOldMembers(running.to_vec()),
     );
     let stopping = [old("a", true, true), old("b", true, false)];
     check(
         &restore,
-        &turned(&stopping, restored_pod()),
+        &cut_over(&stopping, restored_pod()),
         &Action::Nothing,
     );
     let stopped = [old("a", true, false)];
-    check(&restore, &turned(&stopped, restored_pod()), &Action::Join);
+    check(&restore, &cut_over(&stopped, restored_pod()), &Action::Join);
     let joined = Pod::Present(PodFacts {
         restored: Some(100),
         joined: true,
         ..PodFacts::default()
     });
-    check(&restore, &turned(&[], joined), &Action::ReleaseClaim);
+    check(&restore, &cut_over(&[], joined), &Action::ReleaseLock);
 }
 
 /// Invariant 1.
 #[test]
 fn seed_does_not_join_while_old_members_are_unknown() {
-    let mut snapshot = turned(&[], restored_pod());
-    for former in [Former::NotAsked, Former::Unknown("timeout".into())] {
-        snapshot.former = former;
+    let mut snapshot = cut_over(&[], restored_pod());
+    for old_members in [OldMembers::NotRead, OldMembers::Unknown("timeout".into())] {
+        snapshot.old_members = old_members;
         check(&verified_seed(), &snapshot, &Action::Nothing);
     }
 }
@@ -340,20 +376,24 @@ fn seed_does_not_join_while_old_members_are_unknown() {
 fn recreates_seed_lost_at_cutover() {
     let restore = verified_seed();
     let running = [old("a", false, true)];
-    check(&restore, &turned(&running, Pod::Absent), &Action::CreatePod);
-    let again = Pod::Present(PodFacts::default());
-    check(&restore, &turned(&running, again), &Action::Nothing);
+    check(
+        &restore,
+        &cut_over(&running, Pod::Absent),
+        &Action::CreatePod,
+    );
+    let recreated = Pod::Present(PodFacts::default());
+    check(&restore, &cut_over(&running, recreated), &Action::Nothing);
     // After the old members have stopped, clients may have reached the seed, so its pod is created only on its volume.
-    let on_its_volume = durable(&turned(&[], Pod::Absent), Child::Present);
-    check(&restore, &on_its_volume, &Action::CreatePod);
+    let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
+    check(&restore, &on_volume, &Action::CreatePod);
 }
 
-fn durable(snapshot: &Snapshot, claim: Child) -> Snapshot {
+fn durable(snapshot: &Snapshot, pvc: Child) -> Snapshot {
     let mut snapshot = snapshot.clone();
     if let Cluster::Present(facts) = &mut snapshot.cluster {
         facts.durable = true;
     }
-    snapshot.seed.claim = claim;
+    snapshot.seed.pvc = pvc;
     snapshot
 }
 
@@ -366,12 +406,12 @@ fn lost_seed_after_cutover_fails_with_remedy() {
             ..ended(Life::Ended)
         })
     };
-    for pod in [Pod::Absent, Pod::InTheWay, ended(false), ended(true)] {
-        let bare = turned(&[old("a", true, false)], pod.clone());
+    for pod in [Pod::Absent, Pod::NameTaken, ended(false), ended(true)] {
+        let bare = cut_over(&[old("a", true, false)], pod.clone());
         for snapshot in [
             bare.clone(),
             durable(&bare, Child::Absent),
-            durable(&bare, Child::InTheWay),
+            durable(&bare, Child::NameTaken),
         ] {
             let action = plan(&verified_seed(), &snapshot).action;
             let Action::Abandon(trouble) = action else {
@@ -386,12 +426,16 @@ fn lost_seed_after_cutover_fails_with_remedy() {
             });
             let action = match &pod {
                 Pod::Present(pod) if !pod.joined => Action::Join,
-                _ => Action::ReleaseClaim,
+                _ => Action::ReleaseLock,
             };
             check(&failed, &snapshot, &action);
-            check(&failed, &present(there(false)), &Action::Guard(false));
-            let told = plan(&let_go(failed), &present(there(false)));
-            assert!(matches!(told.outlook, Outlook::Halted(_)));
+            check(
+                &failed,
+                &present(existing(false)),
+                &Action::SetFinalizer(false),
+            );
+            let ended = plan(&without_finalizer(failed), &present(existing(false)));
+            assert!(matches!(ended.state, PlanState::Halted(_)));
             // A user who deletes the restore accepts the loss.
             check(&deleted(verified_seed()), &snapshot, &action);
         }
@@ -408,12 +452,12 @@ fn seed_with_unverified_data_does_not_join() {
             restored,
             ..PodFacts::default()
         });
-        let snapshot = turned(&[], pod);
+        let snapshot = cut_over(&[], pod);
         check(&verified_seed(), &snapshot, &Action::Nothing);
         check(&deleted(verified_seed()), &snapshot, &Action::Join);
-        let told = plan(&verified_seed(), &snapshot);
+        let plan = plan(&verified_seed(), &snapshot);
         assert_eq!(
-            matches!(told.outlook, Outlook::Stuck(_)),
+            matches!(plan.state, PlanState::Stuck(_)),
             restored.is_some()
         );
     }
@@ -435,10 +479,10 @@ fn old_members_stop_only_for_verified_seed() {
         (newer, serves(101)),
         (restored_pod(), other),
         (restored_pod(), serves(99)),
-        (restored_pod(), Serving::NotAsked),
+        (restored_pod(), Serving::NotRead),
         (restored_pod(), Serving::Unknown("timeout".into())),
     ] {
-        let mut snapshot = turned(&[old("a", false, true)], pod);
+        let mut snapshot = cut_over(&[old("a", false, true)], pod);
         snapshot.serving = serving;
         check(&verified_seed(), &snapshot, &Action::Nothing);
     }
@@ -451,21 +495,21 @@ fn replaces_ended_pod_while_old_members_run() {
     for durable in [false, true] {
         for pod in ended_pods() {
             let pod = Pod::Present(pod);
-            let mut preparing = beside(pod.clone(), serves(100));
-            let mut turned = turned(&running, pod);
-            for snapshot in [&mut preparing, &mut turned] {
-                snapshot.seed.claim = Child::Present;
+            let mut before = preparing(pod.clone(), serves(100));
+            let mut after = cut_over(&running, pod);
+            for snapshot in [&mut before, &mut after] {
+                snapshot.seed.pvc = Child::Present;
                 if let Cluster::Present(facts) = &mut snapshot.cluster {
                     facts.durable = durable;
                 }
-                check(&verified_seed(), snapshot, &clear());
+                check(&verified_seed(), snapshot, &replace_pod());
             }
-            check(&recorded(), &preparing, &clear());
-            check(&deleted(verified_seed()), &turned, &clear());
-            check(&abandoned(), &preparing, &Action::DiscardSeed);
+            check(&recorded(), &before, &replace_pod());
+            check(&deleted(verified_seed()), &after, &replace_pod());
+            check(&abandoned(), &before, &Action::DiscardSeed);
         }
-        let refused = turned(&running, Pod::Present(ended(Life::EndedAtOnce)));
-        check(&verified_seed(), &refused, &Action::Nothing);
+        let recent = cut_over(&running, Pod::Present(ended(Life::EndedRecently)));
+        check(&verified_seed(), &recent, &Action::Nothing);
     }
 }
 
@@ -477,26 +521,26 @@ fn joined_seed_is_not_restored_again() {
         joined: true,
         ..ended(Life::Ended)
     };
-    let mut snapshot = turned(&late, Pod::Present(joined.clone()));
+    let mut snapshot = cut_over(&late, Pod::Present(joined.clone()));
     check(&verified_seed(), &snapshot, &Action::Nothing);
-    snapshot.seed.claim = Child::Present;
+    snapshot.seed.pvc = Child::Present;
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some(ID.into()),
         durable: true,
-        ..there(true)
+        ..existing(true)
     }));
-    check(&verified_seed(), &snapshot, &clear());
+    check(&verified_seed(), &snapshot, &replace_pod());
     // After the old members have stopped, the seed is a member, which the cluster operator manages.
     for durable in [false, true] {
-        let mut snapshot = turned(&[], Pod::Present(joined.clone()));
+        let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {
             facts.durable = durable;
         }
-        snapshot.seed.claim = Child::Present;
+        snapshot.seed.pvc = Child::Present;
         if durable {
-            check(&verified_seed(), &snapshot, &Action::ReleaseClaim);
+            check(&verified_seed(), &snapshot, &Action::ReleaseLock);
             snapshot.seed.pod = Pod::Present(ended(Life::Ended));
-            check(&verified_seed(), &snapshot, &clear());
+            check(&verified_seed(), &snapshot, &replace_pod());
         }
         let failed = |plan: Plan| matches!(plan.action, Action::Abandon(_));
         assert_eq!(failed(plan(&verified_seed(), &snapshot)), !durable);
@@ -505,28 +549,28 @@ fn joined_seed_is_not_restored_again() {
 
 #[test]
 fn deleted_restore_in_place_ends_with_old_or_new_cluster() {
-    let preparing = beside(restored_pod(), serves(100));
-    check(&deleted(recorded()), &preparing, &Action::DiscardSeed);
-    check(&deleted(verified_seed()), &preparing, &Action::DiscardSeed);
+    let before = preparing(restored_pod(), serves(100));
+    check(&deleted(recorded()), &before, &Action::DiscardSeed);
+    check(&deleted(verified_seed()), &before, &Action::DiscardSeed);
     let running = [old("a", false, true)];
     check(
         &deleted(verified_seed()),
-        &turned(&running, restored_pod()),
-        &Action::StopFormer(running.to_vec()),
+        &cut_over(&running, restored_pod()),
+        &Action::StopOldMembers(running.to_vec()),
     );
     check(
         &deleted(recorded()),
-        &present(there(false)),
-        &Action::Guard(false),
+        &present(existing(false)),
+        &Action::SetFinalizer(false),
     );
 }
 
 #[test]
 fn changed_cluster_id_abandons_restore() {
-    let mut snapshot = beside(restored_pod(), serves(100));
+    let mut snapshot = preparing(restored_pod(), serves(100));
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
         cluster_id: Some("ff".into()),
-        ..there(true)
+        ..existing(true)
     }));
     let plan = plan(&recorded(), &snapshot);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");

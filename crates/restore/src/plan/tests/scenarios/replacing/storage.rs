@@ -4,14 +4,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::*;
-use crate::plan::refused::refused;
+use crate::plan::missing_storage::pvc_rejected;
 
 fn none() -> Trouble {
     Trouble::new(Reason::StorageMissing, "the StorageClass nowhere")
 }
 
 /// The seed's pod, which waits for its volume.
-fn waits() -> Pod {
+fn unbound_pod() -> Pod {
     Pod::Present(PodFacts {
         trouble: Some(none()),
         ..PodFacts::default()
@@ -22,33 +22,32 @@ fn waits() -> Pod {
 fn new_cluster_reports_missing_storage_and_continues() {
     let plan = check(
         &intended(),
-        &claimed_with(waits(), Serving::NotAsked),
+        &locked_with(unbound_pod(), Serving::NotRead),
         &Action::Nothing,
     );
-    assert_eq!(plan.outlook, Outlook::Stuck(none()));
-    assert_eq!(plan.requeue, Some(LATER));
-    let bound = claimed_with(Pod::Present(PodFacts::default()), Serving::NotAsked);
+    assert_eq!(plan.state, PlanState::Stuck(none()));
+    assert_eq!(plan.requeue, Some(PROBLEM_POLL));
+    let bound = locked_with(Pod::Present(PodFacts::default()), Serving::NotRead);
     let plan = check(&intended(), &bound, &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InProgress);
 }
 
-/// Invariant 9.
 #[test]
 fn missing_storage_abandons_only_before_cutover() {
-    let given_up = plan(&recorded(), &beside(waits(), Serving::NotAsked));
-    let Action::Abandon(trouble) = &given_up.action else {
-        panic!("{given_up:?}")
+    let abandons = plan(&recorded(), &preparing(unbound_pod(), Serving::NotRead));
+    let Action::Abandon(trouble) = &abandons.action else {
+        panic!("{abandons:?}")
     };
     assert_eq!(trouble.reason, Reason::StorageMissing);
-    for said in ["nowhere", "left as it was"] {
-        assert!(trouble.message.contains(said), "{}", trouble.message);
+    for part in ["nowhere", "left as it was"] {
+        assert!(trouble.message.contains(part), "{}", trouble.message);
     }
     // After the cutover the seed's volume was deleted.
-    for former in [&[old("a", false, true)][..], &[]] {
-        let mut snapshot = turned(former, waits());
-        snapshot.seed.claim = Child::Present;
+    for old_members in [&[old("a", false, true)][..], &[]] {
+        let mut snapshot = cut_over(old_members, unbound_pod());
+        snapshot.seed.pvc = Child::Present;
         let plan = check(&verified_seed(), &snapshot, &Action::Nothing);
-        let Outlook::Stuck(trouble) = &plan.outlook else {
+        let PlanState::Stuck(trouble) = &plan.state else {
             panic!("{plan:?}")
         };
         assert_eq!(trouble.reason, Reason::StorageMissing);
@@ -56,7 +55,7 @@ fn missing_storage_abandons_only_before_cutover() {
 }
 
 /// A restore with a reported problem.
-fn told(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRestore {
+fn reporting(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRestore {
     let failed = conditions::Finding::new(kind.clone(), true, why.into(), "no");
     let status = restore.status.get_or_insert_default();
     let at = Time(Timestamp::UNIX_EPOCH);
@@ -66,74 +65,77 @@ fn told(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRest
 
 #[test]
 fn rejected_pvc_is_retried_before_restore_is_abandoned() {
-    let snapshot = beside(Pod::Absent, Serving::NotAsked);
+    let snapshot = preparing(Pod::Absent, Serving::NotRead);
     let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
-        refused(restore, snapshot, none(), now)
+        pvc_rejected(restore, snapshot, none(), now)
     };
     let (failed, complete) = (ConditionType::Failed, ConditionType::Complete);
     let missing = Reason::StorageMissing;
-    let since = told(recorded(), &failed, missing);
+    let since = reporting(recorded(), &failed, missing);
     let others = [
         recorded(),
-        told(recorded(), &failed, Reason::BackupMissing),
-        told(recorded(), &complete, missing),
+        reporting(recorded(), &failed, Reason::BackupMissing),
+        reporting(recorded(), &complete, missing),
     ];
     for (restore, seconds) in others.iter().map(|it| (it, 86_400)).chain([(&since, 29)]) {
         let plan = after(restore, &snapshot, seconds);
         assert_eq!(plan.action, Action::Nothing, "{plan:?}");
-        assert!(matches!(&plan.outlook, Outlook::Stuck(it) if it.message.contains("given up")));
+        assert!(matches!(&plan.state, PlanState::Stuck(it) if it.message.contains("is abandoned")));
     }
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
     // A new cluster continues when storage is available. After the cutover the restore is not abandoned (invariant 9).
-    let new = told(intended(), &failed, missing);
-    let made = claimed_with(Pod::Absent, Serving::NotAsked);
-    let turned_since = told(verified_seed(), &failed, missing);
-    let turned = turned(&[old("a", false, true)], Pod::Absent);
-    for (restore, snapshot) in [(&new, &made), (&turned_since, &turned)] {
+    let new = reporting(intended(), &failed, missing);
+    let created = locked_with(Pod::Absent, Serving::NotRead);
+    let verified = reporting(verified_seed(), &failed, missing);
+    let after_cutover = cut_over(&[old("a", false, true)], Pod::Absent);
+    for (restore, snapshot) in [(&new, &created), (&verified, &after_cutover)] {
         let plan = after(restore, snapshot, 86_400);
         assert_eq!(plan.action, Action::Nothing);
-        assert_eq!(plan.outlook, Outlook::Stuck(none()));
+        assert_eq!(plan.state, PlanState::Stuck(none()));
     }
 }
 
 /// The next attempt to create the volume may be in flight, or a controller of Kubernetes may be restarting.
 #[test]
 fn unbound_pvc_is_reported_before_restore_is_abandoned() {
-    let snapshot = beside(waits(), Serving::NotAsked);
+    let snapshot = preparing(unbound_pod(), Serving::NotRead);
     let after = |restore: &EtcdRestore, snapshot: &Snapshot, seconds: i64| {
         let now = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
         plan_at(restore, snapshot, now)
     };
     let failed = ConditionType::Failed;
-    let since = told(recorded(), &failed, Reason::StorageMissing);
-    let other = told(recorded(), &failed, Reason::BackupMissing);
+    let since = reporting(recorded(), &failed, Reason::StorageMissing);
+    let other = reporting(recorded(), &failed, Reason::BackupMissing);
     for (restore, seconds) in [(&recorded(), 86_400), (&other, 86_400), (&since, 179)] {
         let plan = after(restore, &snapshot, seconds);
         assert_eq!(plan.action, Action::Nothing, "{plan:?}");
-        assert_eq!(plan.requeue, Some(LATER));
-        let Outlook::Stuck(trouble) = &plan.outlook else {
+        assert_eq!(plan.requeue, Some(PROBLEM_POLL));
+        let PlanState::Stuck(trouble) = &plan.state else {
             panic!("{plan:?}")
         };
         assert_eq!(trouble.reason, Reason::StorageMissing);
-        for said in ["nowhere", "if that stays so"] {
-            assert!(trouble.message.contains(said), "{}", trouble.message);
+        for part in ["nowhere", "if the problem remains"] {
+            assert!(trouble.message.contains(part), "{}", trouble.message);
         }
     }
     let plan = after(&since, &snapshot, 180);
     let Action::Abandon(trouble) = &plan.action else {
         panic!("{plan:?}")
     };
-    assert!(!trouble.message.contains("if that stays so"), "{trouble:?}");
+    assert!(
+        !trouble.message.contains("if the problem remains"),
+        "{trouble:?}"
+    );
     // Other problems abandon the restore at once, and a bound volume ends the problem.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()
     });
-    let plan = after(&recorded(), &beside(missing, Serving::NotAsked), 0);
+    let plan = after(&recorded(), &preparing(missing, Serving::NotRead), 0);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
-    let bound = beside(Pod::Present(PodFacts::default()), Serving::NotAsked);
+    let bound = preparing(Pod::Present(PodFacts::default()), Serving::NotRead);
     let plan = after(&since, &bound, 86_400);
-    assert!(matches!(plan.outlook, Outlook::Working(_)), "{plan:?}");
+    assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }

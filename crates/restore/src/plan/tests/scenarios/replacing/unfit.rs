@@ -2,9 +2,9 @@
 //! recovered.
 
 use super::*;
-use crate::snapshot::Another;
+use crate::snapshot::OtherBackup;
 
-fn alive(edit: impl FnOnce(&mut PodFacts)) -> Pod {
+fn pod_with(edit: impl FnOnce(&mut PodFacts)) -> Pod {
     let mut pod = PodFacts {
         restored: Some(100),
         verified: true,
@@ -15,41 +15,41 @@ fn alive(edit: impl FnOnce(&mut PodFacts)) -> Pod {
 }
 
 /// A seed's pod whose report is lost.
-fn silent() -> Pod {
-    alive(|pod| (pod.restored, pod.verified, pod.silent) = (None, false, true))
+fn without_report() -> Pod {
+    pod_with(|pod| (pod.restored, pod.verified, pod.report_lost) = (None, false, true))
 }
 
-fn young(pod: &Pod) -> Pod {
+fn recent(pod: &Pod) -> Pod {
     let Pod::Present(pod) = pod else {
-        panic!("it is there")
+        panic!("the pod is missing")
     };
     let mut pod = pod.clone();
-    pod.young = true;
+    pod.recent = true;
     Pod::Present(pod)
 }
 
-fn clears(restore: &EtcdRestore, snapshot: &Snapshot) {
+fn check_pod_is_replaced(restore: &EtcdRestore, snapshot: &Snapshot) {
     let plan = plan(restore, snapshot);
-    assert!(matches!(plan.action, Action::ClearPod(_)), "{plan:?}");
+    assert!(matches!(plan.action, Action::ReplacePod(_)), "{plan:?}");
 }
 
 /// On an empty volume, which was created again while the old members ran, no member would ever start.
 #[test]
 fn seed_pod_verifies_existing_volume_before_handover() {
     let restore = verified_seed();
-    let mut snapshot = durable(&turned(&[], Pod::Absent), Child::Present);
+    let mut snapshot = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &snapshot, &Action::CreatePod);
     snapshot.seed.service = Child::Absent;
     check(&restore, &snapshot, &Action::CreateService);
-    snapshot.seed.pod = Pod::InTheWay;
+    snapshot.seed.pod = Pod::NameTaken;
     check(&restore, &snapshot, &Action::Nothing);
     snapshot.seed.pod = Pod::Present(ended(Life::Ended));
-    check(&restore, &snapshot, &clear());
-    snapshot.seed.pod = Pod::Present(ended(Life::EndedAtOnce));
+    check(&restore, &snapshot, &replace_pod());
+    snapshot.seed.pod = Pod::Present(ended(Life::EndedRecently));
     check(&restore, &snapshot, &Action::Nothing);
     // A user who deletes the restore accepts the current data of the seed.
     snapshot.seed.pod = Pod::Absent;
-    check(&deleted(restore), &snapshot, &Action::ReleaseClaim);
+    check(&deleted(restore), &snapshot, &Action::ReleaseLock);
 }
 
 /// Invariant 9: a fetched snapshot shows neither that the data directory exists nor which cluster the seed belongs to.
@@ -60,49 +60,49 @@ fn seed_joins_only_with_verified_backup() {
         revision,
     };
     for (serving, failed) in [
-        (Serving::NotAsked, false),
+        (Serving::NotRead, false),
         (Serving::Unknown("timeout".into()), false),
         (other(OLD, 100), true),
         (other(ID, 99), true),
     ] {
-        let mut snapshot = turned(&[], restored_pod());
+        let mut snapshot = cut_over(&[], restored_pod());
         snapshot.serving = serving;
-        let told = check(&verified_seed(), &snapshot, &Action::Nothing);
+        let plan = check(&verified_seed(), &snapshot, &Action::Nothing);
         assert_eq!(
-            matches!(told.outlook, Outlook::Stuck(_)),
+            matches!(plan.state, PlanState::Stuck(_)),
             failed,
-            "{told:?}"
+            "{plan:?}"
         );
         if !failed {
-            let text = |plan: &Plan| match &plan.outlook {
-                Outlook::Working(trouble) => trouble.message.clone(),
+            let text = |plan: &Plan| match &plan.state {
+                PlanState::Working(trouble) => trouble.message.clone(),
                 other => panic!("{other:?}"),
             };
-            assert_eq!(told.requeue, Some(SOON), "it has lasted");
-            assert!(text(&told).contains("delete this EtcdRestore"), "{told:?}");
-            snapshot.seed.pod = young(&snapshot.seed.pod);
-            let told = check(&verified_seed(), &snapshot, &Action::Nothing);
-            assert_eq!(told.requeue, Some(PROMPTLY), "nobody is served");
-            assert!(!text(&told).contains("delete"), "{told:?}");
+            assert_eq!(plan.requeue, Some(POLL), "the problem lasts");
+            assert!(text(&plan).contains("delete this EtcdRestore"), "{plan:?}");
+            snapshot.seed.pod = recent(&snapshot.seed.pod);
+            let plan = check(&verified_seed(), &snapshot, &Action::Nothing);
+            assert_eq!(plan.requeue, Some(OUTAGE_POLL), "no member serves clients");
+            assert!(!text(&plan).contains("delete"), "{plan:?}");
         }
         check(&deleted(verified_seed()), &snapshot, &Action::Join);
     }
     // A problem of a sidecar is not a problem of etcd.
-    let beside = alive(|pod| {
+    let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
     check(
         &verified_seed(),
-        &turned(&[], beside.clone()),
+        &cut_over(&[], with_sidecar_problem.clone()),
         &Action::Join,
     );
-    let mut waits = turned(&[], beside);
-    waits.serving = Serving::NotAsked;
-    let told = check(&verified_seed(), &waits, &Action::Nothing);
-    assert_eq!(reason(&told), Reason::PodNotStarting);
+    let mut not_serving = cut_over(&[], with_sidecar_problem);
+    not_serving.serving = Serving::NotRead;
+    let plan = check(&verified_seed(), &not_serving, &Action::Nothing);
+    assert_eq!(reason(&plan), Reason::PodNotStarting);
     assert!(
-        matches!(told.outlook, Outlook::Working(ref it) if it.message.contains("delete this EtcdRestore")),
-        "{told:?}"
+        matches!(plan.state, PlanState::Working(ref it) if it.message.contains("delete this EtcdRestore")),
+        "{plan:?}"
     );
 }
 
@@ -110,51 +110,54 @@ fn seed_joins_only_with_verified_backup() {
 /// contains the remedy.
 #[test]
 fn reports_seed_problem_with_remedy_after_old_members_stopped() {
-    let gone = alive(|pod| {
+    let without_backup = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
-        pod.trouble = Some(Trouble::new(Reason::BackupMissing, "the backup is gone"));
+        pod.trouble = Some(Trouble::new(Reason::BackupMissing, "the backup is missing"));
     });
-    let told = |former: &[FormerPod]| {
-        let snapshot = durable(&turned(former, gone.clone()), Child::Present);
-        let told = check(&verified_seed(), &snapshot, &Action::Nothing);
-        assert_eq!(reason(&told), Reason::BackupMissing);
-        let Outlook::Stuck(trouble) = told.outlook else {
-            panic!("{told:?}")
+    let names_remedy = |old_members: &[OldPod]| {
+        let snapshot = durable(
+            &cut_over(old_members, without_backup.clone()),
+            Child::Present,
+        );
+        let plan = check(&verified_seed(), &snapshot, &Action::Nothing);
+        assert_eq!(reason(&plan), Reason::BackupMissing);
+        let PlanState::Stuck(trouble) = plan.state else {
+            panic!("{plan:?}")
         };
-        assert!(trouble.message.starts_with("the backup is gone"));
+        assert!(trouble.message.starts_with("the backup is missing"));
         trouble.message.contains("delete this EtcdRestore")
     };
-    assert!(told(&[]));
-    assert!(!told(&[old("a", false, true)]));
+    assert!(names_remedy(&[]));
+    assert!(!names_remedy(&[old("a", false, true)]));
 }
 
 /// Invariant 9: a PersistentVolumeClaim that is being deleted is lost with the pod that uses it, together with its
 /// data.
 #[test]
 fn keeps_seed_pod_on_terminating_volume() {
-    let bare = turned(&[], silent());
-    for claim in [Child::InTheWay, Child::Absent] {
-        let snapshot = durable(&bare, claim);
-        let told = check(&verified_seed(), &snapshot, &Action::Nothing);
-        assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
-        let vouched = alive(|pod| {
+    let bare = cut_over(&[], without_report());
+    for pvc in [Child::NameTaken, Child::Absent] {
+        let snapshot = durable(&bare, pvc);
+        let plan = check(&verified_seed(), &snapshot, &Action::Nothing);
+        assert!(matches!(plan.state, PlanState::Stuck(_)), "{plan:?}");
+        let checked = pod_with(|pod| {
             (pod.restored, pod.verified) = (None, false);
-            (pod.silent, pod.vouched) = (true, true);
+            (pod.report_lost, pod.checks_sha256) = (true, true);
         });
-        let mut vouched = turned(&[], vouched);
-        vouched = durable(&vouched, snapshot.seed.claim.clone());
-        check(&verified_seed(), &vouched, &Action::Join);
-        let fetches = alive(|pod| {
+        let mut checked = cut_over(&[], checked);
+        checked = durable(&checked, snapshot.seed.pvc.clone());
+        check(&verified_seed(), &checked, &Action::Join);
+        let fetches = pod_with(|pod| {
             (pod.restored, pod.verified) = (None, false);
-            pod.another = Some(Another::Fetches("s3://b/2".into()));
+            pod.other_backup = Some(OtherBackup::Fetches("s3://b/2".into()));
         });
-        let fetches = durable(&turned(&[], fetches), snapshot.seed.claim);
+        let fetches = durable(&cut_over(&[], fetches), snapshot.seed.pvc);
         check(&verified_seed(), &fetches, &Action::Nothing);
     }
     // Invariant 1.
     let unknown = durable(&bare, Child::Unknown("timeout".into()));
-    let told = check(&verified_seed(), &unknown, &Action::Nothing);
-    assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
+    let plan = check(&verified_seed(), &unknown, &Action::Nothing);
+    assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
 /// A kubelet may lose the report, and a container that has succeeded is not restarted.
@@ -162,39 +165,39 @@ fn keeps_seed_pod_on_terminating_volume() {
 fn replaces_seed_without_report_before_client_writes() {
     let running = [old("a", false, true)];
     for restore in [recorded(), verified_seed()] {
-        let snapshot = beside(silent(), serves(100));
-        clears(&restore, &snapshot);
-        let early = beside(young(&silent()), serves(100));
-        let told = check(&restore, &early, &Action::Nothing);
-        assert_eq!(reason(&told), Reason::SeedFailed);
+        let snapshot = preparing(without_report(), serves(100));
+        check_pod_is_replaced(&restore, &snapshot);
+        let early = preparing(recent(&without_report()), serves(100));
+        let plan = check(&restore, &early, &Action::Nothing);
+        assert_eq!(reason(&plan), Reason::SeedFailed);
     }
-    clears(&verified_seed(), &turned(&running, silent()));
-    clears(&intended(), &claimed_with(silent(), serves(100)));
-    let told = check(
+    check_pod_is_replaced(&verified_seed(), &cut_over(&running, without_report()));
+    check_pod_is_replaced(&intended(), &locked_with(without_report(), serves(100)));
+    let plan = check(
         &verified_seed(),
-        &turned(&running, young(&silent())),
+        &cut_over(&running, recent(&without_report())),
         &Action::Nothing,
     );
-    assert!(matches!(told.outlook, Outlook::Working(_)), "{told:?}");
+    assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
 /// On a volume the next pod reports the data. Without a volume the pod has the only copy, and joins only if it cannot
 /// have another backup.
 #[test]
 fn seed_without_report_joins_only_with_checked_sha256() {
-    let bare = turned(&[], silent());
-    clears(&verified_seed(), &durable(&bare, Child::Present));
-    let told = check(&verified_seed(), &bare, &Action::Nothing);
+    let bare = cut_over(&[], without_report());
+    check_pod_is_replaced(&verified_seed(), &durable(&bare, Child::Present));
+    let plan = check(&verified_seed(), &bare, &Action::Nothing);
     assert!(
-        matches!(told.outlook, Outlook::Stuck(ref it) if it.message.contains("delete this EtcdRestore")),
-        "{told:?}"
+        matches!(plan.state, PlanState::Stuck(ref it) if it.message.contains("delete this EtcdRestore")),
+        "{plan:?}"
     );
     check(&deleted(verified_seed()), &bare, &Action::Join);
-    let Pod::Present(mut vouched) = silent() else {
-        panic!("it is there")
+    let Pod::Present(mut checked) = without_report() else {
+        panic!("the pod is missing")
     };
-    vouched.vouched = true;
-    let mut snapshot = turned(&[], Pod::Present(vouched));
+    checked.checks_sha256 = true;
+    let mut snapshot = cut_over(&[], Pod::Present(checked));
     check(&verified_seed(), &snapshot, &Action::Join);
     snapshot.serving = Serving::Unknown("timeout".into());
     check(&verified_seed(), &snapshot, &Action::Nothing);
@@ -204,16 +207,16 @@ fn seed_without_report_joins_only_with_checked_sha256() {
 /// the seed.
 #[test]
 fn late_member_stops_for_joined_seed_without_report() {
-    let Pod::Present(mut joined) = silent() else {
-        panic!("it is there")
+    let Pod::Present(mut joined) = without_report() else {
+        panic!("the pod is missing")
     };
     joined.joined = true;
     let late = [old("late", false, true)];
-    let snapshot = turned(&late, Pod::Present(joined));
+    let snapshot = cut_over(&late, Pod::Present(joined));
     check(
         &verified_seed(),
         &snapshot,
-        &Action::StopFormer(late.to_vec()),
+        &Action::StopOldMembers(late.to_vec()),
     );
 }
 
@@ -226,12 +229,12 @@ fn late_member_stops_for_joined_seed_with_problems() {
         revision,
     };
     let joined = |edit: fn(&mut PodFacts)| {
-        alive(|pod| {
+        pod_with(|pod| {
             pod.joined = true;
             edit(pod);
         })
     };
-    let stops = Action::StopFormer(late.to_vec());
+    let stops = Action::StopOldMembers(late.to_vec());
     for (pod, serving) in [
         (
             joined(|pod| {
@@ -240,67 +243,76 @@ fn late_member_stops_for_joined_seed_with_problems() {
             serves(100),
         ),
         (
-            joined(|pod| pod.another = Some(Another::Holds("s3://b/2".into()))),
+            joined(|pod| pod.other_backup = Some(OtherBackup::Contains("s3://b/2".into()))),
             serves(100),
         ),
         (joined(|pod| pod.restored = Some(101)), serves(101)),
         (joined(|_| {}), serves(99)),
         (joined(|_| {}), other(OLD, 100)),
     ] {
-        let mut snapshot = turned(&late, pod);
+        let mut snapshot = cut_over(&late, pod);
         snapshot.serving = serving;
         check(&verified_seed(), &snapshot, &stops);
-        for silent in [Serving::NotAsked, Serving::Unknown("timeout".into())] {
-            snapshot.serving = silent;
+        for unanswered in [Serving::NotRead, Serving::Unknown("timeout".into())] {
+            snapshot.serving = unanswered;
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
     // Old members keep running next to a seed that has not joined.
-    let beside = alive(|pod| {
+    let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
-    check(&verified_seed(), &turned(&late, beside), &Action::Nothing);
+    check(
+        &verified_seed(),
+        &cut_over(&late, with_sidecar_problem),
+        &Action::Nothing,
+    );
 }
 
 /// Another operator process may create the pod late, from a backup that it has read before another one was recorded.
 #[test]
 fn deletes_seed_with_other_backup_before_cutover() {
-    let fetches = alive(|pod| {
+    let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
-        pod.another = Some(Another::Fetches(
+        pod.other_backup = Some(OtherBackup::Fetches(
             "s3://b/2, and recorded is s3://b/1".into(),
         ));
         // The missing backup is not the recorded one.
-        pod.trouble = Some(Trouble::new(Reason::BackupMissing, "gone"));
+        pod.trouble = Some(Trouble::new(Reason::BackupMissing, "missing"));
     });
-    let holds = alive(|pod| pod.another = Some(Another::Holds("s3://b/2".into())));
+    let contains =
+        pod_with(|pod| pod.other_backup = Some(OtherBackup::Contains("s3://b/2".into())));
     for restore in [recorded(), verified_seed()] {
-        clears(&restore, &beside(fetches.clone(), Serving::NotAsked));
-        let snapshot = beside(holds.clone(), serves(100));
-        let told = check(&restore, &snapshot, &Action::DiscardSeed);
+        check_pod_is_replaced(&restore, &preparing(fetches.clone(), Serving::NotRead));
+        let snapshot = preparing(contains.clone(), serves(100));
+        let plan = check(&restore, &snapshot, &Action::DiscardSeed);
         assert!(
-            matches!(told.outlook, Outlook::Working(ref it) if it.message.contains("s3://b/2")),
-            "{told:?}"
+            matches!(plan.state, PlanState::Working(ref it) if it.message.contains("s3://b/2")),
+            "{plan:?}"
         );
-        let early = beside(young(&holds), serves(100));
+        let early = preparing(recent(&contains), serves(100));
         check(&restore, &early, &Action::Nothing);
     }
-    let made = claimed_with(holds.clone(), serves(100));
-    check(&held(seed_verified()), &made, &Action::DiscardSeed);
+    let locked = locked_with(contains.clone(), serves(100));
+    check(
+        &with_finalizer(seed_verified()),
+        &locked,
+        &Action::DiscardSeed,
+    );
     // After the cutover the volume is kept: only the pod is created again, or a user must act.
     let running = [old("a", false, true)];
-    clears(&verified_seed(), &turned(&running, fetches.clone()));
-    let told = check(
+    check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
+    let plan = check(
         &verified_seed(),
-        &turned(&running, holds.clone()),
+        &cut_over(&running, contains.clone()),
         &Action::Nothing,
     );
-    assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
-    let told = check(&verified_seed(), &turned(&[], holds), &Action::Nothing);
-    assert!(matches!(told.outlook, Outlook::Stuck(_)), "{told:?}");
-    clears(
+    assert!(matches!(plan.state, PlanState::Stuck(_)), "{plan:?}");
+    let plan = check(&verified_seed(), &cut_over(&[], contains), &Action::Nothing);
+    assert!(matches!(plan.state, PlanState::Stuck(_)), "{plan:?}");
+    check_pod_is_replaced(
         &verified_seed(),
-        &durable(&turned(&[], fetches), Child::Present),
+        &durable(&cut_over(&[], fetches), Child::Present),
     );
 }
 
@@ -315,32 +327,36 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
     };
     let recovered = ClusterFacts {
         cluster_id: Some("ef".into()),
-        ..there(false)
+        ..existing(false)
     };
-    let anew = ClusterFacts {
+    let recreated = ClusterFacts {
         uid: "another-uid".into(),
         cluster_id: None,
-        ..there(false)
+        ..existing(false)
     };
-    let of_none = |restore: &EtcdRestore| {
+    let without_record = |restore: &EtcdRestore| {
         let mut restore = restore.clone();
         restore.status.as_mut().unwrap().replaces = None;
         restore
     };
-    for facts in [recovered, anew] {
-        for restore in [verified_seed(), of_none(&verified_seed())] {
-            let told = check(&let_go(restore), &source(facts.clone()), &Action::Nothing);
-            assert_eq!(reason(&told), Reason::ClusterExists);
+    for facts in [recovered, recreated] {
+        for restore in [verified_seed(), without_record(&verified_seed())] {
+            let plan = check(
+                &without_finalizer(restore),
+                &source(facts.clone()),
+                &Action::Nothing,
+            );
+            assert_eq!(reason(&plan), Reason::ClusterExists);
             // The restore has changed the cluster, and its spec already has `overwrite: true`.
-            let Outlook::Halted(trouble) = told.outlook else {
-                panic!("{told:?}")
+            let PlanState::Halted(trouble) = plan.state else {
+                panic!("{plan:?}")
             };
             assert!(trouble.message.contains("create a new EtcdRestore"));
             assert!(!trouble.message.contains("nothing was changed"));
         }
     }
     // A user has removed the lock manually. Nothing else has changed.
-    check(&verified_seed(), &source(there(false)), &Action::Claim);
+    check(&verified_seed(), &source(existing(false)), &Action::Lock);
 }
 
 /// At this point the spec no longer counts. After the cutover, no member would serve clients if the restore stopped.
@@ -348,9 +364,9 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
 fn invalid_spec_change_does_not_stop_started_restore() {
     let mut restore = verified_seed();
     restore.spec.backup_storage_type = Some("Tape".into());
-    check(&restore, &turned(&[], restored_pod()), &Action::Join);
+    check(&restore, &cut_over(&[], restored_pod()), &Action::Join);
     let mut fresh = super::super::restore(|_| {});
     fresh.spec.backup_storage_type = Some("Tape".into());
-    let told = check(&fresh, &present(there(false)), &Action::Nothing);
-    assert_eq!(reason(&told), Reason::InvalidSpec);
+    let plan = check(&fresh, &present(existing(false)), &Action::Nothing);
+    assert_eq!(reason(&plan), Reason::InvalidSpec);
 }

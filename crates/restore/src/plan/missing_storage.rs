@@ -18,58 +18,65 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Pod, Snapshot};
 
 /// How long a rejected PVC is reported before the restore is abandoned.
-const REFUSED: SignedDuration = SignedDuration::from_secs(30);
+const REJECTED_PVC_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 /// How long a PVC without a volume is reported before the restore is abandoned.
-const SEEN: SignedDuration = SignedDuration::from_mins(3);
+const UNBOUND_PVC_TIMEOUT: SignedDuration = SignedDuration::from_mins(3);
 
 /// The plan after the API server has rejected the PVC.
-pub fn refused(
+pub fn pvc_rejected(
     restore: &EtcdRestore,
     snapshot: &Snapshot,
     trouble: Trouble,
     now: Timestamp,
 ) -> Plan {
     // Invariant 9: after the cutover the restore is not abandoned, because the old members may stop at any time.
-    let serves = in_place::replaces(restore).is_some()
-        && matches!(&snapshot.cluster, Cluster::Present(it) if !in_place::has_turned(restore, it));
-    if !serves {
+    let old_members_serve = in_place::replaces(restore).is_some()
+        && matches!(&snapshot.cluster, Cluster::Present(it) if !in_place::has_cut_over(restore, it));
+    if !old_members_serve {
         return Plan::stuck(trouble);
     }
-    if is_told_for(restore, REFUSED, now) {
+    if is_reported_for(restore, REJECTED_PVC_TIMEOUT, now) {
         return in_place::abandon(&trouble);
     }
-    told(&trouble)
+    report(&trouble)
 }
 
 /// Delays the end of a restore that would be abandoned because of an unbound PVC.
 #[must_use]
-pub fn lasting(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
-    let seen = match &snapshot.seed.pod {
+pub fn delay_abandonment(
+    plan: Plan,
+    restore: &EtcdRestore,
+    snapshot: &Snapshot,
+    now: Timestamp,
+) -> Plan {
+    let observed = match &snapshot.seed.pod {
         Pod::Present(pod) => pod.trouble.as_ref(),
         _ => None,
     };
     let missing = |why: &Trouble| why.reason == Reason::StorageMissing;
-    match (&plan.action, seen.filter(|why| missing(why))) {
-        (Action::Abandon(why), Some(seen)) if missing(why) && !is_told_for(restore, SEEN, now) => {
-            told(seen)
+    match (&plan.action, observed.filter(|why| missing(why))) {
+        (Action::Abandon(why), Some(observed))
+            if missing(why) && !is_reported_for(restore, UNBOUND_PVC_TIMEOUT, now) =>
+        {
+            report(observed)
         }
         _ => plan,
     }
 }
 
-fn told(trouble: &Trouble) -> Plan {
+fn report(trouble: &Trouble) -> Plan {
     let message = format!(
-        "{}; if that stays so the restore is given up, and the cluster that is there left as it is",
+        "{}; if the problem remains, the restore is abandoned and the existing cluster is left as it is",
         trouble.message
     );
     Plan::stuck(Trouble::new(trouble.reason, message))
 }
 
-fn is_told_for(restore: &EtcdRestore, long: SignedDuration, now: Timestamp) -> bool {
+fn is_reported_for(restore: &EtcdRestore, time: SignedDuration, now: Timestamp) -> bool {
     let failed = conditions::find(restore.conditions(), &ConditionType::Failed);
     failed.is_some_and(|it| {
         it.status == "True"
             && Reason::parse(&it.reason) == Some(Reason::StorageMissing)
-            && now.duration_since(it.last_transition_time.0) >= long
+            && now.duration_since(it.last_transition_time.0) >= time
     })
 }

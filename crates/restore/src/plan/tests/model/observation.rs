@@ -5,8 +5,8 @@ use api::storage::StorageBlock;
 use member::Origin;
 
 use super::*;
-use crate::observe::provenance::{self, Asked};
-use crate::snapshot::{Former, Seed};
+use crate::observe::provenance::{self, FetchArguments};
+use crate::snapshot::{OldMembers, Seed};
 
 impl World {
     pub(super) fn observe(&self, blind: Option<u8>) -> Snapshot {
@@ -15,27 +15,27 @@ impl World {
             cluster: Cluster::Absent,
             source: match self.store_up {
                 true if self.chosen(false).0 >= self.oldest => Source::Ready(Box::default()),
-                true => Source::Unavailable(Trouble::new(Reason::BackupMissing, "gone")),
+                true => Source::Unavailable(Trouble::new(Reason::BackupMissing, "missing")),
                 false => Source::Unavailable(Trouble::new(Reason::StoreUnreachable, "down")),
             },
             found: Some(self.backup(self.newest)),
-            ..Snapshot::not_asked()
+            ..Snapshot::not_read()
         };
         if let Some(cluster) = &self.cluster {
             snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
                 uid: "cluster-uid".into(),
                 paused: false,
-                claim: cluster.claim.then(|| UID.to_owned()),
+                lock: cluster.lock.then(|| UID.to_owned()),
                 cluster_id: cluster.cluster_id.clone(),
                 available: cluster.available,
                 durable: self.durable,
                 problems: vec![],
             }));
             snapshot.seed = self.seed(cluster, &hidden);
-            snapshot.former = if hidden(4) {
-                Former::Unknown("timeout".into())
+            snapshot.old_members = if hidden(4) {
+                OldMembers::Unknown("timeout".into())
             } else {
-                Former::Known(former(&cluster.old))
+                OldMembers::Known(old_members(&cluster.old))
             };
             snapshot.serving = match &cluster.pod {
                 Some(pod) if pod.serving && !hidden(3) => Serving::Serves {
@@ -52,7 +52,7 @@ impl World {
     }
 
     fn seed(&self, cluster: &ModelCluster, hidden: &dyn Fn(u8) -> bool) -> Seed {
-        let child = |there: bool, what: u8| match (hidden(what), there) {
+        let child = |exists: bool, what: u8| match (hidden(what), exists) {
             (true, _) => Child::Unknown("timeout".into()),
             (false, true) => Child::Present,
             (false, false) => Child::Absent,
@@ -66,20 +66,20 @@ impl World {
                     pod,
                     PodFacts {
                         life: match (pod.ended, hidden(5)) {
-                            (false, _) => Life::Lives,
-                            (true, true) => Life::EndedAtOnce,
+                            (false, _) => Life::Active,
+                            (true, true) => Life::EndedRecently,
                             (true, false) => Life::Ended,
                         },
                         trouble: self
                             .no_storage(cluster, hidden(6))
                             .or_else(|| self.fetch_trouble(pod)),
-                        young: hidden(5),
-                        silent: pod.fetched
-                            && pod.silent
-                            && self.mistake != Some(Mistake::TrustsTheMessage),
-                        restored: (pod.fetched && !pod.silent)
-                            .then_some(revision(held(cluster, pod))),
-                        verified: pod.serving && !pod.silent,
+                        recent: hidden(5),
+                        report_lost: pod.fetched
+                            && pod.report_lost
+                            && self.mistake != Some(Mistake::ExpectsReport),
+                        restored: (pod.fetched && !pod.report_lost)
+                            .then_some(revision(data_of(cluster, pod))),
+                        verified: pod.serving && !pod.report_lost,
                         joined: pod.joined,
                         ..PodFacts::default()
                     },
@@ -88,7 +88,7 @@ impl World {
         };
         Seed {
             service: child(cluster.service.is_some(), 1),
-            claim: child(cluster.volume.is_some(), 1),
+            pvc: child(cluster.volume.is_some(), 1),
             pod,
         }
     }
@@ -98,14 +98,14 @@ impl World {
             return None;
         }
         if pod.of.0 < self.oldest {
-            return Some(Trouble::new(Reason::BackupMissing, "gone"));
+            return Some(Trouble::new(Reason::BackupMissing, "missing"));
         }
         let bad = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
         (!self.good_backup).then_some(bad)
     }
 
     /// The recorded backup.
-    pub(super) fn recorded(&self) -> Option<Made> {
+    pub(super) fn recorded(&self) -> Option<Data> {
         let chosen = choice::recorded(&self.restore)?;
         let number = chosen.source.source().path().parse().ok()?;
         Some((number, chosen.bump_revision))
@@ -116,24 +116,24 @@ impl World {
         let Some(chosen) = choice::recorded(&self.restore) else {
             return facts;
         };
-        let vouched = pod.vouched.then(|| sha256(pod.of.0));
-        let asked = Asked {
+        let required = pod.checks_sha256.then(|| sha256(pod.of.0));
+        let arguments = FetchArguments {
             source: block(pod.of.0),
             text: "",
-            sha256: vouched.as_deref(),
+            sha256: required.as_deref(),
             bump_revision: pod.of.1,
         };
-        if pod.fetched && !pod.silent {
-            let (number, bump) = held(cluster, pod);
+        if pod.fetched && !pod.report_lost {
+            let (number, bump) = data_of(cluster, pod);
             facts.sha256 = Some(sha256(number));
-            facts.of = (self.mistake != Some(Mistake::SaysNothing)).then(|| Origin {
-                place: choice::place(&block(number)),
+            facts.origin = (self.mistake != Some(Mistake::OmitsOrigin)).then(|| Origin {
+                location_hash: choice::fingerprint(&block(number)),
                 bump_revision: u64::try_from(bump).unwrap(),
             });
         }
-        provenance::judge(chosen, &asked, &mut facts);
+        provenance::compare_arguments(chosen, &arguments, &mut facts);
         if self.mistake == Some(Mistake::NeverCompares) {
-            facts.another = None;
+            facts.other_backup = None;
         }
         facts
     }
@@ -141,33 +141,33 @@ impl World {
     fn backup(&self, number: u32) -> ChosenBackup {
         ChosenBackup {
             sha256: self.manifests.then(|| sha256(number)),
-            ..choice::at(&self.restore, block(number))
+            ..choice::chosen_from(&self.restore, block(number))
         }
     }
 
     /// The backup that an observation uses: the recorded one, or the newest.
-    pub(super) fn chosen(&self, claimed: bool) -> Made {
-        let anew = self.mistake == Some(Mistake::ChoosesAnew);
-        let stands = choice::stands(&self.restore, claimed).filter(|_| !anew);
+    pub(super) fn chosen(&self, locked: bool) -> Data {
+        let ignores_record = self.mistake == Some(Mistake::ChoosesAgain);
+        let record = choice::valid_record(&self.restore, locked).filter(|_| !ignores_record);
         let spec = self.restore.spec.bump_revision.unwrap_or_default();
-        let bump = match stands {
-            Some(_) if self.mistake != Some(Mistake::AsksTheSpec) => {
+        let bump = match record {
+            Some(_) if self.mistake != Some(Mistake::UsesBumpOfSpec) => {
                 choice::bump_revision(&self.restore).map_or(0, |by| i64::try_from(by).unwrap())
             }
             _ => spec,
         };
-        let number = stands.and_then(|chosen| chosen.source.source().path().parse().ok());
+        let number = record.and_then(|chosen| chosen.source.source().path().parse().ok());
         (number.unwrap_or(self.newest), bump)
     }
 }
 
 /// Each newer backup contains one more write.
-pub(super) fn revision((backup, bump): Made) -> i64 {
+pub(super) fn revision((backup, bump): Data) -> i64 {
     BACKUP + i64::from(backup) + bump
 }
 
 /// The data of a seed that has fetched.
-pub(super) fn held(cluster: &ModelCluster, pod: &ModelPod) -> Made {
+pub(super) fn data_of(cluster: &ModelCluster, pod: &ModelPod) -> Data {
     if cluster.disk {
         cluster.disk_of
     } else {
@@ -176,21 +176,21 @@ pub(super) fn held(cluster: &ModelCluster, pod: &ModelPod) -> Made {
 }
 
 fn block(number: u32) -> StorageBlock {
-    let place = format!(r#"{{"s3":{{"path":"{number}"}}}}"#);
-    serde_json::from_str(&place).unwrap()
+    let block = format!(r#"{{"s3":{{"path":"{number}"}}}}"#);
+    serde_json::from_str(&block).unwrap()
 }
 
 fn sha256(number: u32) -> String {
     format!("{number:02x}")
 }
 
-fn former(old: &[OldMember]) -> Vec<FormerPod> {
-    let there = old.iter().enumerate();
-    let there = there.filter(|(_, member)| **member != OldMember::Gone);
-    let pods = there.map(|(index, member)| FormerPod {
+fn old_members(old: &[OldMember]) -> Vec<OldPod> {
+    let existing = old.iter().enumerate();
+    let existing = existing.filter(|(_, member)| **member != OldMember::Deleted);
+    let pods = existing.map(|(index, member)| OldPod {
         name: index.to_string(),
         uid: index.to_string(),
-        terminating: *member == OldMember::Stops,
+        terminating: *member == OldMember::Stopping,
         ready: true,
     });
     pods.collect()

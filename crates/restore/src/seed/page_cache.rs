@@ -13,37 +13,33 @@ use std::time::Duration;
 use rustix::fs::{Advice, fadvise};
 
 /// Interval of checks of the copied size.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
-/// Runs `copying`, and meanwhile releases the pages of `source` that `target` already contains. This is only a hint to
+/// Runs `copy`, and meanwhile releases the pages of `source` that `target` already contains. This is only a hint to
 /// the kernel. The file is unchanged, a later read comes from the disk, and errors are ignored.
-pub(super) fn forget_what_is_copied<T>(
-    source: &Path,
-    target: &Path,
-    copying: impl FnOnce() -> T,
-) -> T {
-    let waiting = || waiting_for_the_disk(&fs::read_to_string("/proc/meminfo").ok()?);
-    forget(source, target, waiting, copying)
+pub(super) fn release_copied_pages<T>(source: &Path, target: &Path, copy: impl FnOnce() -> T) -> T {
+    let dirty = || dirty_bytes(&fs::read_to_string("/proc/meminfo").ok()?);
+    release(source, target, dirty, copy)
 }
 
-fn forget<T>(
+fn release<T>(
     source: &Path,
     target: &Path,
-    waiting: impl Fn() -> Option<u64> + Sync,
-    copying: impl FnOnce() -> T,
+    dirty: impl Fn() -> Option<u64> + Sync,
+    copy: impl FnOnce() -> T,
 ) -> T {
     let Ok(source) = File::open(source) else {
-        return copying();
+        return copy();
     };
-    let is_over = AtomicBool::new(false);
+    let has_ended = AtomicBool::new(false);
     let follow = || {
         let size = source.metadata().map_or(0, |found| found.len());
-        while !is_over.load(Ordering::Relaxed) {
-            thread::sleep(LOOK);
+        while !has_ended.load(Ordering::Relaxed) {
+            thread::sleep(POLL);
             let copied = target.metadata().map_or(0, |found| found.len());
             // The kernel writes the oldest pages first: those of the source before those of its copy.
-            let written = |waiting| (size + copied).saturating_sub(waiting);
-            let clean = waiting().map_or(0, written);
+            let written = |dirty| (size + copied).saturating_sub(dirty);
+            let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {
                 // The range starts at 0, because pages that were in use before may be released now.
                 let _ = fadvise(&source, 0, Some(end), Advice::DontNeed);
@@ -52,8 +48,8 @@ fn forget<T>(
     };
     thread::scope(|scope| {
         scope.spawn(follow);
-        let done = copying();
-        is_over.store(true, Ordering::Relaxed);
+        let done = copy();
+        has_ended.store(true, Ordering::Relaxed);
         done
     })
 }
@@ -61,7 +57,7 @@ fn forget<T>(
 /// The bytes of all files in `/proc/meminfo` that are not yet on disk. Dirty pages of the source are not released,
 /// because the hint would write them at once and slow the copy down. In most cases they need not be written at all,
 /// because the file is deleted after the copy.
-fn waiting_for_the_disk(meminfo: &str) -> Option<u64> {
+fn dirty_bytes(meminfo: &str) -> Option<u64> {
     let kibibytes = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         let number = line.strip_prefix(':')?.trim().strip_suffix("kB")?;
@@ -79,7 +75,7 @@ mod tests {
 
     const SIZE: u64 = 8 << 20;
     /// Larger than the read-ahead of the kernel.
-    const APART: u64 = SIZE / 2;
+    const HALF: u64 = SIZE / 2;
 
     struct Files {
         _folder: tempfile::TempDir,
@@ -104,7 +100,7 @@ mod tests {
         }
 
         /// Whether a byte of the source is read from the disk. The read adds its page to the page cache.
-        fn is_forgotten(&self, at: u64) -> bool {
+        fn is_released(&self, at: u64) -> bool {
             use std::os::unix::fs::FileExt as _;
             let file = File::open(&self.source).unwrap();
             fadvise(&file, 0, None, Advice::Random).unwrap();
@@ -115,20 +111,20 @@ mod tests {
     }
 
     fn read_by_this_thread() -> u64 {
-        let told = fs::read_to_string("/proc/thread-self/io").unwrap();
-        let bytes = told
+        let counters = fs::read_to_string("/proc/thread-self/io").unwrap();
+        let bytes = counters
             .lines()
             .find_map(|line| line.strip_prefix("read_bytes: "));
         bytes.unwrap().parse().unwrap()
     }
 
-    fn soon(mut seen: impl FnMut() -> bool) -> bool {
+    fn eventually(mut condition: impl FnMut() -> bool) -> bool {
         let end = Instant::now() + Duration::from_secs(30);
         while Instant::now() < end {
-            if seen() {
+            if condition() {
                 return true;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL);
         }
         false
     }
@@ -137,58 +133,58 @@ mod tests {
     fn releases_only_copied_pages() {
         let files = Files::create();
         assert!(
-            !files.is_forgotten(0),
-            "it is in memory after it was written"
+            !files.is_released(0),
+            "the written file is in the page cache"
         );
         let target = File::create(&files.target).unwrap();
-        let seen = forget(
+        let released = release(
             &files.source,
             &files.target,
             || Some(0),
             || {
-                target.set_len(APART).unwrap();
-                soon(|| files.is_forgotten(0))
+                target.set_len(HALF).unwrap();
+                eventually(|| files.is_released(0))
             },
         );
-        assert!(seen, "the first byte stays in memory");
+        assert!(released, "the first byte remains in the page cache");
         assert!(
-            !files.is_forgotten(SIZE - 1),
-            "what nobody has copied is gone"
+            !files.is_released(SIZE - 1),
+            "a page that was not copied is released"
         );
-        let whole = fs::read(&files.source).unwrap();
-        assert!(whole.len() as u64 == SIZE && whole.iter().all(|byte| *byte == 7));
+        let content = fs::read(&files.source).unwrap();
+        assert!(content.len() as u64 == SIZE && content.iter().all(|byte| *byte == 7));
     }
 
     #[test]
     fn keeps_dirty_pages() {
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
-        let seen = forget(
+        let released = release(
             &files.source,
             &files.target,
-            || Some(2 * SIZE - APART),
-            || soon(|| files.is_forgotten(0)),
+            || Some(2 * SIZE - HALF),
+            || eventually(|| files.is_released(0)),
         );
-        assert!(seen, "the first byte stays in memory");
-        assert!(!files.is_forgotten(APART + 4096));
+        assert!(released, "the first byte remains in the page cache");
+        assert!(!files.is_released(HALF + 4096));
         // If the number of dirty bytes is unknown, all pages may be dirty.
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
-        let looks = std::sync::atomic::AtomicUsize::new(0);
-        let told = || {
-            looks.fetch_add(1, Ordering::Relaxed);
+        let checks = std::sync::atomic::AtomicUsize::new(0);
+        let unknown = || {
+            checks.fetch_add(1, Ordering::Relaxed);
             None
         };
-        let several = || soon(|| looks.load(Ordering::Relaxed) > 3);
-        assert!(forget(&files.source, &files.target, told, several));
-        assert!(!files.is_forgotten(0));
+        let several = || eventually(|| checks.load(Ordering::Relaxed) > 3);
+        assert!(release(&files.source, &files.target, unknown, several));
+        assert!(!files.is_released(0));
     }
 
     #[test]
     fn reads_dirty_bytes_from_meminfo() {
-        let told = "MemFree:  7 kB\nDirty:             2048 kB\nWriteback:            16 kB\nWritebackTmp:   9 kB\n";
-        assert_eq!(waiting_for_the_disk(told), Some(2064 << 10));
-        assert_eq!(waiting_for_the_disk("MemFree: 7 kB\n"), None);
-        assert!(waiting_for_the_disk(&fs::read_to_string("/proc/meminfo").unwrap()).is_some());
+        let meminfo = "MemFree:  7 kB\nDirty:             2048 kB\nWriteback:            16 kB\nWritebackTmp:   9 kB\n";
+        assert_eq!(dirty_bytes(meminfo), Some(2064 << 10));
+        assert_eq!(dirty_bytes("MemFree: 7 kB\n"), None);
+        assert!(dirty_bytes(&fs::read_to_string("/proc/meminfo").unwrap()).is_some());
     }
 }

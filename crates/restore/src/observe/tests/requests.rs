@@ -26,7 +26,7 @@ fn restore() -> EtcdRestore {
     let source = json!({ "s3": { "path": "b/k", "awsSecret": "aws" } });
     let chosen = ChosenBackup {
         sha256: Some(SHA.into()),
-        ..choice::at(&restore, serde_json::from_value(source).unwrap())
+        ..choice::chosen_from(&restore, serde_json::from_value(source).unwrap())
     };
     let seed = naming::seed(&restore);
     let status = restore.status.get_or_insert_default();
@@ -50,7 +50,7 @@ fn cluster() -> Value {
 fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
     let chosen = choice::recorded(restore).unwrap();
     let source = serde_json::to_string(&chosen.source).unwrap();
-    let told = json!({ "result": "done", "revision": 1, "size": 100, "sha256": sha256,
+    let report = json!({ "result": "done", "revision": 1, "size": 100, "sha256": sha256,
                        "hash": { "hash": 5, "compacted": 0 } });
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -60,16 +60,16 @@ fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
             "args": ["seed", "fetch", format!("--source={source}")] }] },
         "status": { "podIP": "10.0.0.7",
             "initContainerStatuses": [{ "name": "fetch", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-                "state": { "terminated": { "exitCode": 0, "message": told.to_string() } } }],
+                "state": { "terminated": { "exitCode": 0, "message": report.to_string() } } }],
             "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
                 "state": { "running": {} } }] },
     })
 }
 
 /// The number of requests to etcd, and the observation.
-async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Observation) {
+async fn observed(restore: &EtcdRestore, sha256: &str) -> (usize, Observation) {
     const ENOUGH: usize = 10;
-    let pod = pod(restore, held);
+    let pod = pod(restore, sha256);
     let (client, _) = fake::server(move |what, _| match what {
         "GET etcdclusters" => (200, cluster()),
         "GET pods" => (200, pod.clone()),
@@ -88,30 +88,31 @@ async fn looked(restore: &EtcdRestore, held: &str) -> (usize, Observation) {
         image: &fake::image(&client),
         fault: None,
     };
-    let seen = Box::pin(observe(&context, restore)).await;
-    (ENOUGH - etcd.with(|state| state.script.len()), seen)
+    let observation = Box::pin(observe(&context, restore)).await;
+    let requests = ENOUGH - etcd.with(|state| state.script.len());
+    (requests, observation)
 }
 
 #[tokio::test]
 async fn aborted_restore_sends_no_requests_to_seed() {
-    let (asked, seen) = looked(&restore(), SHA).await;
-    let serves = matches!(seen.snapshot.serving, Serving::Serves { .. });
-    assert!(serves, "{:?}", seen.snapshot);
+    let (requests, observation) = observed(&restore(), SHA).await;
+    let serves = matches!(observation.snapshot.serving, Serving::Serves { .. });
+    assert!(serves, "{:?}", observation.snapshot);
     // The requests are for the members, the status and the hash of the keys.
-    assert_eq!(asked, 3);
+    assert_eq!(requests, 3);
     let mut deleted = restore();
     deleted.metadata.deletion_timestamp =
         Some(serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap());
     let mut abandoned = restore();
     let why = json!({ "reason": "BackupMissing", "message": "no such key" });
     abandoned.status.get_or_insert_default().abandoned = serde_json::from_value(why).unwrap();
-    for given_up in [deleted, abandoned] {
-        let (asked, seen) = looked(&given_up, SHA).await;
+    for aborted in [deleted, abandoned] {
+        let (requests, observation) = observed(&aborted, SHA).await;
         // The seed exists and would answer.
-        assert!(matches!(seen.snapshot.seed.pod, Pod::Present(_)));
-        assert_eq!(asked, 0);
-        assert_eq!(seen.snapshot.serving, Serving::NotAsked);
-        let action = plan::plan(&given_up, &seen.snapshot).action;
+        assert!(matches!(observation.snapshot.seed.pod, Pod::Present(_)));
+        assert_eq!(requests, 0);
+        assert_eq!(observation.snapshot.serving, Serving::NotRead);
+        let action = plan::plan(&aborted, &observation.snapshot).action;
         assert_eq!(action, plan::Action::DiscardSeed);
     }
 }
@@ -119,9 +120,10 @@ async fn aborted_restore_sends_no_requests_to_seed() {
 /// A member needs half a second for the hash of each GiB.
 #[tokio::test]
 async fn requests_no_hash_from_seed_with_other_backup() {
-    for (held, expected) in [(SHA, 3), ("ffff", 2)] {
-        let (asked, seen) = looked(&restore(), held).await;
-        assert_eq!(holds_another(&seen.snapshot), held != SHA);
-        assert_eq!(asked, expected, "{held}");
+    for (sha256, expected) in [(SHA, 3), ("ffff", 2)] {
+        let (requests, observation) = observed(&restore(), sha256).await;
+        let is_other = contains_other_backup(&observation.snapshot);
+        assert_eq!(is_other, sha256 != SHA);
+        assert_eq!(requests, expected, "{sha256}");
     }
 }

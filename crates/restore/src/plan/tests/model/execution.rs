@@ -11,10 +11,10 @@ impl World {
                 | Action::RecordIntent { .. }
                 | Action::RecordBackup(_)
                 | Action::RecordRestored { .. }
-                | Action::Guard(_)
+                | Action::SetFinalizer(_)
                 | Action::Abandon(_)
         ) && let Some(cluster) = &mut self.cluster
-            && cluster.stranger
+            && cluster.foreign
             && !matches!(action, Action::CreateCluster(_))
         {
             cluster.touched = true;
@@ -23,17 +23,17 @@ impl World {
 
     pub(super) fn act(&mut self, action: &Action) {
         self.note_write_to_foreign_cluster(action);
-        if let Action::Guard(set) = action {
+        if let Action::SetFinalizer(set) = action {
             self.restore.metadata.finalizers = set.then(|| vec![FINALIZER_CLAIM.to_owned()]);
         }
         if matches!(action, Action::CreateCluster(_)) && self.cluster.is_none() {
             assert!(
                 choice::recorded(&self.restore).is_some(),
-                "made of a backup that is not recorded (invariant 10)"
+                "created from a backup that is not recorded (invariant 10)"
             );
             let stamp = self.stamp();
             self.cluster = Some(ModelCluster {
-                claim: true,
+                lock: true,
                 uid: stamp,
                 version: stamp,
                 ..ModelCluster::default()
@@ -41,7 +41,7 @@ impl World {
         }
         if let Some(mut cluster) = self.cluster.take() {
             self.with_seed(action, &mut cluster);
-            self.with_claim(action, &mut cluster);
+            self.with_lock(action, &mut cluster);
             self.cluster = Some(cluster);
         }
     }
@@ -52,42 +52,43 @@ impl World {
             Action::CreateService => {
                 cluster.service.get_or_insert(stamp);
             }
-            Action::CreateClaim => {
+            Action::CreatePvc => {
                 cluster.volume.get_or_insert(stamp);
             }
             Action::CreatePod => {
                 let mounted = cluster.volume.is_some() || !self.durable;
                 assert!(
-                    self.is_late || cluster.service.is_some() && mounted,
-                    "a pod before what it needs"
+                    self.is_delayed || cluster.service.is_some() && mounted,
+                    "a pod without its Service or PVC"
                 );
-                let vouched = choice::recorded(&self.restore).is_some_and(|it| it.sha256.is_some());
+                let recorded = choice::recorded(&self.restore);
+                let checks_sha256 = recorded.is_some_and(|it| it.sha256.is_some());
                 let of = self.chosen(true);
                 self.seeds_of.insert(of);
                 cluster.pod.get_or_insert(ModelPod {
                     uid: stamp,
                     of,
-                    vouched,
+                    checks_sha256,
                     // Next to old members the pod has no labels of the cluster.
                     joined: cluster.old.is_empty(),
                     ..ModelPod::default()
                 });
             }
-            Action::ClearPod(_) => {
-                let cleared = cluster.pod.take().unwrap_or_default();
-                let unfit = cleared.silent || Some(cleared.of) != self.recorded();
+            Action::ReplacePod(_) => {
+                let replaced = cluster.pod.take().unwrap_or_default();
+                let unfit = replaced.report_lost || Some(replaced.of) != self.recorded();
                 assert!(
-                    cleared.ended || unfit,
-                    "a seed that lives was cleared away (invariant 9)"
+                    replaced.ended || unfit,
+                    "a usable pod of the seed was replaced (invariant 9)"
                 );
                 assert!(
-                    !cleared.joined || !cluster.has_turned(),
-                    "a seed that clients could find was cleared away (invariant 9)"
+                    !replaced.joined || !cluster.has_cut_over(),
+                    "a pod that clients could reach was replaced (invariant 9)"
                 );
                 cluster.disk &= self.durable;
             }
             Action::DiscardSeed => {
-                assert!(!cluster.has_turned(), "the new cluster was discarded");
+                assert!(!cluster.has_cut_over(), "the new cluster was discarded");
                 (cluster.pod, cluster.service, cluster.volume, cluster.disk) =
                     (None, None, None, false);
             }
@@ -100,41 +101,41 @@ impl World {
         }
     }
 
-    fn with_claim(&mut self, action: &Action, cluster: &mut ModelCluster) {
+    fn with_lock(&mut self, action: &Action, cluster: &mut ModelCluster) {
         if matches!(
             action,
-            Action::Claim | Action::RecordFormed { .. } | Action::ReleaseClaim
+            Action::Lock | Action::RecordFormed { .. } | Action::ReleaseLock
         ) {
             cluster.version = self.stamp();
         }
         match action {
-            Action::Claim => {
+            Action::Lock => {
                 assert!(
                     self.restore.metadata.finalizers.is_some(),
-                    "claimed, and a deletion would leave the claim (invariant 10)"
+                    "locked without a finalizer (invariant 10)"
                 );
                 assert!(
                     choice::recorded(&self.restore).is_some(),
-                    "claimed for a backup that is not recorded (invariant 10)"
+                    "locked for a backup that is not recorded (invariant 10)"
                 );
-                cluster.claim = true;
+                cluster.lock = true;
             }
             Action::Abandon(why) if why.reason == Reason::StorageMissing => {
                 assert!(
-                    !cluster.has_turned(),
-                    "given up after the turn, for want of storage (invariant 9)"
+                    !cluster.has_cut_over(),
+                    "abandoned after the cutover because of missing storage (invariant 9)"
                 );
             }
-            Action::StopFormer(pods) => {
+            Action::StopOldMembers(pods) => {
                 assert!(
-                    cluster.has_turned() && cluster.disk,
+                    cluster.has_cut_over() && cluster.disk,
                     "stopped before the replacement is verified (invariant 9)"
                 );
                 for (index, member) in cluster.old.iter_mut().enumerate() {
                     if pods.iter().any(|pod| pod.name == index.to_string())
-                        && *member == OldMember::Runs
+                        && *member == OldMember::Running
                     {
-                        *member = OldMember::Stops;
+                        *member = OldMember::Stopping;
                     }
                 }
             }
@@ -143,26 +144,26 @@ impl World {
                 cluster.cluster_id = Some(cluster_id.clone());
                 cluster.bootstrap = true;
             }
-            Action::ReleaseClaim => {
+            Action::ReleaseLock => {
                 // Invariant 10: the status contains everything that the cluster operator needs before the lock is
                 // released.
                 assert!(
                     cluster.cluster_id.is_some() && cluster.bootstrap,
                     "released without a record"
                 );
-                let stopped = cluster.old.iter().all(|old| *old != OldMember::Runs);
+                let stopped = cluster.old.iter().all(|old| *old != OldMember::Running);
                 assert!(
-                    cluster.old.is_empty() || self.losses || stopped == cluster.has_turned(),
+                    cluster.old.is_empty() || self.losses || stopped == cluster.has_cut_over(),
                     "released between two clusters"
                 );
                 assert!(
                     cluster.old.is_empty()
-                        || !(self.durable && cluster.volume.is_some() && cluster.has_turned())
+                        || !(self.durable && cluster.volume.is_some() && cluster.has_cut_over())
                         || cluster.disk
-                        || in_place::gives_up(&self.restore),
-                    "handed over with a volume that nothing is on"
+                        || in_place::is_aborted(&self.restore),
+                    "handed over with an empty volume"
                 );
-                cluster.claim = false;
+                cluster.lock = false;
             }
             _ => {}
         }

@@ -5,49 +5,49 @@ use super::*;
 
 impl World {
     pub(super) fn read_delayed(&mut self) {
-        self.late = None;
-        self.late = Some(Box::new(self.clone()));
+        self.delayed = None;
+        self.delayed = Some(Box::new(self.clone()));
     }
 
     /// The action of a process that has read the EtcdRestore earlier, and the other objects now or also earlier
     /// (`all`). Its writes to the EtcdRestore are rejected, because the resourceVersion has changed.
     pub(super) fn act_delayed(&mut self, all: bool) {
-        let Some(mut read) = self.late.clone() else {
+        let Some(mut read) = self.delayed.clone() else {
             return;
         };
         if !all {
             let restore = read.restore.clone();
             *read = Self {
                 restore,
-                late: None,
+                delayed: None,
                 ..self.clone()
             };
         }
         self.two = true;
         let action = plan(&read.restore, &read.observe(None)).action;
-        if !self.lets(&action, &read) {
+        if !self.accepts(&action, &read) {
             return;
         }
-        self.is_late = true;
+        self.is_delayed = true;
         let record = std::mem::replace(&mut self.restore, read.restore.clone());
         match (&action, &mut self.cluster, &read.cluster) {
-            (Action::DiscardSeed, Some(cluster), Some(seen)) => discard(cluster, seen),
+            (Action::DiscardSeed, Some(cluster), Some(read)) => discard(cluster, read),
             _ => self.act(&action),
         }
         self.restore = record;
-        self.is_late = false;
-        let held = !self.gone && self.restore.metadata.finalizers.is_some();
+        self.is_delayed = false;
+        let has_finalizer = !self.deleted && self.restore.metadata.finalizers.is_some();
         match (&action, &mut self.cluster) {
             // Without a finalizer the process removes the lock at once.
-            (Action::Claim, Some(cluster)) if !held => cluster.claim = false,
+            (Action::Lock, Some(cluster)) if !has_finalizer => cluster.lock = false,
             // Garbage collection deletes a cluster without an owner.
-            (Action::CreateCluster(_), cluster) if self.gone => *cluster = None,
+            (Action::CreateCluster(_), cluster) if self.deleted => *cluster = None,
             _ => {}
         }
     }
 
     /// Whether an action that was planned from `read` is accepted.
-    fn lets(&self, action: &Action, read: &Self) -> bool {
+    fn accepts(&self, action: &Action, read: &Self) -> bool {
         if let Action::CreateCluster(_) = action {
             return self.cluster.is_none();
         }
@@ -56,24 +56,24 @@ impl World {
         };
         // The process reads these objects again before it deletes anything.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
-        let is_where_it_was = now.uid == then.uid && now.claim && now.cluster_id == then.cluster_id;
-        let anyway = self.mistake == Some(Mistake::TurnsLate);
+        let is_where_it_was = now.uid == then.uid && now.lock && now.cluster_id == then.cluster_id;
+        let anyway = self.mistake == Some(Mistake::CutsOverDelayed);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
             // The owner reference names this EtcdCluster.
-            Action::CreateService | Action::CreateClaim => now.uid == then.uid,
-            Action::StopFormer(_) => now.uid == then.uid && seed_stays,
+            Action::CreateService | Action::CreatePvc => now.uid == then.uid,
+            Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {
-                let anyway = self.mistake == Some(Mistake::CreatesLate);
-                now.uid == then.uid && (anyway || is_where_it_was && self.is_wanted(now, then))
+                let anyway = self.mistake == Some(Mistake::CreatesDelayed);
+                now.uid == then.uid && (anyway || is_where_it_was && self.needs_seed(now, then))
             }
-            Action::Claim | Action::ReleaseClaim => now.version == then.version,
+            Action::Lock | Action::ReleaseLock => now.version == then.version,
             Action::RecordFormed { .. } => now.version == then.version && seed_stays,
             Action::Join => now.pod == then.pod,
-            Action::ClearPod(_) => !self.gone && recorded && now.pod == then.pod,
+            Action::ReplacePod(_) => !self.deleted && recorded && now.pod == then.pod,
             Action::DiscardSeed => {
-                let gives_up = in_place::gives_up(&read.restore);
-                let goes_on = !self.gone && recorded && now.pod == then.pod;
+                let gives_up = in_place::is_aborted(&read.restore);
+                let goes_on = !self.deleted && recorded && now.pod == then.pod;
                 is_where_it_was && (gives_up || goes_on)
             }
             _ => false,
@@ -81,9 +81,9 @@ impl World {
     }
 
     /// Whether a pod without a volume is still needed, because old members run.
-    fn is_wanted(&self, now: &ModelCluster, then: &ModelCluster) -> bool {
-        let stopped = now.old.iter().all(|old| *old == OldMember::Gone);
-        self.durable || !then.has_turned() || !stopped
+    fn needs_seed(&self, now: &ModelCluster, then: &ModelCluster) -> bool {
+        let stopped = now.old.iter().all(|old| *old == OldMember::Deleted);
+        self.durable || !then.has_cut_over() || !stopped
     }
 }
 
@@ -93,15 +93,15 @@ fn uid(cluster: &ModelCluster) -> Option<u32> {
 }
 
 /// Deletes the observed objects of the seed.
-fn discard(cluster: &mut ModelCluster, seen: &ModelCluster) {
-    if uid(cluster) == uid(seen) {
+fn discard(cluster: &mut ModelCluster, read: &ModelCluster) {
+    if uid(cluster) == uid(read) {
         cluster.pod = None;
     }
-    if cluster.volume == seen.volume {
+    if cluster.volume == read.volume {
         cluster.volume = None;
         cluster.disk &= cluster.pod.is_some();
     }
-    if cluster.service == seen.service {
+    if cluster.service == read.service {
         cluster.service = None;
     }
 }
