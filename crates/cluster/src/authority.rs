@@ -152,7 +152,7 @@ impl Rule {
         }
     }
 
-    /// Each name with and without the cluster domain; the default domain if the spec has none.
+    /// Each name, with and without the cluster domain. Without a domain in the spec, `cluster.local` is used.
     fn in_domain(&self, names: &[String]) -> Vec<String> {
         let domain = match self.domain.as_str() {
             "" => "cluster.local",

@@ -94,7 +94,7 @@ impl<'a> Members<'a> {
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
             peer_tls: peers_of(tls).usual().0,
-            // While members accept both, the plain-text URL works for every client.
+            // While members accept TLS and plaintext, the `http` URL works for every client.
             client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
     }

@@ -91,7 +91,7 @@ pub struct Operator {
     /// Client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503 or 504,
     /// possibly for minutes.
     pub client: Client,
-    /// The same client without retries, for writes that must not be sent late.
+    /// The same client without retries, for writes that must not be delayed.
     pub client_without_retry: Client,
     /// The objects that the operator manages.
     pub scope: Scope,

@@ -80,7 +80,7 @@ async fn wrong_endpoint_fails_with_remedy() {
         }
     }
 
-    // A web page instead of a list, as a proxy may respond to a blocked request.
+    // The server responds with a web page instead of a list, like a proxy that blocks the request.
     let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 26\r\n\r\n<html><p>Welcome</p></html";
     let server = web_server(page);
     for (name, store) in configs.stores(&format!("http://{server}")).await {

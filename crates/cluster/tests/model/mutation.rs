@@ -100,7 +100,7 @@ pub(crate) enum Mutation {
     LeavesMembersOut,
     /// All members are drained from the client Service together.
     TakesAllOut,
-    /// The operator continues while it is paused.
+    /// The operator changes a paused cluster.
     IgnoresThePause,
     /// A cluster whose object is being deleted is still managed.
     ActsOnADeletedObject,
