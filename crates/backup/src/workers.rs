@@ -192,8 +192,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Queues a task of an EtcdBackup with this namespace and UID, unless it has an active one. The task is canceled when `exists` returns false, which
-    /// means that its EtcdBackup was deleted.
+    /// Queues a task of an EtcdBackup with this namespace and UID, unless it has an active one. The task is canceled when
+    /// `exists` returns false, which means that its EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         (namespace, uid): (&str, &str),
@@ -274,6 +274,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         progress: &Progress,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
+        // Held until this function returns.
         let slot = tokio::select! {
             slot = self.slots.acquire(place) => slot,
             // The task itself handles the cancellation.
@@ -296,16 +297,13 @@ impl<T: Clone + Send + 'static> Workers<T> {
             outcome = &mut run => outcome,
             () = tokio::time::sleep(self.limits.timeout) => {
                 cancelled.cancel();
-                let outcome = run.await;
-                drop(slot);
                 // The task may have ended in the same moment.
-                return match outcome {
+                return match run.await {
                     Ok(Ok(done)) => Ok(done),
                     _ => Err(timed_out(self.limits.timeout, progress.obstacle())),
                 };
             }
         };
-        drop(slot);
         outcome.unwrap_or_else(|_| {
             Err(Trouble::new(
                 Reason::StepFailed,

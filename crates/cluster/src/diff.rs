@@ -76,9 +76,7 @@ fn budget_made(
         return None;
     };
     let min = usize::try_from(min).unwrap_or_default();
-    // The smallest number of voters with this quorum: only `minAvailable` depends on it.
-    let made = member::disruption_budget(members, (min * 2).saturating_sub(1));
-    Some((min, made))
+    Some((min, member::disruption_budget(members, min)))
 }
 
 /// The state of the NetworkPolicy. The complete specification is compared: one peer too many would admit another

@@ -12,9 +12,9 @@ pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// The budget of a cluster with `voters` voters. Learners do not count, because losing a learner does not affect the
-/// quorum. A voter with the role label `busy` is temporarily removed from the client Service, but still votes.
-pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionBudget {
+/// The budget that keeps `quorum` voters. Learners do not count, because losing a learner does not affect the quorum. A
+/// voter with the role label `busy` is temporarily removed from the client Service, but still votes.
+pub fn disruption_budget(members: &Members<'_>, quorum: usize) -> PodDisruptionBudget {
     let by_role = LabelSelectorRequirement {
         key: names::LABEL_ROLE.to_owned(),
         operator: "In".to_owned(),
@@ -29,9 +29,7 @@ pub fn disruption_budget(members: &Members<'_>, voters: usize) -> PodDisruptionB
         metadata: members.metadata(name, names::cluster_labels(members.cluster)),
         spec: Some(PodDisruptionBudgetSpec {
             // Invariant 3: evictions keep a quorum.
-            min_available: Some(IntOrString::Int(
-                i32::try_from(quorum(voters)).unwrap_or(i32::MAX),
-            )),
+            min_available: Some(IntOrString::Int(i32::try_from(quorum).unwrap_or(i32::MAX))),
             selector: Some(LabelSelector {
                 match_labels: Some(names::cluster_labels(members.cluster)),
                 match_expressions: Some(vec![by_role]),
@@ -51,7 +49,7 @@ mod tests {
     #[test]
     fn budget_keeps_quorum_of_voters() {
         for (voters, kept) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {
-            let budget = disruption_budget(&Fixture::default().members(), voters);
+            let budget = disruption_budget(&Fixture::default().members(), quorum(voters));
             assert_eq!(
                 budget.spec.unwrap().min_available,
                 Some(IntOrString::Int(kept)),
@@ -62,7 +60,7 @@ mod tests {
 
     #[test]
     fn budget_selects_voters_of_own_cluster_only() {
-        let spec = disruption_budget(&Fixture::default().members(), 3)
+        let spec = disruption_budget(&Fixture::default().members(), quorum(3))
             .spec
             .unwrap();
         let selector = spec.selector.unwrap();

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
+use api::EtcdRestore;
 use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
@@ -54,6 +55,16 @@ fn serve(
         }
     });
     (Client::new(service, "prod"), requests)
+}
+
+/// A restore in place, without status.
+pub(crate) fn restore_in_place() -> EtcdRestore {
+    let spec =
+        json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
+    let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+    restore.metadata.namespace = Some("prod".into());
+    restore.metadata.uid = Some("restore-uid".into());
+    restore
 }
 
 /// A configured image.

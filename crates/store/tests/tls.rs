@@ -24,13 +24,11 @@ fn authority(folder: &Path) -> String {
     certificate
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn untrusted_certificate_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let ca = authority(folder.path());
-    let certificate = folder.path().join("server.crt");
-    let key = folder.path().join("server.key");
-    let server = S3Server::start_with(
+/// An S3 server with the certificate that [`authority`] has written.
+fn s3_server(folder: &Path) -> S3Server {
+    let certificate = folder.join("server.crt");
+    let key = folder.join("server.key");
+    S3Server::start_with(
         &["bucket"],
         &[
             "--cert",
@@ -38,7 +36,14 @@ async fn untrusted_certificate_is_reported() {
             "--key",
             key.to_str().unwrap(),
         ],
-    );
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn untrusted_certificate_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let ca = authority(folder.path());
+    let server = s3_server(folder.path());
     let plain = server.config("bucket");
     assert!(server.endpoint.starts_with("https://"));
 
@@ -120,17 +125,7 @@ async fn ambient_identity_is_fetched_with_verification() {
     }
     let folder = tempfile::tempdir().unwrap();
     authority(folder.path());
-    let certificate = folder.path().join("server.crt");
-    let key = folder.path().join("server.key");
-    let server = S3Server::start_with(
-        &["bucket"],
-        &[
-            "--cert",
-            certificate.to_str().unwrap(),
-            "--key",
-            key.to_str().unwrap(),
-        ],
-    );
+    let server = s3_server(folder.path());
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",

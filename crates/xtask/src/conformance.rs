@@ -18,7 +18,7 @@ pub(crate) use source::names_invariant;
 pub(crate) use source::{Place, Source};
 
 /// The page with the lines, relative to the checkout.
-const PAGE: &str = "docs/conformance.md";
+pub(crate) const PAGE: &str = "docs/conformance.md";
 
 /// Which lines to print.
 #[derive(Debug, clap::Args)]

@@ -14,6 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+pub(crate) use markdown::in_backticks;
 pub(crate) use rust::test_names;
 
 use passage::{Kind, PARAGRAPH_WORDS, Passage, SENTENCE_WORDS};

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use api::names::MANAGER_BACKUP;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
@@ -92,14 +93,18 @@ impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
 }
 
 impl<T> PodWorker<T> {
-    fn pods(&self) -> Api<Pod> {
+    /// The objects in the namespace of the pod.
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
         let namespace = self.pod.namespace().unwrap_or_default();
         Api::namespaced(self.client.clone(), &namespace)
     }
 
     /// Creates the pod if it is missing, and waits for its report.
     async fn wait_for_report(&self, progress: &Progress) -> Result<Report, Trouble> {
-        let (pods, name) = (self.pods(), self.pod.name_any());
+        let (pods, name) = (self.api::<Pod>(), self.pod.name_any());
         let (mut answered, mut stuck_since, mut created) = (Instant::now(), None, false);
         let mut start: Option<Start> = None;
         loop {
@@ -185,10 +190,7 @@ impl<T> PodWorker<T> {
     /// The newest warning about the pod, else the message in its status. An operator without the right to list Events
     /// names the command that shows them.
     async fn reason_of_kubelet(&self, pod: &Pod, message: String) -> String {
-        let events = Api::<Event>::namespaced(
-            self.client.clone(),
-            &self.pod.namespace().unwrap_or_default(),
-        );
+        let events: Api<Event> = self.api();
         let uid = pod.uid().unwrap_or_default();
         let about = ListParams::default()
             .fields(&format!("involvedObject.uid={uid}"))
@@ -227,7 +229,7 @@ impl<T> PodWorker<T> {
 
     /// Deletes the pod of this order. If that fails, garbage collection deletes the pod together with the EtcdBackup.
     async fn remove(&self) {
-        let pods = self.pods();
+        let pods: Api<Pod> = self.api();
         let found = pods.get_opt(&self.pod.name_any()).await;
         if let Ok(Some(pod)) = found
             && pod_state(&pod, &self.order) != PodState::Foreign

@@ -68,7 +68,7 @@ fn made(spec: EtcdClusterSpec) -> Objects {
         member::member_service(&members, MEMBER),
     ];
     let claims = member::volume_claim(&members, MEMBER).into_iter().collect();
-    let budget = Some(member::disruption_budget(&members, 3));
+    let budget = Some(member::disruption_budget(&members, member::quorum(3)));
     Objects {
         cluster: cluster.clone(),
         pods: vec![pod],

@@ -54,9 +54,7 @@ impl Builder<'_> {
     }
 
     pub(crate) fn apply_budget(&self, quorum: usize) -> Action {
-        // The smallest number of voters with this quorum.
-        let voters = (quorum * 2).saturating_sub(1);
-        let budget = member::disruption_budget(&self.members(), voters);
+        let budget = member::disruption_budget(&self.members(), quorum);
         action(
             "before-apply-budget",
             Some((Reason::DisruptionBudgetApplied, "Apply")),

@@ -19,15 +19,6 @@ use crate::plan::{Action, choice};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Objects, Observation, OldMembers, OldPod, SeedObjects, Snapshot};
 
-fn restore() -> EtcdRestore {
-    let spec =
-        json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
-    let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
-    restore.metadata.namespace = Some("prod".into());
-    restore.metadata.uid = Some("restore-uid".into());
-    restore
-}
-
 fn cluster(claim: Option<&str>) -> EtcdCluster {
     let spec = json!({ "size": 3, "version": "3.6.16" });
     let mut cluster = EtcdCluster::new("main", serde_json::from_value(spec).unwrap());
@@ -77,7 +68,13 @@ async fn executed(
     action: &Action,
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Vec<String>, Result<(), Error>) {
-    executed_for(&restore(), Duration::ZERO, (observation, action), answer).await
+    executed_for(
+        &fake::restore_in_place(),
+        Duration::ZERO,
+        (observation, action),
+        answer,
+    )
+    .await
 }
 
 /// Carries out the action some time after the observation. A delayed write that cannot be undone is a failure, too.
@@ -115,7 +112,7 @@ async fn deletes_volume_only_with_observed_pod() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
         let (requests, outcome) =
             executed(&locked(), &Action::DiscardSeed, move |what, _| match what {
-                "GET etcdrestores" => (200, json!(restore())),
+                "GET etcdrestores" => (200, json!(fake::restore_in_place())),
                 "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
                 "DELETE pods" => (pod, fake::success()),
                 "GET pods" => (next, json!(Pod::default())),
@@ -135,7 +132,7 @@ async fn deletes_volume_only_with_observed_pod() {
 #[tokio::test]
 async fn keeps_seed_if_restore_has_changed() {
     let another = |edit: fn(&mut EtcdRestore)| {
-        let mut restore = restore();
+        let mut restore = fake::restore_in_place();
         edit(&mut restore);
         (200, json!(restore))
     };
@@ -193,7 +190,7 @@ async fn removes_lock_without_finalizer_despite_errors() {
     // The EtcdRestore has its finalizer, or the lock was never set.
     let with_lock = |what: &str, code| match what {
         "GET etcdrestores" => {
-            let mut restore = restore();
+            let mut restore = fake::restore_in_place();
             restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
             (200, json!(restore))
         }
@@ -214,7 +211,7 @@ async fn removes_lock_without_finalizer_despite_errors() {
 /// a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
 async fn aborted_restore_deletes_changed_seed() {
-    let mut aborted = restore();
+    let mut aborted = fake::restore_in_place();
     aborted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
         "DELETE pods",
@@ -235,7 +232,7 @@ async fn aborted_restore_deletes_changed_seed() {
         outcome.unwrap();
         assert_eq!(requests, all, "{pod}");
     }
-    let mut continuing = restore();
+    let mut continuing = fake::restore_in_place();
     continuing.metadata.deletion_timestamp = None;
     for restore in [aborted, continuing] {
         for now in [cut_over(), cluster(None), cluster(Some("another-uid"))] {
@@ -285,7 +282,7 @@ async fn sends_nothing_after_old_observation() {
         for (age, too_old) in [(0, false), (11, true)] {
             let age = Duration::from_secs(age);
             let answered = |what: &str, _: usize| match what {
-                "GET etcdrestores" => (200, json!(restore())),
+                "GET etcdrestores" => (200, json!(fake::restore_in_place())),
                 "GET etcdclusters" => (200, json!(cluster(Some("restore-uid")))),
                 "GET pods" => (200, json!(observed_pod())),
                 "PATCH etcdclusters/status" => (200, json!(cut_over())),
@@ -294,8 +291,13 @@ async fn sends_nothing_after_old_observation() {
                 "POST persistentvolumeclaims" => (200, json!(PersistentVolumeClaim::default())),
                 _ => (200, fake::success()),
             };
-            let (requests, outcome) =
-                executed_for(&restore(), age, (&observation, &action), answered).await;
+            let (requests, outcome) = executed_for(
+                &fake::restore_in_place(),
+                age,
+                (&observation, &action),
+                answered,
+            )
+            .await;
             assert_eq!(
                 matches!(outcome, Err(Error::TooOld)),
                 too_old,
@@ -311,7 +313,7 @@ async fn sends_nothing_after_old_observation() {
 #[tokio::test]
 async fn creates_cluster_only_for_unchanged_restore() {
     let version = |uid: &str, version: &str| {
-        let mut restore = restore();
+        let mut restore = fake::restore_in_place();
         restore.metadata.uid = Some(uid.into());
         restore.metadata.resource_version = Some(version.into());
         restore
@@ -396,7 +398,10 @@ async fn no_cutover_to_changed_seed() {
 
 fn backup() -> ChosenBackup {
     let source = json!({ "s3": { "path": "b/k", "awsSecret": "aws" } });
-    choice::chosen_from(&restore(), serde_json::from_value(source).unwrap())
+    choice::chosen_from(
+        &fake::restore_in_place(),
+        serde_json::from_value(source).unwrap(),
+    )
 }
 
 /// Invariant 11: a delayed pod would replace a member, to which clients have written, by the state of the backup.

@@ -1,5 +1,7 @@
 //! Parses the tables of docs/conformance.md.
 
+use crate::prose::in_backticks;
+
 /// A line of a table: a requirement, its state and the files with its tests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line {
@@ -40,12 +42,7 @@ fn line(row: &str) -> Option<Line> {
     Some(Line {
         name: name.to_owned(),
         state: state.to_owned(),
-        files: files
-            .split('`')
-            .skip(1)
-            .step_by(2)
-            .map(str::to_owned)
-            .collect(),
+        files: in_backticks(files).map(str::to_owned).collect(),
     })
 }
 

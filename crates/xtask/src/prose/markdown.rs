@@ -41,6 +41,11 @@ fn starts_item(text: &str) -> bool {
     is_numbered || text.starts_with("- ") || text.starts_with("* ") || text.starts_with('|')
 }
 
+/// The texts in backticks, in a text without code blocks.
+pub(crate) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

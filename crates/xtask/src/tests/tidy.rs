@@ -9,6 +9,8 @@ mod conformance;
 mod documents;
 mod imports;
 
+use crate::prose::in_backticks;
+
 /// Maximum lines of a function without blank lines and comments (CONTRIBUTING.md).
 const FUNCTION_BUDGET: usize = 100;
 /// Maximum code lines of a file without its inline test module (CONTRIBUTING.md).
@@ -53,9 +55,7 @@ fn code_lines(text: &str) -> usize {
 
 /// The names in backticks that look like test names: lower case with underscores.
 fn named_tests(line: &str) -> Vec<&str> {
-    line.split('`')
-        .skip(1)
-        .step_by(2)
+    in_backticks(line)
         .filter(|name| {
             name.contains('_')
                 && name

@@ -17,11 +17,7 @@ const SHA: &str = "abcd";
 
 /// A restore in place that holds the lock.
 fn restore() -> EtcdRestore {
-    let spec =
-        json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
-    let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
-    restore.metadata.namespace = Some("prod".into());
-    restore.metadata.uid = Some("restore-uid".into());
+    let mut restore = fake::restore_in_place();
     restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
     let source = json!({ "s3": { "path": "b/k", "awsSecret": "aws" } });
     let chosen = ChosenBackup {

@@ -4,15 +4,13 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use super::{documents, named_tests, root};
-use crate::conformance::{Line, Source, lines, names_invariant, sources};
+use crate::conformance::{Line, PAGE, Source, lines, names_invariant, sources};
+use crate::prose::in_backticks;
 
 /// Number of known defects of coreos/etcd-operator v0.9.4.
 const DEFECTS: usize = 34;
 /// A name in backticks with fewer words can also be a field or a function.
 const WORDS_OF_A_TEST_NAME: usize = 4;
-
-/// The page, relative to the checkout.
-const PAGE: &str = "docs/conformance.md";
 
 fn page() -> String {
     fs::read_to_string(root().join(PAGE)).unwrap()
@@ -174,12 +172,7 @@ fn architecture_names_place_and_test_of_each_invariant() {
     for number in 1..=documents::invariants() {
         let (_, entry) = architecture.split_once(&format!("\n{number}. **")).unwrap();
         let entry = entry.split(".\n").find(|part| part.contains("Enforced in"));
-        let files: Vec<&str> = entry
-            .unwrap_or_default()
-            .split('`')
-            .skip(1)
-            .step_by(2)
-            .collect();
+        let files: Vec<&str> = in_backticks(entry.unwrap_or_default()).collect();
         let [place, test] = files[..] else {
             wrong.push(format!("invariant {number}: names {files:?}"));
             continue;

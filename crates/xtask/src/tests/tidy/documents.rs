@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{files, root};
+use crate::prose::in_backticks;
 
 /// The number of invariants in `docs/architecture.md`.
 pub(super) fn invariants() -> usize {
@@ -82,14 +83,13 @@ fn links_in_documents_have_targets() {
 
 /// The source files that a text names in backticks.
 fn named_sources(text: &str) -> Vec<&str> {
-    let spans = text.split('`').skip(1).step_by(2);
     let is_source = |name: &&str| {
         Path::new(name)
             .extension()
             .is_some_and(|extension| extension == "rs")
     };
     let is_path = |name: &&str| is_source(name) && !name.contains(char::is_whitespace);
-    spans.filter(is_path).collect()
+    in_backticks(text).filter(is_path).collect()
 }
 
 /// Decision records are not checked: they describe the sources at the time of the decision.
