@@ -413,8 +413,8 @@ impl Worker for Transfer {
     }
 }
 
-/// Identifies a store for the limit per store. A bucket name is not enough: another tenant may use the same name at an
-/// endpoint of its own.
+/// Identifies a store for the limit per store. A bucket name is not enough: another tenant may use the same name at
+/// another endpoint.
 pub(crate) fn slot_key(store: &dyn Store) -> String {
     format!("{} {}", store.endpoint(), store.location())
 }

@@ -208,7 +208,7 @@ async fn invariant_9_removes_nothing_while_newest_is_incomplete() {
 }
 
 #[tokio::test]
-async fn keeps_backups_newer_than_verified() {
+async fn keeps_backups_newer_than_verified_backup() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in -2..3 {

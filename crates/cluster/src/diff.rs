@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::snapshot::{Kept, Shared};
 
-/// Compares an object with the objects that may be made, each with the state that it stands for. `is_same`: a further
-/// condition.
+/// Compares an existing object with each object that a builder can make for a state, and returns the state of the equal
+/// one. `is_same` is an additional condition.
 fn compare<K: Resource + Serialize, T>(
     there: Option<&K>,
     (cluster, uid): (&str, &str),

@@ -117,7 +117,7 @@ mod tests {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);
-        // Deletions of its children are events.
+        // Each deletion of the cluster's child objects is an event that invalidates the cache.
         cache.invalidate(UID);
         let nothing = || {
             let memory = cache.memory();

@@ -1,5 +1,5 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
-//! gives the same bytes, so a status never triggers a reconcile.
+//! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
 //! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`. Those are
 //! records, written by steps of their own. The report can be deleted and rebuilt.

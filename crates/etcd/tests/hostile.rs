@@ -26,7 +26,7 @@ enum Answer {
     Endless(Bytes),
 }
 
-/// A gRPC server that answers each method, such as `MemberList`, as it is told.
+/// A gRPC server with a configured answer to each method, such as `MemberList`.
 struct HostileMember {
     url: String,
     /// Number of bytes that the client has taken.

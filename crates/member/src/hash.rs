@@ -40,8 +40,8 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     format!("{FORM}{}", digest(hashed))
 }
 
-/// For generated certificates, the input is only their existence: a member reads a renewed certificate without a
-/// restart.
+/// The hash covers whether certificates are generated, but not their content: a member reads a renewed certificate
+/// without a restart.
 fn hashed_tls(tls: &TlsPolicy) -> Value {
     match tls.generated() {
         Some(generated) => serde_json::json!({

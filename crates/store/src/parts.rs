@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hostile_etcd_endless_snapshot_ends_upload() {
+    async fn hostile_etcd_upload_of_endless_snapshot_fails() {
         let mut parts = Parts::new(Discarding, 1);
         let chunk = Bytes::from(vec![0; 2 * MAX_PARTS + 10]);
         let error = parts.write(chunk).await.unwrap_err().to_string();

@@ -61,7 +61,7 @@ impl Reply {
     }
 }
 
-/// A server that replies to each request, of which it gets the head, as it is told.
+/// A server with a configured reply to the head of each request.
 struct HostileServer {
     endpoint: String,
     /// Number of bytes that the clients have taken.

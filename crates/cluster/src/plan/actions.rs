@@ -26,8 +26,7 @@ pub(crate) use patches::{
 pub(crate) use services::{mark_service, unmark};
 pub use start::{Start, State};
 
-/// Reason and verb of an Event. `None`: the action follows from another one that is reported, or does not concern
-/// users.
+/// Reason and verb of an Event. `None` if another action reports the change, or the action does not concern users.
 type Event = Option<(Reason, &'static str)>;
 
 /// The input for objects: the spec in effect and the observed state.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use member::Difference;
 
 /// A member's pod.
-#[allow(clippy::struct_excessive_bools)] // Each is a fact of its own; none excludes another.
+#[allow(clippy::struct_excessive_bools)] // Independent facts of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// UID of the pod, the precondition of deletes.

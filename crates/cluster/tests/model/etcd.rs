@@ -142,7 +142,8 @@ impl Cluster {
         at.term == entry.term && at.index >= entry.index
     }
 
-    /// The leader of a group. By CheckQuorum, the group contains a quorum.
+    /// The leader among the processes that reach each other in this group, if any. CheckQuorum ensures that a group
+    /// with a leader contains a quorum.
     pub(crate) fn leader(&self, group: usize) -> Option<u64> {
         let leads = |process: &&Process| process.group == group && process.leads.is_some();
         let mut leaders = self.running.iter().filter(|(_, process)| leads(process));

@@ -17,8 +17,8 @@ fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Com
     command
 }
 
-/// The program also starts etcd on its disk long after the restore, when the Secret, the backup and `restored.json` are
-/// missing.
+/// The program creates the data directory and starts etcd. A later start needs only the data directory, and neither the
+/// Secret, the backup nor `restored.json`.
 #[tokio::test]
 async fn program_creates_data_directory_and_becomes_etcd() {
     let world = World::new("3.6").await;

@@ -17,7 +17,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// The recorded backup, or the one that the spec names now. `locked` says whether the restore holds the lock of the
+/// The recorded backup; without a record, the backup that the spec names. `locked` says whether the restore holds the lock of the
 /// cluster, and so may have used the backup.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,

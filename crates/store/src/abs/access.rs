@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn error_names_invalid_secret_key() {
+    fn reports_invalid_key_of_kubernetes_secret() {
         let cases: [(&[(&str, &str)], &str); 6] = [
             (&[], "storage-account: is missing (the Secret has no keys)"),
             (&[(ACCOUNT, "myaccount")], "storage-key: is missing"),

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn error_names_invalid_secret_key() {
+    async fn reports_invalid_key_of_kubernetes_secret() {
         let external = r#"{"type":"external_account","credential_source":{"file":"/etc/passwd"}}"#;
         let cases: [(&[(&str, &str)], &str); 5] = [
             (&[], "credentials.json: is missing (the Secret has no keys)"),

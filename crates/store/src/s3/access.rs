@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn error_names_invalid_secret_key() {
+    fn reports_invalid_key_of_kubernetes_secret() {
         let cases: [(&[(&str, &str)], &str); 4] = [
             (&[], "credentials: is missing"),
             (

@@ -96,8 +96,8 @@ impl Builder<'_> {
     }
 
     /// Sets the mark again on a Service that another process marked, to continue that start. The changed
-    /// resourceVersion keeps that process from removing the mark later. The value is one that no earlier mark had: a
-    /// patch without a change keeps the resourceVersion.
+    /// resourceVersion keeps that process from removing the mark later. The value differs from every earlier mark,
+    /// because a patch without a change keeps the resourceVersion.
     pub(crate) fn mark_service_again(&self, member: &str, service: &Service) -> Action {
         let mark = json!(self.now.to_string());
         Action {

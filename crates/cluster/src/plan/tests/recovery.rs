@@ -156,7 +156,7 @@ fn lost_volumes_require_approval_for_recovery() {
     assert!(back.waits().contains(&Reason::NoQuorum));
     assert_eq!(begun(&back), None);
     assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
-    // Pods that have their volumes mounted are survivors, and are kept.
+    // Members whose lost volumes are still mounted are survivors: the operator keeps their pods.
     let mut open = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         open = open.volume_lost(member);
