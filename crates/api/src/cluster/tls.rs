@@ -274,3 +274,20 @@ impl TlsPolicy {
 pub fn peers_of(policy: Option<&TlsPolicy>) -> PeerStage {
     policy.map_or(PeerStage::Plain, TlsPolicy::peers)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_default_to_documented_values() {
+        let generated = |json: &str| -> GeneratedTls { serde_json::from_str(json).unwrap() };
+        let hours = Duration::from_hours;
+        let default = generated("{}");
+        assert_eq!(default.certificate_duration(), hours(2_160));
+        assert_eq!(default.authority_duration(), hours(87_600));
+        let given = generated(r#"{"certificateDuration":"24h","authorityDuration":"48h"}"#);
+        assert_eq!(given.certificate_duration(), hours(24));
+        assert_eq!(given.authority_duration(), hours(48));
+    }
+}
