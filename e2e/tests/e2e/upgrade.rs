@@ -62,25 +62,37 @@ fn is_condition(object: &DynamicObject, kind: &str, status: &str, reason: &str) 
         .is_some_and(|found| found["status"] == status && found["reason"] == reason)
 }
 
-/// UID, address and etcd restarts of every pod, by name.
-async fn pods(sandbox: &Sandbox, name: &str) -> Result<BTreeMap<String, (String, String, i32)>> {
+/// What a version change keeps of a pod, and its etcd container.
+#[derive(Debug)]
+struct MemberPod {
+    uid: String,
+    address: String,
+    restarts: i32,
+    container_id: String,
+}
+
+/// The pods of a cluster, by name.
+type MemberPods = BTreeMap<String, MemberPod>;
+
+async fn pods(sandbox: &Sandbox, name: &str) -> Result<MemberPods> {
     let pods = sandbox.member_pods(name).await?.into_iter();
     let seen = pods.filter_map(|pod| {
         let status = pod.status?;
-        let restarts = status.container_statuses?.first()?.restart_count;
-        let address = status.pod_ip?;
-        Some((pod.metadata.name?, (pod.metadata.uid?, address, restarts)))
+        let etcd = status.container_statuses?.into_iter().next()?;
+        let member = MemberPod {
+            uid: pod.metadata.uid?,
+            address: status.pod_ip?,
+            restarts: etcd.restart_count,
+            container_id: etcd.container_id?,
+        };
+        Some((pod.metadata.name?, member))
     });
     Ok(seen.collect())
 }
 
 /// Waits until all pods are the same, and each was restarted once. A member may answer before its kubelet reports the
 /// restart.
-async fn await_in_place(
-    sandbox: &Sandbox,
-    name: &str,
-    before: &BTreeMap<String, (String, String, i32)>,
-) -> Result<()> {
+async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     until("the same pods, each restarted once", DEADLINE, async || {
         in_place(before, &pods(sandbox, name).await?, 1).map(Poll::Done)
     })
@@ -88,14 +100,12 @@ async fn await_in_place(
 }
 
 /// Ensures that the pods are the same, and each was restarted this often.
-fn in_place(
-    before: &BTreeMap<String, (String, String, i32)>,
-    after: &BTreeMap<String, (String, String, i32)>,
-    times: i32,
-) -> Result<()> {
-    let same = before.iter().all(|(name, (uid, address, restarts))| {
-        after.get(name).is_some_and(|(now, here, count)| {
-            now == uid && here == address && *count == restarts + times
+fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
+    let same = before.iter().all(|(name, before)| {
+        after.get(name).is_some_and(|after| {
+            after.uid == before.uid
+                && after.address == before.address
+                && after.restarts == before.restarts + times
         })
     });
     ensure!(
@@ -107,17 +117,24 @@ fn in_place(
 
 /// Ensures that the restarts of the members' containers do not overlap. A kubelet may report a restart and a created
 /// container before the container runs.
-async fn ensure_one_by_one(sandbox: &Sandbox, name: &str) -> Result<()> {
+///
+/// Once a minute, a kubelet removes ended containers but the newest, and counts a created container as ended. It then
+/// no longer knows the end of the container before: only the start of this member is compared.
+async fn ensure_one_by_one(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     let what = "each member was restarted and runs";
     let mut restarts = until(what, DEADLINE, async || {
         let pods = sandbox.member_pods(name).await?.into_iter();
         let restarts = pods.map(|pod| {
             let status = pod.status?.container_statuses?.into_iter().next()?;
-            let ended = status.last_state?.terminated?.finished_at?;
-            Some((ended, status.state?.running?.started_at?))
+            let started = status.state?.running?.started_at?;
+            let replaced = &before.get(&pod.metadata.name?)?.container_id;
+            let last = status.last_state.and_then(|last| last.terminated);
+            let last = last.filter(|last| last.container_id.as_ref() == Some(replaced));
+            let ended = last.and_then(|last| last.finished_at);
+            Some((ended.unwrap_or_else(|| started.clone()), started))
         });
         let restarts: Option<Vec<_>> = restarts.collect();
-        let not_yet = || Poll::NotYet("a member was not restarted or is not running".to_owned());
+        let not_yet = || Poll::NotYet("a member is not running".to_owned());
         Ok(restarts.map_or_else(not_yet, Poll::Done))
     })
     .await?;
@@ -240,7 +257,7 @@ async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Re
     change(sandbox, name, json!({ "version": version })).await?;
     await_version(sandbox, name, 3, version).await?;
     await_in_place(sandbox, name, &pods_before).await?;
-    ensure_one_by_one(sandbox, name).await?;
+    ensure_one_by_one(sandbox, name, &pods_before).await?;
     let after = sandbox.await_members(name, 3).await?;
     ensure!(members(&after) == members(&before), "the members changed");
     Ok(())
@@ -344,9 +361,9 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
         DEADLINE,
         async || {
             let pods_after = pods(sandbox, "c").await?;
-            let restarts = |(name, (uid, _, count)): (&String, &(String, String, i32))| {
-                let now = pods_after.get(name).filter(|(now, ..)| now == uid);
-                now.map(|(_, _, now)| now - count)
+            let restarts = |(name, before): (&String, &MemberPod)| {
+                let now = pods_after.get(name).filter(|now| now.uid == before.uid);
+                now.map(|now| now.restarts - before.restarts)
             };
             let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
             // Two restarts for a change and its rollback. One restart if the change was interrupted. None for an
