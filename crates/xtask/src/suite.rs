@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::drive::{Prepared, Where, begin_cluster, end_cluster, finish};
 use crate::image::Compiler;
@@ -161,6 +161,22 @@ struct Compiled {
     alone: Vec<Job>,
     /// Names of tests that need `--full`, if the option is not set.
     omitted: Vec<String>,
+}
+
+impl Compiled {
+    /// Ensures that the filter selects a test of this run.
+    fn ensure_tests(&self, filter: &str) -> Result<()> {
+        if [&self.units, &self.concurrent, &self.alone]
+            .iter()
+            .any(|jobs| !jobs.is_empty())
+        {
+            return Ok(());
+        }
+        match self.omitted.as_slice() {
+            [] => bail!("no test of this run has {filter:?} in its name: correct the filter"),
+            omitted => bail!("these tests need --full: {}", omitted.join(", ")),
+        }
+    }
 }
 
 impl Run {
@@ -387,6 +403,9 @@ fn compile(options: &Tests) -> Result<Compiled> {
             compiled.units.push(job);
         }
     }
+    if let Some(filter) = &options.filter {
+        compiled.ensure_tests(filter)?;
+    }
     Ok(compiled)
 }
 
@@ -530,6 +549,18 @@ mod tests {
         assert_eq!(unit_job(&message("lib", true)).unwrap().name, "model");
         assert!(unit_job(&message("bin", false)).is_none());
         assert!(unit_job("not json").is_none());
+    }
+
+    #[test]
+    fn rejects_filter_without_tests() {
+        let mut compiled = Compiled::default();
+        let says = |compiled: &Compiled| compiled.ensure_tests("drain").unwrap_err().to_string();
+        assert!(says(&compiled).contains("no test of this run has \"drain\""));
+        compiled.omitted.push("drain::full".into());
+        assert_eq!(says(&compiled), "these tests need --full: drain::full");
+        let drain = e2e_job(Path::new("e2e"), "drain::alone".into());
+        compiled.alone.push(drain);
+        compiled.ensure_tests("drain").unwrap();
     }
 
     #[test]
