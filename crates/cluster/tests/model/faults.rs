@@ -1,4 +1,4 @@
-//! Faults strike the world.
+//! The faults of the world.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::others::is_elsewhere;
 use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};
 
 impl World {
-    /// Applies events to the world itself; `run` applies events to the operators.
+    /// Applies events to the world. `run` applies events to the operators.
     pub(crate) fn strike(&mut self, event: Event) {
         match event {
             Event::Resize(size) => {
@@ -71,7 +71,7 @@ impl World {
             | Event::DeleteService(_) => self.strike_objects(event),
             _ => self.strike_pod(event),
         }
-        // Without a quorum nothing is committed from now on, noticed or not.
+        // Applies the fault to etcd at once: without a quorum, no further entry is committed.
         self.run_clusters();
     }
 
@@ -94,7 +94,7 @@ impl World {
         else {
             return;
         };
-        // External members lose their data only by their own faults; they are partitioned like all others.
+        // External members lose data only by the faults for external members. They are partitioned like other members.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -208,8 +208,8 @@ impl World {
                 (service.drifted, service.version) = (true, version);
                 tell!(self, "somebody edits the Service of {name}");
             }
-            // During a bootstrap, a first member that loses both its Service and its pod looks like one that was never
-            // created. No client is admitted yet, and the operator does not have to survive this.
+            // During a bootstrap, a first member that lost its Service and its pod looks like a member that was never
+            // created. No client has written yet, so the operator need not handle this case.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {
@@ -351,9 +351,8 @@ impl World {
         self.disks.insert(name, disk);
     }
 
-    /// Deletes the status only if the remaining objects identify the cluster: by a single token, or by one that carries
-    /// the cluster ID. While two operators act, one of which may have read earlier, only a formed cluster is
-    /// identified.
+    /// Deletes the status, but only if the remaining objects identify the cluster: all have one token, or one token has
+    /// the cluster ID. With two operators, of which one may have read earlier, only a formed cluster is identified.
     fn forget_status(&mut self) {
         let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
         let pods = pods.map(|(_, pod)| (&pod.start.token, pod.cluster_id));
@@ -380,7 +379,7 @@ impl World {
             return;
         }
         self.forget(unmarked && self.others.is_none());
-        // The object was deleted without its children.
+        // The EtcdCluster was deleted without its children.
         self.pods.values_mut().for_each(|pod| pod.owned = false);
         self.disks.values_mut().for_each(|disk| disk.owned = false);
         for service in self.services.values_mut() {

@@ -12,7 +12,7 @@ use crate::write::is_for_etcd;
 use crate::writes::Plan;
 
 impl World {
-    /// `atomic`: the world did not change during the observation.
+    /// Checks a plan. `atomic`: the world did not change during the observation.
     pub(crate) fn judge_plan(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         self.judge_caution(observed, plan);
         self.judge_owner(observed, plan, atomic);
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Invariant 1: unknown is not empty. Without a member list no object is destroyed and no member changed.
+    /// Invariant 1: unknown is not empty. Without a member list, the operator deletes no object and changes no member.
     fn judge_caution(&mut self, observed: &Observed, plan: &Plan) {
         if observed.cluster_id.is_none() {
             return;
@@ -77,8 +77,8 @@ impl World {
             "invariant 1: members are changed blindly: {}",
             said(plan)
         );
-        // A pod that is stopped on purpose keeps its disk; the check of the write covers that. A pod that ended
-        // permanently holds no data if it has a disk.
+        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod that ended
+        // permanently has no data in itself if its member has a disk.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -90,7 +90,7 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: members without a common CA answer no call; a volume keeps their data.
+                // Invariant 20: members without a common CA answer no call. A restart on a volume keeps their data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -163,7 +163,8 @@ impl World {
         }
     }
 
-    /// Its node is lost, its data is unreadable, its container fails, or its volume is being deleted.
+    /// Whether the member may be replaced: its node is lost, its data is unreadable, its container fails, or its volume
+    /// is being deleted.
     fn is_excused(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         let fails = |pod: &crate::world::WorldPod| {

@@ -19,7 +19,7 @@ use crate::writes::Plan;
 pub(crate) struct Recorded {
     pub(crate) record: Option<RecoveryStatus>,
     pub(crate) stale_approval: Option<String>,
-    /// The annotation a person sets.
+    /// The annotation with which a person approves a recovery.
     pub(crate) approval: Option<String>,
     /// Time since which Available has been false.
     pub(crate) unavailable_since: Option<u64>,
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Reads for the case that no quorum answers.
+    /// Reads the members' local lists and statuses, which need no quorum.
     pub(crate) fn ask_without_quorum(
         &self,
         token: &str,
@@ -137,7 +137,7 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// A recovery starts: a person or the policy has decided, and no answering member has more data.
+    /// Checks the start of a recovery: a person or the policy has decided, and no answering member has more data.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
         for write in plan.step.chains.iter().flatten() {
             let Write::RecordRecovery(record) = write else {
@@ -200,7 +200,8 @@ impl World {
         }
     }
 
-    /// The new cluster replaces the old one: it has the survivor's data, and the report names the missing data.
+    /// Checks the write that replaces the old cluster by the new one: the new cluster has the survivor's data, and the
+    /// report names the missing data.
     fn judge_recovered(&mut self, record: &RecoveryRecord, token: &str) {
         let Some(recovery) = &record.recovery else {
             return;
@@ -216,7 +217,7 @@ impl World {
             .values()
             .filter_map(|member| self.data(&member.name));
         let Some(has) = has.map(|data| data.last.index).max() else {
-            return; // The data was lost meanwhile.
+            return; // The data of the new cluster was lost before the record.
         };
         let stays = new
             .members()
@@ -257,8 +258,8 @@ impl World {
         (record.phase == RecoveryPhase::Complete).then_some(record.from_cluster_id.as_str())
     }
 
-    /// The automatic policy alone must recover: each lost member is certainly lost, each other member answers, and no
-    /// member answers with another list.
+    /// Whether the policy `Automatic` must recover without a person: each lost member is certainly lost, each other
+    /// member answers, and all answers contain the same list.
     pub(crate) fn recovers_by_itself(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.setup.automatic) else {
             return false;
@@ -280,7 +281,7 @@ impl World {
             .keys()
             .chain(self.disks.keys())
             .filter(|name| named(name));
-        // The report must agree.
+        // The report in the status must name the same voters.
         let reported = cluster
             .voters()
             .all(|(_, member)| self.reported_voters.contains(&member.name))
@@ -302,7 +303,7 @@ impl World {
         any && all
     }
 
-    /// A configuration as a member knows it, current or not.
+    /// The member list that a member knows, which may be outdated.
     pub(crate) fn local_list(&self, token: &str, via: &[String]) -> Option<Members> {
         let cluster = self.clusters.get(token)?;
         via.iter().rev().find_map(|name| {

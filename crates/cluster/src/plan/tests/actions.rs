@@ -51,7 +51,7 @@ fn same_observation_and_names_give_same_plan() {
 /// Without the operator's image, the seed of a recovery cannot start. The plan therefore marks no Service for it
 /// (invariant 6).
 #[test]
-fn seed_without_operator_image_is_a_problem_and_marks_no_service() {
+fn starts_no_recovery_seed_without_operator_image() {
     let mut scene = under_way();
     scene.observed.operator_image = Seen::Unknown("set --operator-image".into());
     let plan = scene.built();
@@ -127,7 +127,7 @@ fn patches_and_deletes_have_preconditions() {
 }
 
 #[test]
-fn resize_contains_record_of_either_answer() {
+fn resize_contains_record_for_each_answer() {
     let noted = |patch: &Patch| patch.body["metadata"]["annotations"].clone();
     let patch = ResourcesPatch {
         resources: json!({ "limits": { "cpu": "2" } }),
