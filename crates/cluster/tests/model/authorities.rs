@@ -430,7 +430,7 @@ impl World {
         demand!(
             self,
             refused.is_none(),
-            "invariant 20: the {} certificate of {owner} is made by an authority that {refused:?} does not trust",
+            "invariant 20: the {} certificate of {owner} is signed by an authority that {refused:?} does not trust",
             used.word()
         );
     }
@@ -444,7 +444,7 @@ impl World {
         demand!(
             self,
             behind.is_none(),
-            "invariant 20: an authority is retired before {behind:?} was started with the next one"
+            "invariant 20: an authority is retired before {behind:?} was started with its successor"
         );
     }
 }

@@ -90,7 +90,7 @@ impl Run {
         if !says(Reason::QuorumLost) && !self.looks_recoverable() {
             let text = said(plan);
             self.world
-                .broke(format!("a lost quorum is not called so: {text}"));
+                .broke(format!("a lost quorum is not reported: {text}"));
         }
         true
     }

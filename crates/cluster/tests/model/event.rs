@@ -345,7 +345,7 @@ impl fmt::Display for Setup {
             ..
         } = self;
         let joins = if self.silent {
-            ", and serve clients late when they join"
+            ", and joining members serve clients with a delay"
         } else {
             ""
         };
@@ -356,7 +356,7 @@ impl fmt::Display for Setup {
         };
         let begins = match (self.begun, self.seed) {
             (Begun::Old, _) => "by the old operator",
-            (Begun::Elsewhere, _) => "by somebody else, elsewhere",
+            (Begun::Elsewhere, _) => "by another party, on external machines",
             (Begun::Here, true) => "from a seed",
             (Begun::Here, false) => "all at once",
         };

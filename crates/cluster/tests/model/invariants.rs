@@ -126,7 +126,7 @@ impl World {
                 demand!(
                     self,
                     others.is_none(),
-                    "invariant 7: {name} is claimed and belongs to cluster {others:?}"
+                    "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
                 // A member that serves no client yet may be drained.
                 let was = self.pods.get(name).map(|pod| pod.role);
@@ -138,7 +138,7 @@ impl World {
                 demand!(
                     self,
                     !out || left || !self.memory.fresh || self.memory.second,
-                    "invariant 22: nobody is left in the client Service but {name}"
+                    "invariant 22: {name} is drained, and no other member is an endpoint of the client Service"
                 );
                 if matches!(write, Write::LabelPod(_)) {
                     self.judge_let_in(label);
@@ -163,7 +163,7 @@ impl World {
                 demand!(
                     self,
                     kept,
-                    "invariant 10: {member} is added and stands nowhere but in memory"
+                    "invariant 10: {member} is added without a record in the API server"
                 );
             }
             _ => {}
@@ -184,7 +184,7 @@ impl World {
         demand!(
             self,
             foreign.is_none(),
-            "invariant 7: {member} is {what} and belongs to cluster {foreign:?}"
+            "invariant 7: {member} is {what} although it belongs to cluster {foreign:?}"
         );
     }
 
@@ -194,7 +194,7 @@ impl World {
         demand!(
             self,
             seen,
-            "invariant 11: another object named {member} is deleted than the one that was seen"
+            "invariant 11: a later object with the name {member} is deleted instead of the observed one"
         );
     }
 
@@ -207,7 +207,7 @@ impl World {
         demand!(
             self,
             same,
-            "invariant 11: the members are changed, and their list is another one by now"
+            "invariant 11: a membership change is sent although the member list has changed"
         );
     }
 
@@ -234,7 +234,7 @@ impl World {
         demand!(
             self,
             !former || whole || !self.memory.fresh,
-            "invariant 9: the disk of {member} is deleted before the new cluster is whole"
+            "invariant 9: the disk of {member} is deleted before the new cluster is complete"
         );
         // Invariants 5 and 8: a member's disk is deleted after the member is removed, never before.
         let listed = self
@@ -244,7 +244,7 @@ impl World {
         demand!(
             self,
             listed.is_none() || keeps,
-            "invariant 5: {member} is a member and its disk is deleted"
+            "invariant 5: the disk of {member} is deleted, and {member} is still a member"
         );
     }
 
@@ -274,13 +274,13 @@ impl World {
         demand!(
             self,
             known || self.memory.second,
-            "invariant 10: {name} stands nowhere but in memory"
+            "invariant 10: {name} is started without a record in the API server"
         );
         let new = start.state == State::New;
         demand!(
             self,
             !new || intended || self.memory.second,
-            "invariant 6: {name} is started as new outside the bootstrap"
+            "invariant 6: {name} is started with state new outside the bootstrap"
         );
     }
 
@@ -299,7 +299,7 @@ impl World {
         demand!(
             self,
             found || beside.is_none(),
-            "invariant 7: bootstrapped beside {beside:?}"
+            "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
         // The status and all data were deleted, so the previous cluster no longer exists.
         let before = self.memory.writes_to.clone().unwrap_or_default();
@@ -331,7 +331,7 @@ impl World {
         demand!(
             self,
             !lost,
-            "invariant 3: after \"{write}\" the disks that are left are no quorum"
+            "invariant 3: after \"{write}\" the remaining disks are no quorum"
         );
         if is_for_etcd(write) {
             self.judge_logs();
@@ -381,7 +381,7 @@ impl World {
         demand!(
             self,
             first_time || harmless || second,
-            "invariant 6: {name} is started empty again"
+            "invariant 6: {name} is started a second time on an empty disk"
         );
     }
 
@@ -391,7 +391,7 @@ impl World {
         demand!(
             self,
             !started,
-            "invariant 6: the mark of {name} is taken back, and it was started"
+            "invariant 6: the mark of {name} is removed after {name} was started"
         );
     }
 

@@ -122,7 +122,7 @@ impl World {
             demand!(
                 self,
                 false,
-                "invariant 24: {name} is asked for a change and does not serve yet"
+                "invariant 24: a change is requested from {name}, which does not serve yet"
             );
         }
         for write in &change.chain {
@@ -132,7 +132,7 @@ impl World {
                     demand!(
                         self,
                         serves,
-                        "invariant 24: {to} is handed the leadership and does not serve yet"
+                        "invariant 24: leadership is transferred to {to}, which does not serve yet"
                     );
                 }
                 Write::Remove { id, member } => {
@@ -147,7 +147,7 @@ impl World {
                     demand!(
                         self,
                         !had_a_vote || serve > voters / 2,
-                        "invariant 24: {member} is removed, {serve} voters that are left of {voters} serve"
+                        "invariant 24: {member} is removed, and only {serve} of the remaining {voters} voters serve"
                     );
                 }
                 _ => {}
@@ -180,7 +180,7 @@ impl World {
         demand!(
             self,
             !early || !self.memory.fresh || self.memory.second,
-            "invariant 24: clients are led to {name}, which does not serve yet"
+            "invariant 24: {name} becomes an endpoint of the client Service before it serves"
         );
     }
 }

@@ -72,7 +72,7 @@ impl World {
             self.client_token = Some(token);
         }
         self.run_clusters();
-        tell!(self, "the cluster was begun by somebody else: {begun:?}");
+        tell!(self, "another party started the cluster: {begun:?}");
     }
 
     fn settle_member(&mut self, name: &str, token: &str, data: Data) {
@@ -224,7 +224,7 @@ impl World {
         let name = self.member().replace("db-", "by-hand-");
         let learner = which.is_multiple_of(2) && self.knows_learners();
         let most = self.most_learners();
-        tell!(self, "somebody adds {name} to etcd");
+        tell!(self, "a person adds {name} to etcd");
         self.by_hand(|cluster, config, (group, now, new)| {
             let refused = cluster.refuses_addition(config, group, (learner, most), now);
             let member = Member {
@@ -240,7 +240,7 @@ impl World {
 
     /// A person removes a member with etcdctl.
     pub(crate) fn remove_by_hand(&mut self, which: u8) {
-        tell!(self, "somebody removes a member from etcd");
+        tell!(self, "a person removes a member from etcd");
         let mut removed = None;
         self.by_hand(|cluster, config, (group, now, _)| {
             let at = usize::from(which) % config.len();

@@ -69,7 +69,7 @@ impl World {
                 self.faults.operator_secret |= which % 3 != 0;
                 tell!(
                     self,
-                    "certificates do not hold any more, the members' {}, the operator's {}",
+                    "certificates become invalid: of members {}, of the operator {}",
                     self.faults.member_secret,
                     self.faults.operator_secret
                 );
@@ -88,7 +88,10 @@ impl World {
         }
         self.deleting = true;
         self.object_version += 1;
-        tell!(self, "somebody deletes the object; what it owns goes first");
+        tell!(
+            self,
+            "a user deletes the EtcdCluster, and the garbage collector deletes its children"
+        );
     }
 
     /// The garbage collector deletes the children of a deleted object one by one. After that, a user creates a new
@@ -131,7 +134,7 @@ impl World {
         self.object_version += 1;
         tell!(
             self,
-            "the object is gone, and a new one of the same name is there"
+            "the EtcdCluster is deleted, and a new one with the same name is created"
         );
     }
 
@@ -144,7 +147,7 @@ impl World {
         (pod.ended, pod.running) = (true, false);
         let shown = &mut pod.shown;
         (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
-        tell!(self, "the pod of {name} has ended for good");
+        tell!(self, "the pod of {name} has ended permanently");
     }
 
     /// Adds the problems of the certificates to the observation. Returns `true` if the operator cannot call any member.
@@ -171,7 +174,7 @@ impl World {
         };
         let size: u64 = text.trim_end_matches("Gi").parse().unwrap();
         if size < disk.volume.size {
-            self.broke(format!("the volume of {member} is to shrink"));
+            self.broke(format!("the volume of {member} would have to shrink"));
             return Answer::Failed;
         }
         disk.volume.size = size;
@@ -205,7 +208,7 @@ impl World {
         demand!(
             self,
             !still || plan.step.is_empty(),
-            "a cluster that is paused or deleted is changed: {}",
+            "a paused or deleted cluster is changed: {}",
             said(plan)
         );
         let faults = &observed.tls.faults;
@@ -218,7 +221,7 @@ impl World {
         demand!(
             self,
             faults.is_empty() || !begins,
-            "invariant 20: a recovery begins, and it is certificates that keep everybody from answering: {}",
+            "invariant 20: a recovery begins, although invalid certificates are the reason for the missing answers: {}",
             said(plan)
         );
         if observed
@@ -254,7 +257,7 @@ impl World {
         demand!(
             self,
             wrong.is_none(),
-            "invariant 20: {wrong:?} while certificates do not hold"
+            "invariant 20: {wrong:?} while certificates are invalid"
         );
     }
 }

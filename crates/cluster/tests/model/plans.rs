@@ -74,7 +74,7 @@ impl World {
         demand!(
             self,
             plan.step.change.is_none(),
-            "invariant 1: members are changed blindly: {}",
+            "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
         // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod that ended
@@ -102,7 +102,7 @@ impl World {
         demand!(
             self,
             !destroys,
-            "invariant 1: destroyed blindly: {}",
+            "invariant 1: objects are deleted without a member list: {}",
             said(plan)
         );
     }
@@ -137,7 +137,7 @@ impl World {
         demand!(
             self,
             healthy > voters / 2,
-            "invariant 3: {name} is removed, {healthy} healthy voters are left of {voters}"
+            "invariant 3: {name} is removed, and only {healthy} of the remaining {voters} voters are healthy"
         );
         let leads = cluster
             .running
@@ -146,7 +146,7 @@ impl World {
         demand!(
             self,
             !leads || healthy == 0,
-            "invariant 3: {name} leads and is removed before it hands over"
+            "invariant 3: the leader {name} is removed before a leadership transfer"
         );
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
@@ -156,7 +156,7 @@ impl World {
         demand!(
             self,
             too_large || self.is_excused(&name),
-            "invariant 5: {name} is removed and its disk is there"
+            "invariant 5: {name} is removed although its disk exists"
         );
         if !self.is_excused(&name) {
             self.judge_in_flight("a removal", Some(id), cluster);
@@ -197,7 +197,7 @@ impl World {
         demand!(
             self,
             cluster.is_up(id),
-            "invariant 4: {name} gets a vote before it runs"
+            "invariant 4: {name} is promoted before it runs"
         );
         let newest = cluster
             .running
@@ -208,7 +208,7 @@ impl World {
         demand!(
             self,
             has * 10 >= newest * 9,
-            "invariant 4: {name} gets a vote with {has} entries of {newest}"
+            "invariant 4: {name} is promoted with {has} of {newest} entries"
         );
         self.judge_in_flight("a promotion", None, cluster);
         // Invariant 2.

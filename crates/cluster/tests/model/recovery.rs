@@ -33,7 +33,7 @@ impl World {
         };
         self.object_version += 1;
         if self.recovery.approval.take().is_some() {
-            tell!(self, "a person takes the approval of a recovery back");
+            tell!(self, "a person withdraws the approval of a recovery");
         } else {
             self.recovery.approval = Some(cluster_id.to_string());
             tell!(
@@ -170,7 +170,7 @@ impl World {
             if last(&recovery.survivor) < most {
                 let survivor = recovery.survivor.clone();
                 self.broke(format!(
-                    "invariant 8: recovered from {survivor}, and another member has more"
+                    "invariant 8: the recovery uses {survivor}, and another member has more data"
                 ));
             }
         }
@@ -189,13 +189,18 @@ impl World {
             && self.recovery.stale_approval.is_none();
         match recovery.approved_by {
             RecoveryApproval::Policy if !self.setup.automatic => {
-                self.broke("invariant 8: recovered, and nobody has decided so".to_owned());
+                self.broke("invariant 8: a recovery begins without a decision".to_owned());
             }
             RecoveryApproval::Policy if !lost => {
-                self.broke("invariant 8: recovered, and a quorum of the disks is there".to_owned());
+                self.broke(
+                    "invariant 8: a recovery begins although a quorum of the disks exists"
+                        .to_owned(),
+                );
             }
             RecoveryApproval::Policy => {}
-            _ if !approved => self.broke("invariant 8: recovered without approval".to_owned()),
+            _ if !approved => {
+                self.broke("invariant 8: a recovery begins without approval".to_owned())
+            }
             _ => {}
         }
     }
@@ -208,7 +213,7 @@ impl World {
         };
         let Some(new) = self.clusters.get(token) else {
             self.broke(format!(
-                "invariant 7: {token} is recorded and does not exist"
+                "invariant 7: the recorded cluster {token} does not exist"
             ));
             return;
         };
@@ -225,13 +230,13 @@ impl World {
             .all(|member| !is_lost(self, &member.name));
         if !stays && self.memory.fresh {
             self.broke(format!(
-                "invariant 9: {token} is recorded, and its data goes with its pod"
+                "invariant 9: cluster {token} is recorded, and its data is lost with its pod"
             ));
             return;
         }
         if self.memory.fresh && self.has_lost_its_volume(&recovery.member) {
             self.broke(format!(
-                "invariant 9: {token} is recorded, and the volume of its first member is lost"
+                "invariant 9: cluster {token} is recorded, and the volume of its first member is lost"
             ));
             return;
         }
@@ -244,7 +249,7 @@ impl World {
             && !(recovery.lost_members.is_empty() && recovery.silent_members.is_empty());
         if i64::try_from(has).unwrap() < recovery.revision || missing && !said {
             self.broke(format!(
-                "an acknowledged write is lost: {token} has {has}, and nothing is said of it"
+                "an acknowledged write is lost: {token} has {has}, and the status does not report the loss"
             ));
         }
         if self.memory.writes_to.as_ref() == Some(&recovery.from_token) {

@@ -78,18 +78,18 @@ impl World {
         demand!(
             self,
             listed || !vanished.majority,
-            "invariant 25: the volume of {member} is deleted, and a majority vanished with it"
+            "invariant 25: the volume of {member} is deleted, and a majority was removed together with {member}"
         );
         demand!(
             self,
             listed || whole || !self.memory.fresh,
-            "invariant 25: the volume of {member}, which someone else removed, is deleted before the cluster is whole"
+            "invariant 25: the volume of {member}, which another party removed, is deleted before the cluster is complete"
         );
         let over = self.now >= vanished.since + self.setup.patience;
         demand!(
             self,
             listed || over,
-            "invariant 25: the volume of {member}, which someone else removed, is deleted early"
+            "invariant 25: the volume of {member}, which another party removed, is deleted before the grace period ends"
         );
     }
 
@@ -104,7 +104,7 @@ impl World {
         demand!(
             self,
             !evidence || listed || self.memory.second,
-            "invariant 25: {} is started, and someone else removed it",
+            "invariant 25: {} is started after another party removed it",
             start.member
         );
     }
@@ -130,7 +130,7 @@ impl World {
             return;
         };
         let name = members[&kept].name.clone();
-        tell!(self, "someone starts {name} with --force-new-cluster");
+        tell!(self, "a person starts {name} with --force-new-cluster");
         let alone: BTreeMap<u64, Member> = [(kept, members[&kept].clone())].into();
         cluster.configs.push(alone);
         let newest = cluster.configs.len() - 1;

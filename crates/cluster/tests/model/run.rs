@@ -463,7 +463,7 @@ impl Run {
             second.pods = Some(self.world.read_pods());
         } else if let (Some(services), Some(pods)) = (second.services.take(), second.pods.take()) {
             self.rounds += 1;
-            tell!(self.world, "the second operator has looked");
+            tell!(self.world, "the second operator has observed the cluster");
             let mut observed = self.world.observe(services, pods);
             let seen = self.world.counter;
             if let Some(mutation) = self.mutation {
@@ -493,7 +493,7 @@ impl Run {
         {
             let write = second.chains[at].remove(0);
             self.world.memory.seen = second.seen;
-            tell!(self.world, "the second operator goes on");
+            tell!(self.world, "the second operator continues its step");
             if self.do_write(&write, observed, plan, &mut second.marked) == Sent::Failed {
                 second.chains[at].clear();
             }

@@ -240,7 +240,11 @@ impl fmt::Display for Failure {
             what,
             story,
         } = self;
-        let test = if setup.two { "two" } else { "no_fault" };
+        let test = if setup.two {
+            "concurrent_operators_do_no_harm"
+        } else {
+            "faults_keep_invariants_and_cluster_converges"
+        };
         writeln!(f, "seed {seed}: {}", short(what))?;
         writeln!(f, "{setup}")?;
         for (at, line) in condensed(story).iter().enumerate() {

@@ -409,7 +409,7 @@ impl World {
             let clients = target.maker.filter(|_| target.clients == Clients::Tls);
             if takes(mode, clients) {
                 self.switch.clients = clients;
-                tell!(self, "all clients are changed and speak {clients:?}");
+                tell!(self, "all clients now use {clients:?}");
             } else if next(self.switch.wanted.as_ref(), to.as_ref()).is_ok() {
                 return;
             }
@@ -509,7 +509,7 @@ impl World {
         demand!(
             self,
             torn.is_none(),
-            "invariants 20 and 23: a quorum is taken apart by the way members talk: {torn:?}"
+            "invariants 20 and 23: the TLS settings of the members partition a quorum: {torn:?}"
         );
     }
 
@@ -529,7 +529,7 @@ impl World {
         demand!(
             self,
             from.peers.towards(to.peers) == to.peers,
-            "invariant 23: a stage is left out between {from:?} and {to:?}"
+            "invariant 23: a stage between {from:?} and {to:?} is skipped"
         );
         let leaps = matches!(
             (from.clients, to.clients),
@@ -538,7 +538,7 @@ impl World {
         demand!(
             self,
             !leaps,
-            "invariant 20: clients are led by a leap from {from:?} to {to:?}"
+            "invariant 20: the protocol of clients changes from {from:?} to {to:?} in one step"
         );
         let (moves, fresh) = (from.peers != to.peers, self.memory.fresh);
         for (id, member) in cluster.members() {
@@ -547,7 +547,7 @@ impl World {
             demand!(
                 self,
                 !fresh || cluster.is_up(*id) && [Some(from), Some(to)].contains(&mode),
-                "invariant 23: the next stage is recorded, and {name} does not serve as {from:?}: {mode:?}"
+                "invariant 23: the next stage is recorded, and {name} does not serve with {from:?}: {mode:?}"
             );
             demand!(
                 self,
@@ -591,7 +591,7 @@ impl World {
         demand!(
             self,
             deaf.is_none(),
-            "invariant 23: the first cannot dial the second: {deaf:?}"
+            "invariant 23: the first member of each pair cannot dial the second: {deaf:?}"
         );
         self.judge_clients();
     }
@@ -614,7 +614,7 @@ impl World {
         demand!(
             self,
             shut.is_none(),
-            "invariant 20: clients speak {clients:?}, and {shut:?} does not take it"
+            "invariant 20: clients use {clients:?}, which {shut:?} does not accept"
         );
     }
 }

@@ -152,7 +152,10 @@ impl World {
         let shown = &mut pod.shown;
         (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
         shown.restarts += 1;
-        tell!(self, "the container of {name} is ended for another image");
+        tell!(
+            self,
+            "the kubelet stops the container of {name} for another image"
+        );
         true
     }
 
@@ -186,12 +189,12 @@ impl World {
         demand!(
             self,
             harmless || has >= spoken,
-            "invariant 18: {name} is started with etcd {version} in a cluster that speaks {spoken:?}"
+            "invariant 18: {name} starts with etcd {version}, and the cluster version is {spoken:?}"
         );
         demand!(
             self,
             harmless || has.1 <= spoken.1 + 1,
-            "invariant 18: {name} is started with etcd {version}, and the cluster speaks {spoken:?}: one is skipped"
+            "invariant 18: {name} starts with etcd {version}, but the cluster version is {spoken:?}: a minor release is skipped"
         );
         has < spoken
     }
@@ -383,7 +386,7 @@ impl World {
         demand!(
             self,
             not.is_none() || own.is_some_and(|id| !cluster.is_up(id)),
-            "invariant 18: {name} is changed while {not:?} is not whole: {}",
+            "invariant 18: {name} is changed while {not:?} is not healthy: {}",
             said(plan)
         );
         let leads = own.and_then(|id| cluster.running.get(&id));
@@ -391,7 +394,7 @@ impl World {
         demand!(
             self,
             !leads || others.is_empty(),
-            "invariant 18: {name} leads and is changed before it hands over: {}",
+            "invariant 18: the leader {name} is changed before a leadership transfer: {}",
             said(plan)
         );
     }

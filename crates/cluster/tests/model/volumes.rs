@@ -34,7 +34,7 @@ impl World {
         self.disks.get_mut(&name).unwrap().lost = true;
         tell!(
             self,
-            "the volume of {name} is gone, and whoever has it open goes on"
+            "the volume of {name} is lost, and the pod that has mounted it continues"
         );
     }
 
@@ -81,7 +81,7 @@ impl World {
             && self.memory.fresh
         {
             self.broke(format!(
-                "invariant 16: {member} was given up, goes on beside another seed, and {survivor} answers"
+                "invariant 16: the abandoned seed {member} runs next to another seed, and its survivor {survivor} answers"
             ));
         }
     }

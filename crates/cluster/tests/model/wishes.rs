@@ -66,7 +66,7 @@ impl World {
             Event::Hibernate => {
                 self.wishes.hibernate = !self.wishes.hibernate;
                 self.object_version += 1;
-                tell!(self, "hibernation is wanted: {}", self.wishes.hibernate);
+                tell!(self, "the user sets hibernate: {}", self.wishes.hibernate);
             }
             Event::Fill => self.fill(),
             Event::Mistrust(which) => self.mistrust(which),
@@ -112,7 +112,7 @@ impl World {
         self.raise(member, AlarmKind::Corrupt);
         tell!(
             self,
-            "etcd says that the data of {name} differs from the others'"
+            "etcd reports that the data of {name} differs from that of the others"
         );
     }
 
@@ -295,13 +295,13 @@ impl World {
             demand!(
                 self,
                 full.is_none() || !fresh,
-                "invariant 19: the alarm is taken back and the database of {full:?} is full"
+                "invariant 19: the alarm is disarmed while the database of {full:?} is full"
             );
         } else {
             demand!(
                 self,
                 !is_member,
-                "invariant 19: the alarm of {:x} is taken back and it is a member",
+                "invariant 19: the alarm of {:x} is disarmed while it is still a member",
                 alarm.member.0
             );
         }
@@ -326,7 +326,7 @@ impl World {
         demand!(
             self,
             !leads || alone,
-            "invariant 19: {member} leads and is defragmented before it hands over"
+            "invariant 19: the leader {member} is defragmented before a leadership transfer"
         );
     }
 
@@ -366,7 +366,7 @@ impl World {
         demand!(
             self,
             !leads || alone,
-            "invariant 18: {member} leads and is restarted before it hands over"
+            "invariant 18: the leader {member} is restarted before a leadership transfer"
         );
     }
 }

@@ -426,7 +426,9 @@ impl World {
                     || !votes
                     || lagging.contains(&id.0)
                 {
-                    return Err("not the leader, or a bad transferee");
+                    return Err(
+                        "the leadership transfer does not begin at the leader, or its target is invalid",
+                    );
                 }
                 cluster.hand_over(leader, id.0, &mut logs, &lagging);
                 return Ok(());
