@@ -3,7 +3,7 @@
 {{ .Values.nameOverride | default "etcd-operator" }}
 {{- end }}
 
-{{/* Name of objects that belong to no single operator. */}}
+{{/* Name of objects that all operators share. */}}
 {{- define "etcd-operator.fullname" -}}
 {{ .Values.fullnameOverride | default "etcd-operator" }}
 {{- end }}
@@ -21,14 +21,14 @@
 {{ .Values.namespaceOverride | default .Release.Namespace }}
 {{- end }}
 
-{{/* Labels that never change, for selectors. Call with (dict "root" $ "component" <operator or part>). */}}
+{{/* Labels for selectors, which never change. Call with (dict "root" $ "component" <operator or part>). */}}
 {{- define "etcd-operator.selector" -}}
 app.kubernetes.io/name: {{ include "etcd-operator.label" .root | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
-{{/* Labels and annotations of every object and pod. Labels of the chart win over additional ones. Call with
+{{/* Labels and annotations of every object and pod. Additional labels cannot change the chart's own. Call with
      (dict "root" $ "component" <operator or part> "labels" <additional> "annotations" <additional>). */}}
 {{- define "etcd-operator.marks" -}}
 {{- $own := include "etcd-operator.selector" . | fromYaml }}
@@ -61,7 +61,7 @@ namespace: {{ include "etcd-operator.namespace" .root | quote }}
 {{- with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
-{{/* What every pod of the release has in its spec. */}}
+{{/* The fields that all pods of the release have in their spec. */}}
 {{- define "etcd-operator.podSpec" -}}
 {{- $secrets := list }}
 {{- range concat (.Values.global.imagePullSecrets | default list) .Values.imagePullSecrets }}
@@ -77,7 +77,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* What every container of the release has. */}}
+{{/* The fields that all containers of the release have. */}}
 {{- define "etcd-operator.container" -}}
 image: {{ include "etcd-operator.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
@@ -106,14 +106,14 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* The definition each operator serves. */}}
+{{/* The CRD of the objects that an operator manages. Call with the name of the binary. */}}
 {{- define "etcd-operator.crd" -}}
 {{- get (dict "etcd-operator" "etcdclusters" "etcd-backup-operator" "etcdbackups" "etcd-restore-operator" "etcdrestores") . }}.etcd.database.coreos.com
 {{- end }}
 
-{{/* The owner of a CRD that this release leaves unchanged: another release, or an operator with --create-crd, with a CRD
-     that is at least as new as that of this chart. Empty: this release writes the CRD. Without access to the Kubernetes
-     cluster (helm template) the CRD is written. Call with (dict "root" $ "crd" <name>). */}}
+{{/* The owner of a CRD that this release must not change: another release or an operator with --create-crd has written
+     the CRD, and the CRD is at least as new as that of this chart. Empty: this release writes the CRD. Without access to
+     the Kubernetes cluster (helm template), the result is empty. Call with (dict "root" $ "crd" <name>). */}}
 {{- define "etcd-operator.crdOwner" -}}
 {{- $metadata := get (lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .crd) "metadata" | default dict }}
 {{- $annotations := $metadata.annotations | default dict }}
@@ -126,7 +126,7 @@ securityContext:
 {{- else if and $operator (not $release) }}
 {{- $owner = "an operator with --create-crd" }}
 {{- end }}
-{{- /* A CRD without a version that can be compared is older. */}}
+{{- /* A CRD without a valid version counts as older. */}}
 {{- $version := get ($metadata.labels | default dict) "app.kubernetes.io/version" | default $operator | toString }}
 {{- $version = regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+([+-].*)?$" $version | ternary $version "0.0.0" }}
 {{- if and $owner (ge ((semver $version).Compare (semver .root.Chart.AppVersion)) 0) }}
@@ -134,7 +134,8 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* Rejects values that cannot work together, and those of the chart stable/etcd-operator, with the new name. */}}
+{{/* Rejects values that contradict each other, and values of the chart stable/etcd-operator. The error names the
+     replacement. */}}
 {{- define "etcd-operator.validate" -}}
 {{- $old := list }}
 {{- range $path, $new := .Files.Get "old-values.yaml" | fromYaml }}

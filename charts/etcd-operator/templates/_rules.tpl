@@ -11,11 +11,11 @@
   resources: [pods, persistentvolumeclaims, services]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
-  # CPU and memory of running pods.
+  # To change CPU and memory of running pods.
   resources: [pods/resize]
   verbs: [patch]
 - apiGroups: [""]
-  # Certificates of spec.TLS and spec.TLS.generated, by name: no list, no watch.
+  # Certificates of spec.TLS and spec.TLS.generated. The operator reads them by name, and does not list or watch them.
   resources: [secrets]
   verbs: [get, create, update, delete]
 - apiGroups: [policy]
@@ -27,23 +27,23 @@
   verbs: [get, list, watch, create, patch, delete]
 {{- else if eq . "etcd-backup-operator" }}
 - apiGroups: [etcd.database.coreos.com]
-  # create and delete: the EtcdBackup of EtcdCluster.spec.backup, and finished EtcdBackups after their TTL.
+  # create: the EtcdBackup of EtcdCluster.spec.backup. delete: that EtcdBackup, and finished EtcdBackups after their TTL.
   # patch: the finalizer of EtcdBackups with deletionPolicy: Delete.
   resources: [etcdbackups]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [etcd.database.coreos.com]
-  # On clusters: lastBackup.
+  # The status of EtcdClusters contains lastBackup.
   resources: [etcdbackups/status, etcdclusters/status]
   verbs: [patch]
 - apiGroups: [etcd.database.coreos.com]
   resources: [etcdclusters]
   verbs: [get, list, watch]
 - apiGroups: [""]
-  # Pods that mount a PVC and write a backup to it, or remove a backup from it.
+  # Pods that mount a PVC to write a backup or to remove one.
   resources: [pods]
   verbs: [get, create, delete]
 - apiGroups: [""]
-  # Why the pod of a backup does not start.
+  # To report why the pod of a backup does not start.
   resources: [events]
   verbs: [list]
 - apiGroups: [""]
@@ -56,7 +56,7 @@
   verbs: [get]
 {{- else if eq . "etcd-restore-operator" }}
 - apiGroups: [etcd.database.coreos.com]
-  # patch: the finalizer only. delete: after ttlSecondsAfterFinished.
+  # patch: only the finalizer. delete: finished EtcdRestores after ttlSecondsAfterFinished.
   resources: [etcdrestores]
   verbs: [get, list, watch, patch, delete]
 - apiGroups: [etcd.database.coreos.com]
@@ -70,7 +70,7 @@
   resources: [etcdbackups]
   verbs: [get]
 - apiGroups: [""]
-  # The seed member. In a restore in place also the pods of the members that the restore replaces, and an abandoned seed.
+  # Pods of seeds. A restore in place also deletes the pods of the members that it replaces.
   resources: [pods]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]

@@ -1,12 +1,15 @@
-//! Rounds of plan and act on a model of Kubernetes and etcd. Faults are crashes between any two writes; lost, late and
-//! rejected writes; stale reads; an unavailable API server; lost pods, disks and nodes; damaged data; and partitions.
-//! Users resize, delete, edit and approve, and a second operator may act concurrently. The model checks the invariants
-//! at every plan, every write and every tick, above all that no acknowledged write is lost. After the faults stop, the
-//! cluster must converge.
+//! A model of Kubernetes and etcd (the world) in which the operator runs. In each round, the operator observes the
+//! world and plans, and the model executes the writes of the plan. Between rounds, time passes in ticks of three
+//! seconds.
 //!
-//! The model reads the requests that the real operator sends. Runs are generated from seeds and are the same on every
-//! machine. A failing run is shrunk and printed as a story. `MODEL_SEED` prints one seed, `MODEL_ROUNDS` sets the
-//! number of rounds, `MODEL_FROM` sets the first seed; CONTRIBUTING.md shows how.
+//! Faults are crashes between any two writes; lost, late and rejected writes; stale reads; an unavailable API server;
+//! lost pods, disks and nodes; damaged data; and partitions. Users resize, delete, edit and approve. A second operator
+//! may act concurrently. The model checks the invariants at every plan, every write and every tick. The main check is
+//! that no acknowledged write is lost. After the faults stop, the cluster must converge.
+//!
+//! A seed determines all events of a run, with the same result on every machine. The model omits events of a failing
+//! run that are not necessary for the failure, and prints the others as a story. docs/contributing/testing.md describes
+//! the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
@@ -74,7 +77,7 @@ use event::{Event, Setup};
 use mutation::Mutation;
 use story::{explore, hunt, play, play_seed, tell};
 
-/// Number of rounds of each of the two tests in an ordinary run.
+/// Default number of rounds, with one operator and with two.
 const ROUNDS: usize = 120_000;
 /// Number of rounds within which each mistake must be found.
 const HUNT: usize = 600_000;
@@ -120,7 +123,7 @@ fn invariant_11_concurrent_operators_do_no_harm() {
     check(true);
 }
 
-/// The value of the model: it finds each of these mistakes, on a seed that the planner passes without the mistake.
+/// The model detects each deliberate mistake, on a seed that passes without the mistake.
 #[test]
 fn model_finds_every_deliberate_mistake() {
     let next = AtomicUsize::new(0);
@@ -211,8 +214,8 @@ fn old_etcd_grows_with_voters() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4, any operator that finds the second member marked starts it. The model finds the mistake, and no
-/// failure without it.
+/// Before etcd 3.4, any operator process that finds the second member marked starts it. The model detects the
+/// deliberate mistake, and the same events pass without the mistake.
 #[test]
 fn invariant_6_suspended_operator_keeps_starts_of_others() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);

@@ -1,8 +1,8 @@
-//! An API server with slow answers. An observation is valid for only ten seconds, so its step may stop anywhere. Still,
-//! no member is started again under another name.
+//! An API server with slow answers. An observation is valid for only ten seconds, so a step may stop after any write.
+//! Nevertheless, the operator must not replace a member that it has begun to start.
 //!
-//! The API server is real; the test plays the kubelets and etcd. It counts the requests, because a bootstrap waits for
-//! them.
+//! The API server is real, and the test simulates the kubelets and etcd. The test limits the number of requests,
+//! because each request delays the bootstrap.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../runtime/tests/api_server/server.rs"]
@@ -193,7 +193,7 @@ impl Story {
             .collect()
     }
 
-    /// A kubelet and etcd: pods run as soon as they exist, and first members form a cluster.
+    /// Simulates the kubelets and etcd: pods run as soon as they exist, and first members form a cluster.
     async fn run_pods(&self) {
         let pods = self.pods().await;
         for (at, name) in (1..).zip(&pods) {
@@ -251,7 +251,7 @@ impl Story {
             if done(&cluster).await {
                 return first.unwrap_or_default();
             }
-            // Nothing is watched here, so any object may have changed.
+            // The test has no watches, so any object may have changed since the last reconcile.
             self.cache.invalidate(&cluster.uid().unwrap_or_default());
             let snapshot = Box::pin(self.operator.reconcile(Arc::new(cluster)));
             let pause = match snapshot.await {
@@ -289,7 +289,7 @@ impl Story {
         assert_eq!(self.named().await, names, "{}", self.name);
     }
 
-    /// One member is added once, and its pod has the name of the added member.
+    /// Checks that exactly one member was added, and that its pod has the member's name.
     async fn grows(&self) {
         let size = Patch::Merge(json!({ "spec": { "size": 4 } }));
         let clusters = self.api::<EtcdCluster>();
@@ -329,7 +329,7 @@ const TLS: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}}}"#;
 const BOTH: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}},"pod":{"persistentVolumeClaimSpec":{
     "accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}}"#;
 
-/// Half a second and one second for each request. Without TLS the cluster also forms and grows.
+/// Each request takes half a second or one second. Without TLS, the cluster must also form and grow.
 #[tokio::test]
 async fn bootstrap_keeps_member_names_with_slow_api_server() {
     let server = ApiServer::start().await;

@@ -1,4 +1,5 @@
-//! Paths: the checkout and its files, its target directory, the user's cache, the run folder of the testbed. Nothing is created here.
+//! Paths of the checkout and its files, the target directory, the user's cache, and the run folder of the testbed. This
+//! module creates no files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// Parent of the run folders of all checkouts and of the folder with claimed slots.
+/// Contains the run folder of each checkout, and the folder with the claimed slots of all testbeds.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
 /// The root of the checkout that this program was built from.
@@ -79,7 +80,7 @@ pub(crate) fn slots_folder() -> PathBuf {
     Path::new(RUN_BASE).join("slots")
 }
 
-/// Eight hexadecimal digits that identify the checkout.
+/// Eight hexadecimal digits of a hash over the path of the checkout.
 pub(crate) fn identity() -> String {
     hex::encode(&Sha256::digest(root().as_os_str().as_encoded_bytes())[..4])
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask conformance`: prints the tests that prove each line of docs/conformance.md. Reads the checkout and changes
-//! nothing.
+//! `cargo xtask conformance`: prints the tests that prove each line of docs/conformance.md. Reads the checkout and
+//! changes nothing.
 
 mod document;
 mod source;
@@ -57,7 +57,7 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The line, the places that enforce it, its tests, and the places where models and fixtures check it.
+/// The report of a line: the places that enforce it, its tests, and the places where models and fixtures check it.
 fn report(line: &Line, sources: &[Source]) -> String {
     let [mut enforced, mut tests, mut checked] = [const { Vec::new() }; 3];
     for source in sources {

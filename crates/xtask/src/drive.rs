@@ -52,7 +52,7 @@ struct BackupBench {
     /// Sizes of the databases in MiB; needs free disk space of four times the largest size
     #[arg(long, value_name = "MIB,...", default_value = "100,1024")]
     sizes: String,
-    /// Rounds of each size; the median is reported
+    /// Number of measurements for each size; the result is their median
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Write the results to this file as JSON
@@ -155,11 +155,11 @@ fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
         .with_context(|| format!("cargo built no program {name}"))
 }
 
-/// A cluster without the image.
+/// The cluster to use, before the image is loaded.
 #[derive(Clone)]
 pub(crate) struct Early {
     vars: Vec<(String, String)>,
-    /// True if the testbed is taken down at the end.
+    /// Whether this command takes the testbed down at its end.
     end: bool,
     steps: Vec<(&'static str, Duration)>,
 }
@@ -270,7 +270,7 @@ pub(crate) fn end_cluster(early: &Early, place: &Where) {
             "the testbed stays up; use it with `eval \"$(cargo xtask testbed env)\"`, stop it with `cargo xtask testbed down`",
         );
     } else if let Err(error) = testbed::down() {
-        // The result of the work is more important than this failure.
+        // A failure to stop the testbed must not hide the result of the work.
         progress::say(&format!("cannot take down the testbed: {error:#}"));
     }
 }

@@ -1,6 +1,6 @@
 //! Parses the output of Rust test programs with `--format=json`, line by line. It does not run them.
 //!
-//! The format and the durations in it are unstable: [`ARGS`] require [`UNLOCK`] in the environment of the program.
+//! The format and its durations are unstable, so [`ARGS`] require [`UNLOCK`] in the environment of the program.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ struct Printed {
 }
 
 pub(crate) fn read(line: &str) -> Line {
-    // A program that a test started may have printed text without a line break.
+    // A program that a test started may have printed text without a line break before the JSON.
     let json = line.find("{ \"type\": ").map_or(line, |at| &line[at..]);
     let Ok(printed) = serde_json::from_str::<Printed>(json) else {
         return Line::Other;

@@ -1,6 +1,6 @@
 //! The commands `cargo xtask demo`, `test`, `bench`, `image`, `packages`, `prose`, `conformance` and `testbed`. This
-//! crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds, because it installs the
-//! packages that the other crates need for compiling.
+//! crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds, because
+//! it installs the packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
@@ -62,7 +62,8 @@ enum Command {
     },
     /// Install the Debian packages that compiling and the testbed need, or print their names.
     Packages,
-    /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and replaced words.
+    /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and replaced
+    /// words.
     ///
     /// The rules are in docs/contributing/language.md. The command changes nothing and never fails because of a
     /// finding.

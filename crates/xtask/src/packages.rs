@@ -20,7 +20,7 @@ const BUILD: &[Need] = &[
         package: "protobuf-compiler",
         evidence: &["protoc"],
     },
-    // The definitions it imports: only recommended by the package of the compiler.
+    // The protobuf definitions that etcd-client imports. Debian's package of the compiler only recommends this package.
     Need {
         package: "libprotobuf-dev",
         evidence: &[

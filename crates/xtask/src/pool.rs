@@ -36,7 +36,7 @@ pub(crate) struct Job {
     pub(crate) vars: Vec<(String, String)>,
     /// Number of tests in the program.
     pub(crate) tests: usize,
-    /// Never runs concurrently with another serial job.
+    /// Whether the job must not run concurrently with another serial job.
     pub(crate) serial: bool,
 }
 
@@ -156,7 +156,7 @@ impl Pool {
             Ok(Event::Line(index, line)) => self.read(index, line),
             Ok(Event::Error(index, line)) => self.keep(index, line),
             Ok(Event::Ended(index, status)) => self.end(index, status),
-            // Disconnected is impossible: this thread holds a sender.
+            // The channel cannot be disconnected, because this thread holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => self.heartbeat(),
         }
     }
@@ -297,7 +297,7 @@ impl Pool {
     }
 }
 
-/// The mean of the known durations.
+/// The mean of the known durations, used for jobs with an unknown duration.
 fn mean(expected: &[Option<Duration>]) -> Option<Duration> {
     let known: Vec<Duration> = expected.iter().flatten().copied().collect();
     let count = u32::try_from(known.len()).ok().filter(|count| *count > 0)?;
@@ -332,7 +332,7 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             Ok(status)
         })
         .map_err(|error| format!("{}: {error}", job.program.display()));
-    // The receiver is missing only after a panic of its thread.
+    // Sending fails only after a panic of the receiving thread.
     let _ = events.send(Event::Ended(index, ended));
 }
 
@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn time_left_depends_on_slots_and_longest_job() {
         assert_eq!(pool(&[None, None]).left(), None);
-        // The unknown job counts as the mean of the others.
+        // The job with an unknown duration counts with the mean of the other durations.
         assert_eq!(
             pool(&[Some(10), Some(20), None]).left(),
             Some(Duration::from_millis(22_500))

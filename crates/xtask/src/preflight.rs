@@ -1,5 +1,5 @@
-//! Checks the machine before a testbed is brought up: tries each feature that the testbed needs, and reports what is
-//! missing with a remedy. Every try is undone.
+//! Checks the machine before a testbed is brought up: tries each feature that the testbed needs, and reports each
+//! missing feature with a remedy. Every check removes its own changes of the machine.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) struct Found {
     pub(crate) snapshotter: String,
 }
 
-/// Bytes needed in the folder where programs are built, and in the folder of the testbed.
+/// Required free bytes in the folder where programs are built, and in the folder of the testbed.
 const CACHE_SPACE: u64 = 8 << 30;
 const RUN_SPACE: u64 = 6 << 30;
 
@@ -94,7 +94,7 @@ fn go() -> Result<()> {
     }
 }
 
-/// The number 26 in `go1.26.8`.
+/// The minor version of Go, for example 26 in `go1.26.8`.
 fn minor_version(text: &str) -> Option<u32> {
     let rest = text.trim().strip_prefix("go1.")?;
     rest.split(|c: char| !c.is_ascii_digit())

@@ -14,12 +14,13 @@ mod azurite;
 mod debian;
 mod images;
 
-/// Change this value when the build procedure changes, so that older results are not used.
+/// Part of the name of each cache folder. Change this value when the build procedure changes, so that older results are
+/// not used.
 const RECIPE: &str = "2";
 
 /// One `go build`.
 struct Build {
-    /// Path of the result below the module's folder in the cache, if it differs from the name of the package.
+    /// Path of the program in the module's cache folder, if it differs from the name of the package.
     output: &'static str,
     packages: &'static [&'static str],
     /// Links with the C library. Only for programs that need it, and that are in no image.
@@ -181,7 +182,7 @@ pub(crate) struct Programs {
 pub(crate) fn ensure() -> Result<Programs> {
     let cache = checkout::cache()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
-    // A second checkout waits here, and then uses the finished programs.
+    // A concurrent build in another checkout waits for this lock, and then uses the finished programs.
     let lock = File::create(cache.join("lock")).context("cache: lock file")?;
     if lock.try_lock().is_err() {
         progress::say("waiting for another checkout, which builds the programs of the testbed");
@@ -399,7 +400,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             "kube" => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
-            // The user gets the etcdctl of the newest version.
+            // The link `etcdctl` is the program of the newest version.
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Interval during a program that prints its own progress.
+/// Interval of progress lines while a program prints its own progress.
 const SLOW_HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Prints one line of progress.
@@ -45,7 +45,7 @@ fn beating<T>(
     });
     let result = work();
     drop(done);
-    // The thread only prints, so its failure has no effect.
+    // The thread only prints progress, so its panic does not matter.
     let _ = heart.join();
     let took = begun.elapsed();
     match &result {

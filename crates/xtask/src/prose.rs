@@ -29,7 +29,7 @@ const PUBLISHED: &str = "origin/main";
 const RECENT_COMMITS: &str = "HEAD~20";
 /// Uses of the old vocabulary that 1,000 lines of prose may have (docs/contributing/language.md).
 const VOCABULARY_LIMIT: usize = 40;
-/// Generated from doc comments, or a list of the old vocabulary itself.
+/// Files that are not reviewed: generated from doc comments, or with the old vocabulary as their subject.
 const NOT_SAMPLED: [&str; 3] = [
     "docs/api.md",
     "docs/contributing/language.md",
@@ -190,7 +190,7 @@ fn vocabulary_report(passages: &[Found]) -> String {
 fn vocabulary_uses(passages: &[Found]) -> BTreeMap<&'static str, usize> {
     let mut uses = BTreeMap::new();
     for Found { passage, .. } in passages {
-        // A test name is prose with underscores between its words.
+        // Underscores separate the words of a test name.
         let text = match passage.kind {
             Kind::TestName => &passage.text.replace('_', " "),
             _ => &passage.text,

@@ -24,7 +24,7 @@ const ALONE: &str = "alone";
 const SERIAL: &str = "serial";
 /// Module name of end-to-end tests that run only with `--full`.
 const FULL: &str = "full";
-/// Modules with end-to-end tests of more than 150 s. They start first on a machine where no durations are recorded.
+/// Modules with end-to-end tests that take more than 150 s. These tests start first if no durations are recorded.
 const LONG: [&str; 12] = [
     "object_repair",
     "backup_pvc",
@@ -39,7 +39,8 @@ const LONG: [&str; 12] = [
     "upgrade",
     "restore_interrupted",
 ];
-/// Variable with a file for the end-to-end tests, empty at the start, for work that the tests do once per run.
+/// Environment variable with the path of a file, which is empty at the start. The end-to-end tests use it to do some
+/// work only once in a run.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const FORMATTING: &str = "formatting";
@@ -57,7 +58,7 @@ const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
 /// Feature of the end-to-end tests. Cargo does not compile them without it, because they need a cluster.
 const E2E_TESTS: &[&str] = &["--features", "e2e/tests"];
-/// Name of their program, as returned by [`unit_job`].
+/// Name of the program of the end-to-end tests, as returned by [`unit_job`].
 const E2E_PROGRAM: &str = "e2e/e2e";
 
 /// The tests to run.
@@ -186,7 +187,7 @@ impl Run {
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
-            // Reports missing requirements at once, not after minutes of compiling.
+            // This check comes before compiling, so that missing requirements are reported at once.
             preflight::check(&checkout::run_folder())?;
         }
         thread::scope(|scope| {
@@ -202,7 +203,7 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Many unit tests start real servers.
+                    // Many unit tests start real servers, which are programs of the testbed.
                     programs::ensure()?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
@@ -212,7 +213,7 @@ impl Run {
             }
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
-                // The next stage finds the finished image.
+                // The next stage uses the finished image.
                 let image = image::build(&compiled.operators);
                 joined(early).and_then(|early| image.map(|_| early))
             })?;
@@ -480,7 +481,7 @@ fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     let mut vars = prepared.vars;
     vars.extend([
         (RUN_LOCK.to_owned(), lock.display().to_string()),
-        // Less frequent garbage collection in kubectl and helm, as in the daemons of the testbed.
+        // kubectl and helm collect garbage less often, as the daemons of the testbed do.
         ("GOGC".to_owned(), testbed::GOGC.to_owned()),
     ]);
     Ok(vars)

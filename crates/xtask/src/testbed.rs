@@ -78,7 +78,7 @@ pub(crate) struct Testbed {
     inside: Inside,
 }
 
-/// Result of [`up`].
+/// A testbed that [`up`] has brought up or found running.
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) env: Env,
@@ -303,7 +303,7 @@ fn clean(run_folder: &Path) -> Result<()> {
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
     }
-    // Removing a folder would unmount what other testbeds have mounted on it.
+    // The removal of a folder would unmount mounts of other testbeds on it.
     slot::if_alone(run_folder, network::remove_covered);
     Ok(())
 }

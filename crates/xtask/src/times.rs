@@ -1,5 +1,5 @@
-//! Records the durations of stages and test programs. The next run uses them for the order of programs and for the time
-//! left. If the file cannot be read or written, the run continues without them.
+//! Records the durations of stages and test programs in a file. The next run uses them for the order of programs and
+//! for the remaining time. If the file cannot be read or written, the run continues without durations.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,9 +1,10 @@
 //! Generated certificates whose Secrets are lost while members run. CAs, members' certificates and the operator's own
-//! are deleted, emptied or replaced, one by one and all at once. Runs of their own play it (`Setup::authorities`).
+//! are deleted, emptied or replaced, one by one and all at once. Only runs with `Setup::authorities` contain these
+//! faults.
 //!
-//! A pod keeps its files after their Secret is lost, and etcd reads its trust bundle when it starts. Members that do
-//! not accept each other's certificates are partitioned. A member does not answer an operator whose certificate it does
-//! not accept.
+//! A pod keeps its files after their Secret is lost, and etcd reads its trust bundle only when it starts. The model
+//! partitions members that do not accept each other's certificates. A member does not answer an operator whose
+//! certificate it does not accept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -30,7 +31,7 @@ const CIRCLES: [(CaScope, CertificateUse); 2] = [
     (CaScope::Peers, CertificateUse::Peer),
     (CaScope::Clients, CertificateUse::Server),
 ];
-/// Longer than any run.
+/// No certificate authority expires during a run.
 const LONG: Duration = Duration::from_hours(100_000);
 
 /// A certificate and its trust bundle, as files of a pod.
@@ -60,7 +61,7 @@ fn rule() -> Rule {
         domain: String::new(),
         peers: true,
         clients: true,
-        // Only the time that clients get depends on this: a minute.
+        // The validity determines only how long clients have to load new certificates: here one minute.
         validity: Duration::from_mins(3),
         authority_validity: LONG,
         server_names: Vec::new(),
@@ -68,7 +69,7 @@ fn rule() -> Rule {
     }
 }
 
-/// PEM, name and fingerprint of a CA are the same text.
+/// A CA whose PEM, name and fingerprint are the same text.
 fn anchor(text: &[u8]) -> (String, Anchor) {
     let anchor = Anchor {
         subject: text.to_vec(),
@@ -171,7 +172,7 @@ impl World {
                 let held = self.held(held.certificate.clone(), signs.collect());
                 self.put(scope.secret("db"), Some(over), held)
             }
-            // The model never requests these.
+            // The plans of the model contain no such writes.
             CertificateWrite::Prepare { .. } | CertificateWrite::Switch { .. } => return None,
             CertificateWrite::Issue {
                 owner,
@@ -233,7 +234,7 @@ impl World {
         Some(answer)
     }
 
-    /// A Secret, or all Secrets, are deleted, emptied or replaced.
+    /// Deletes, empties or replaces one Secret or all Secrets.
     pub(crate) fn lose_secret(&mut self, which: u8) {
         let (how, what) = (which % 3, which / 3 % 16);
         let members = self.pods.keys().cloned().collect::<Vec<_>>();
@@ -290,7 +291,8 @@ impl World {
         }
     }
 
-    /// The kubelet mounts the content of the Secrets; mounted files stay. `false`: a file was never available.
+    /// The kubelet mounts the content of the Secrets. Files stay mounted after a Secret is lost. Returns `false` if a
+    /// file was never available.
     pub(crate) fn mounts(&mut self, name: &str) -> bool {
         if !self.plays_authorities() {
             return true;
@@ -369,7 +371,7 @@ impl World {
             && files.is_some_and(|files| held.trusts_issuer(&files.issuer))
     }
 
-    /// Members may need a simultaneous restart, because certificates were lost with their CAs.
+    /// Whether certificates were lost together with their CAs, so that members may need to restart at the same time.
     pub(crate) fn is_torn(&self) -> bool {
         self.pki.torn
     }
@@ -403,7 +405,7 @@ impl World {
         pods.map(|(name, pod)| (name.clone(), pod.uid)).collect()
     }
 
-    /// No member that was accepted is rejected because of a reissued certificate.
+    /// Checks that a reissued certificate is accepted by every member that accepted the previous certificate.
     fn judge_issue(&mut self, owner: &str, used: CertificateUse, by: &[u8]) {
         let scope = CaScope::of(used);
         let before = match self.pods.get(owner) {
@@ -428,12 +430,12 @@ impl World {
         demand!(
             self,
             refused.is_none(),
-            "invariant 20: the {} certificate of {owner} is made by an authority that {refused:?} does not trust",
+            "invariant 20: the {} certificate of {owner} is signed by an authority that {refused:?} does not trust",
             used.word()
         );
     }
 
-    /// Every running member was started with the next CA.
+    /// Whether every running member was started with the next CA.
     fn judge_retirement(&mut self, scope: CaScope, held: &Held) {
         let signs = held.certificate.as_ref().map(|leaf| leaf.subject.clone());
         let signs = signs.unwrap_or_default();
@@ -442,7 +444,7 @@ impl World {
         demand!(
             self,
             behind.is_none(),
-            "invariant 20: an authority is retired before {behind:?} was started with the next one"
+            "invariant 20: an authority is retired before {behind:?} was started with its successor"
         );
     }
 }
@@ -454,7 +456,8 @@ impl Mutation {
         Self::RetiresEarly,
     ];
 
-    /// Mistakes: certificates by the new CA before members trust it, and an old CA that is retired before that.
+    /// Deliberate mistakes: certificates of the new CA before members trust that CA, and an old CA that is retired too
+    /// early.
     pub(crate) fn mistakes_an_authority(self, observed: &Observed, planned: &mut Plan) {
         for writes in &mut planned.step.chains {
             for write in writes {

@@ -25,7 +25,7 @@ impl crate::world::World {
 }
 
 impl Run {
-    /// The faults stop, and one operator remains: the cluster converges to the spec or reports why it cannot.
+    /// Stops the faults and the second operator. Then the cluster must converge to the spec, or report why it cannot.
     pub(crate) fn converges(&mut self) {
         if self.world.switch.untold {
             return;
@@ -39,7 +39,7 @@ impl Run {
             if self.broken().is_some() || self.world.switch.untold {
                 return;
             }
-            // A version that the user sets back may be rejected as too late; the user notices that.
+            // The operator may reject a version that the user sets back too late. The user then corrects the spec.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
@@ -59,7 +59,7 @@ impl Run {
         ));
     }
 
-    /// The cluster has converged, or cannot converge and reports it.
+    /// Whether the cluster has converged, or reports why it cannot converge.
     fn rests(&mut self, plan: &Plan) -> bool {
         if !self.world.late.is_empty() || self.world.deleting {
             return false;
@@ -74,8 +74,8 @@ impl Run {
         if self.world.recovers_by_itself() && !self.is_converged() {
             return false;
         }
-        // The status was deleted and a late write arrived afterwards. No operator can distinguish the clusters, and
-        // each waits for a person.
+        // The status was deleted, and a late write arrived afterwards. The operator cannot distinguish the two
+        // clusters, and waits for a person.
         let memory = &self.world.memory;
         if memory.thrown && memory.second && says(Reason::IdentityUnknown) {
             return true;
@@ -90,13 +90,14 @@ impl Run {
         if !says(Reason::QuorumLost) && !self.looks_recoverable() {
             let text = said(plan);
             self.world
-                .broke(format!("a lost quorum is not called so: {text}"));
+                .broke(format!("a lost quorum is not reported: {text}"));
         }
         true
     }
 
-    /// As far as an operator can know, a quorum of the voters may come back: their volumes exist, whatever their
-    /// content and node. The operator knows the report and the answers of members, which may differ.
+    /// Whether a quorum of the voters may return, as far as the operator knows: the volumes of a quorum exist, with any
+    /// content and on any node. The operator knows the voters from the status and from the members' lists, which may
+    /// differ.
     fn looks_recoverable(&self) -> bool {
         let left = |names: &mut dyn Iterator<Item = &String>| {
             let (all, left) = names.fold((0, 0), |(all, left), name| {
@@ -109,7 +110,7 @@ impl Run {
         if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
             return true; // The report describes the cluster before the recovery.
         }
-        // A member may know an older list.
+        // The local list of a member may be older.
         let lists = cluster.into_iter().flat_map(|all| {
             let token = self
                 .world
@@ -131,7 +132,7 @@ impl Run {
         };
         let members = cluster.members();
         let listed = |name: &String| cluster.by_name(name).is_some();
-        // No operator deletes the leftovers of another cluster.
+        // The operator does not delete leftovers of another cluster, so they do not prevent convergence.
         let foreign = |name: &String| {
             let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
             let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);

@@ -1,5 +1,4 @@
-//! One etcd cluster, as far as membership and safety are concerned: Raft's log as positions, elections, and rejected
-//! requests.
+//! A model of one etcd cluster: Raft's log as positions, elections, membership changes, and rejected requests.
 //!
 //! A log is named by its last entry: by Raft's log matching, term and index identify all entries before it. The model
 //! elects the worst leader that Raft allows, so that a write that can be lost is lost. The rejections are those of
@@ -36,13 +35,13 @@ pub(crate) struct Data {
     pub(crate) member: u64,
     /// Its log.
     pub(crate) last: Spot,
-    /// The newest term in which it voted or of which it knows.
+    /// The newest term that the member knows, for example because it voted in it.
     pub(crate) term: usize,
-    /// The members that it knows: an index into [`Cluster::configs`].
+    /// The configuration that the member knows, as an index into [`Cluster::configs`].
     pub(crate) config: usize,
-    /// The member knows that it was removed: etcd exits, and exits again after each restart.
+    /// The member knows that it was removed, so etcd exits after each start.
     pub(crate) removed: bool,
-    /// etcd cannot read it.
+    /// etcd cannot read the data.
     pub(crate) corrupt: bool,
 }
 
@@ -66,9 +65,9 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// Members with the same number reach each other.
     pub(crate) group: usize,
-    /// Time since which it has been connected to its group.
+    /// The time at which the process was connected to its group.
     pub(crate) since: u64,
-    /// It is the leader of this term.
+    /// The term in which the process is the leader.
     pub(crate) leads: Option<usize>,
 }
 
@@ -77,12 +76,12 @@ pub(crate) struct Cluster {
     pub(crate) id: u64,
     /// All configurations so far. A change is committed at once or not at all, so the last one is the newest.
     pub(crate) configs: Vec<Config>,
-    /// The start of each term: the last entry of the elected leader.
+    /// For each term, the last entry of the elected leader at its election.
     pub(crate) terms: Vec<Spot>,
     pub(crate) running: BTreeMap<u64, Process>,
     /// The log index up to which the leader knows each follower to match, as `isLearnerReady` requires.
     pub(crate) matched: BTreeMap<u64, u64>,
-    /// A leader was elected at some time.
+    /// Whether a leader was ever elected.
     pub(crate) formed: bool,
     /// The newest write that was acknowledged to a client.
     pub(crate) acknowledged: Option<Spot>,
@@ -150,7 +149,7 @@ impl Cluster {
         leaders.next().map(|(id, _)| *id)
     }
 
-    /// The group with a leader; at most one exists.
+    /// The group with a leader, if any. At most one exists.
     pub(crate) fn serving(&self) -> Option<usize> {
         let leads = |process: &&Process| process.leads.is_some();
         self.running
@@ -159,7 +158,7 @@ impl Cluster {
             .map(|process| process.group)
     }
 
-    /// The member runs, and reaches the leader.
+    /// Whether the member runs and reaches the leader.
     pub(crate) fn is_up(&self, id: u64) -> bool {
         let group = self.running.get(&id).map(|process| process.group);
         group.is_some() && group == self.serving()
@@ -173,7 +172,7 @@ impl Cluster {
         of.is_some_and(|process| now >= process.since + CONNECTED)
     }
 
-    /// `mayAddMember`, and `--max-learners`.
+    /// Applies the rules of `mayAddMember` and `--max-learners`.
     pub(crate) fn refuses_addition(
         &self,
         config: &Config,
@@ -195,7 +194,7 @@ impl Cluster {
         None
     }
 
-    /// `mayRemoveMember`; `asked` is the member that received the request.
+    /// Applies the rules of `mayRemoveMember`. `asked` is the member that received the request.
     pub(crate) fn refuses_removal(
         &self,
         config: &Config,
@@ -222,7 +221,7 @@ impl Cluster {
         (active.count() < 2 + (all - 1) / 2).then_some("unhealthy cluster")
     }
 
-    /// `mayPromoteMember` and `isLearnerReady`.
+    /// Applies the rules of `mayPromoteMember` and `isLearnerReady`.
     pub(crate) fn refuses_promotion(
         &self,
         config: &Config,
@@ -247,7 +246,7 @@ fn started(config: &Config) -> (usize, usize) {
     (voters(config).count(), joined.count())
 }
 
-/// The members' data by member ID, while a cluster moves.
+/// The members' data by member ID, during a tick of the cluster.
 pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
 
 /// The result of a group's tick.
@@ -259,7 +258,7 @@ pub(crate) struct Moved {
 }
 
 impl Cluster {
-    /// One group moves: elects, replicates, accepts a client's write.
+    /// One tick of a group: elects a leader, replicates the log, and accepts a client's write.
     pub(crate) fn step(
         &mut self,
         (group, now): (usize, u64),
@@ -285,7 +284,8 @@ impl Cluster {
         moved
     }
 
-    /// CheckQuorum; a newer term also ends an older leader.
+    /// Ends leaders without a quorum in their group (CheckQuorum), and leaders of an older term. Returns whether a
+    /// leader remains.
     fn keeps_leader(&mut self, group: usize, logs: &Logs) -> bool {
         let inside = |process: &Process| process.group == group;
         let mut kept = false;
@@ -324,14 +324,14 @@ impl Cluster {
         Some(winner)
     }
 
-    /// The present voters for a member, if they are enough.
+    /// The present members that vote for this candidate, if they are a quorum.
     fn votes(&self, id: u64, present: &[u64], logs: &Logs) -> Option<Vec<u64>> {
         let views = present.iter().map(|id| (*id, logs[id].last));
         self.electors(id, logs[&id].last, logs[&id].config, views)
     }
 
-    /// Raft's rule: a voter votes for a log that is not shorter than its own. The candidate counts by the configuration
-    /// that it knows.
+    /// The members that vote for this candidate, if they are a quorum. By Raft's rule, a voter votes for a log that is
+    /// not shorter than its own. The candidate counts the votes by the configuration that it knows.
     pub(crate) fn electors(
         &self,
         id: u64,
@@ -377,7 +377,7 @@ impl Cluster {
         }
     }
 
-    /// Followers publish their client URLs after a moment; removed members learn of their removal.
+    /// Started followers publish their client URLs, and removed members learn of their removal.
     fn publish(&mut self, leader: u64, logs: &mut Logs, now: u64) {
         let (config, last) = (logs[&leader].config, logs[&leader].last);
         let group = self.running[&leader].group;
@@ -408,7 +408,7 @@ impl Cluster {
             index: log.last.index + 1,
         };
         let spot = log.last;
-        // A quorum of the previous members commits the change, which is applied then.
+        // A quorum of the previous configuration commits the change. Only then is the change applied.
         self.replicate(leader, logs, lagging);
         if let Some(config) = config {
             self.configs.push(config);
@@ -420,7 +420,7 @@ impl Cluster {
         spot
     }
 
-    /// The leader lets another member be elected that has its complete log.
+    /// Transfers leadership to a member that has the leader's complete log.
     pub(crate) fn hand_over(&mut self, from: u64, to: u64, logs: &mut Logs, lagging: &[u64]) {
         self.replicate(from, logs, lagging);
         let group = self.running[&from].group;

@@ -5,14 +5,14 @@ use std::fmt;
 use crate::others::Begun;
 
 /// The initial state of a run.
-#[allow(clippy::struct_excessive_bools)] // Each is a choice of its own.
+#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) size: usize,
-    /// `bootstrap: Seed`.
+    /// The spec has `bootstrap: Seed`.
     pub(crate) seed: bool,
     pub(crate) durable: bool,
-    /// Volumes can be used on one node only.
+    /// Each volume can be used on one node only.
     pub(crate) local: bool,
     pub(crate) version: &'static str,
     pub(crate) nodes: usize,
@@ -26,38 +26,38 @@ pub(crate) struct Setup {
     pub(crate) automatic: bool,
     pub(crate) two: bool,
     pub(crate) begun: Begun,
-    /// Joining members serve clients later than they follow the leader.
+    /// Joining members follow the leader for some time before they serve clients.
     pub(crate) silent: bool,
-    /// The first TLS policy, if TLS changes in this run. Played in rounds of its own (`switch`).
+    /// The first TLS policy, in runs with TLS changes (`switch`).
     pub(crate) tls: Option<u8>,
-    /// Certificates are generated, and their Secrets are lost. Played in rounds of its own (`authorities`).
+    /// Certificates are generated, and their Secrets are lost. Only in the runs of `authorities`.
     pub(crate) authorities: bool,
 }
 
-/// Numbers select among the objects that exist at that time.
+/// An event. Its numbers select among the objects that exist when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The operator observes, plans and executes the whole step.
     Round,
-    /// Time passes: nodes, kubelets and members move.
+    /// One tick passes for nodes, kubelets and members.
     Tick,
-    /// A round whose process crashes after this number of writes.
+    /// A round in which the operator process crashes after this number of writes.
     Crash { after: u8 },
     /// The operator's machine dies in the middle of a round, and the newest pod with it.
     DieTogether { after: u8, ticks: u8 },
     /// A round with one write whose answer is lost.
     LoseReply { after: u8 },
-    /// A round with one unanswered write that arrives this much later.
+    /// A round with one unanswered write that arrives this number of ticks later.
     Delay { after: u8, ticks: u8 },
     /// A round in which the API server rejects one write permanently.
     Refuse { after: u8 },
-    /// A round in the middle of which the API server becomes unavailable.
+    /// A round during which the API server becomes unavailable.
     ApiFails { after: u8, ticks: u8 },
     /// The API server is unavailable.
     ApiAway { ticks: u8 },
-    /// A round with late writes: the world moves between plan and act.
+    /// A round with late writes: ticks pass between the plan and its writes.
     ActLate { ticks: u8, after: u8 },
-    /// A round in which the world moves between one read and the next.
+    /// A round in which ticks pass between one read and the next.
     LookSlowly { ticks: u8 },
     /// A user deletes a pod gracefully.
     DeletePod(u8),
@@ -67,11 +67,11 @@ pub(crate) enum Event {
     LosePod(u8),
     /// A PVC and its data are lost.
     LoseDisk(u8),
-    /// A volume is lost, and the pod that has mounted it continues. Played in rounds of its own (`volumes`).
+    /// A volume is lost, and the pod that has mounted it continues. Only in the runs of `volumes`.
     LoseVolume(u8),
     /// A user deletes a PVC; it stays until its pod is deleted.
     DeleteClaim(u8),
-    /// A fault hits a member that does not serve clients yet. Played in rounds of its own (`joining`).
+    /// A fault hits a member that does not serve clients yet. Only in the runs of `joining`.
     StrikeJoining(u8),
     /// etcd can no longer read a member's data.
     Corrupt(u8),
@@ -81,9 +81,9 @@ pub(crate) enum Event {
     Isolate(u8),
     /// The members are partitioned in two.
     Partition(u8),
-    /// The operators do not reach a member; the other members do.
+    /// The operators cannot reach a member, but the other members can.
     Hide(u8),
-    /// A member receives no more of the log than a quorum needs.
+    /// A member gets new log entries only if a quorum needs them.
     Lag(u8),
     /// No node accepts a pod.
     Hold(u8),
@@ -97,7 +97,7 @@ pub(crate) enum Event {
     NodeBack(u8),
     /// A node is lost permanently and replaced.
     NodeGone(u8),
-    /// All faults that can be undone are undone.
+    /// All reversible faults end.
     Heal,
     /// The user sets another size.
     Resize(usize),
@@ -121,7 +121,7 @@ pub(crate) enum Event {
     Approve,
     /// etcd does not answer the operators.
     Deafen,
-    /// The object is created again without its status.
+    /// The EtcdCluster is created again without its status.
     ForgetStatus,
     /// The user changes the settings of the pods.
     ChangeSettings,
@@ -131,7 +131,7 @@ pub(crate) enum Event {
     Fill,
     /// etcd reports that a member's data differs from the others': CORRUPT.
     Mistrust(u8),
-    /// A pod ends permanently; its object stays.
+    /// A pod ends permanently, and its object stays.
     EndPod(u8),
     /// The owner pauses the operator, or resumes it.
     Pause,
@@ -145,9 +145,9 @@ pub(crate) enum Event {
     AddByHand(u8),
     /// A person removes a member with etcdctl.
     RemoveByHand(u8),
-    /// A person starts a member with `--force-new-cluster`. In rounds of its own.
+    /// A person starts a member with `--force-new-cluster`. Only in the runs of `removed`.
     ForceNewCluster(u8),
-    /// The second operator reads another part of the world; at the third event it plans.
+    /// The second operator reads the next part of the world. At the third such event, it plans.
     SecondLooks,
     /// The second operator sends one write of its step.
     SecondWrites(u8),
@@ -192,7 +192,7 @@ pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
         silent: seed % 2 == 1,
         ..setup(&mut dice, two)
     };
-    // Each run has its own mixture: most kinds of fault are omitted, so that the others are frequent.
+    // Each run omits most kinds of faults, so that the others are frequent.
     let mut weights = [0; KINDS.len()];
     for (weight, (often, _)) in weights.iter_mut().zip(KINDS) {
         *weight = if dice.below(3) == 0 {
@@ -229,7 +229,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         6 => "3.4.40",
         _ => "3.3.27",
     };
-    // Three and one are the usual sizes; resizes add the others.
+    // Most runs start with three members or one. Other sizes result from resizes.
     let size = match dice.below(4) {
         0 | 1 => 3,
         _ => dice.size(),
@@ -345,7 +345,7 @@ impl fmt::Display for Setup {
             ..
         } = self;
         let joins = if self.silent {
-            ", and serve clients late when they join"
+            ", and joining members serve clients with a delay"
         } else {
             ""
         };
@@ -356,7 +356,7 @@ impl fmt::Display for Setup {
         };
         let begins = match (self.begun, self.seed) {
             (Begun::Old, _) => "by the old operator",
-            (Begun::Elsewhere, _) => "by somebody else, elsewhere",
+            (Begun::Elsewhere, _) => "by another party, on external machines",
             (Begun::Here, true) => "from a seed",
             (Begun::Here, false) => "all at once",
         };

@@ -1,4 +1,4 @@
-//! Faults strike the world.
+//! The faults of the world.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::others::is_elsewhere;
 use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};
 
 impl World {
-    /// Applies events to the world itself; `run` applies events to the operators.
+    /// Applies events to the world. `run` applies events to the operators.
     pub(crate) fn strike(&mut self, event: Event) {
         match event {
             Event::Resize(size) => {
@@ -33,7 +33,7 @@ impl World {
             Event::ForceNewCluster(which) => self.force_new_cluster(which),
             Event::Deafen => {
                 self.faults.deaf = true;
-                tell!(self, "the operators hear nothing of etcd");
+                tell!(self, "etcd does not answer the operators");
             }
             Event::ForgetStatus => self.forget_status(),
             Event::ApiAway { ticks } => self.lose_api(ticks),
@@ -43,7 +43,7 @@ impl World {
                 self.shared.budget = Kept::Missing;
                 tell!(
                     self,
-                    "somebody deletes the Services and the budget of the cluster"
+                    "a user deletes the Services and the PodDisruptionBudget of the cluster"
                 );
             }
             Event::Approve => self.approve(),
@@ -55,7 +55,7 @@ impl World {
                 for (_, pod) in self.pods.iter_mut().filter(|(name, _)| ours(name)) {
                     pod.ends_in = pod.ends_in.or(Some(1));
                 }
-                tell!(self, "somebody deletes all pods");
+                tell!(self, "a user deletes all pods");
             }
             Event::Reboot => {
                 (0..self.nodes.len()).for_each(|node| self.node_off(node));
@@ -71,13 +71,13 @@ impl World {
             | Event::DeleteService(_) => self.strike_objects(event),
             _ => self.strike_pod(event),
         }
-        // Without a quorum nothing is committed from now on, noticed or not.
+        // Applies the fault to etcd at once: without a quorum, no further entry is committed.
         self.run_clusters();
     }
 
     pub(crate) fn lose_api(&mut self, ticks: u8) {
         self.faults.api_away = self.now + u64::from(ticks);
-        tell!(self, "the API server is away for {ticks} ticks");
+        tell!(self, "the API server is unavailable for {ticks} ticks");
     }
 
     fn strike_pod(&mut self, event: Event) {
@@ -94,7 +94,7 @@ impl World {
         else {
             return;
         };
-        // External members lose their data only by their own faults; they are partitioned like all others.
+        // External members lose data only by the faults for external members. They are partitioned like other members.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -110,7 +110,7 @@ impl World {
             Event::DeletePod(_) => {
                 let pod = self.pods.get_mut(&name).unwrap();
                 pod.ends_in = pod.ends_in.or(Some(1 + which % 3));
-                tell!(self, "somebody deletes the pod of {name}");
+                tell!(self, "a user deletes the pod of {name}");
             }
             Event::LosePod(_) => {
                 self.lose_pod(&name);
@@ -119,12 +119,12 @@ impl World {
             Event::Corrupt(_) => {
                 if let Some(data) = self.data_mut(&name) {
                     data.corrupt = true;
-                    tell!(self, "the data of {name} cannot be read any more");
+                    tell!(self, "etcd can no longer read the data of {name}");
                 }
             }
             Event::CrashLoop(_) => {
                 self.faults.crashing.insert(name.clone());
-                tell!(self, "the container of {name} ends again and again");
+                tell!(self, "the container of {name} exits repeatedly");
             }
             Event::Isolate(_) => {
                 let side = 10 + place(&name);
@@ -141,7 +141,7 @@ impl World {
             }
             Event::Hold(_) => {
                 self.faults.held.insert(name.clone());
-                tell!(self, "no node takes a pod of {name}");
+                tell!(self, "no node accepts the pod of {name}");
             }
             _ => self.hand_leadership(&name),
         }
@@ -149,7 +149,7 @@ impl World {
 
     pub(crate) fn lose_pod(&mut self, name: &str) {
         self.pods.remove(name);
-        tell!(self, "the pod of {name} is gone");
+        tell!(self, "the pod of {name} is lost");
         self.run_clusters();
     }
 
@@ -168,7 +168,7 @@ impl World {
         if let Some((to, Some(leader))) = to.filter(|(to, leader)| *leader != Some(*to)) {
             let lagging = self.lagging(&cluster);
             cluster.hand_over(leader, to, &mut self.logs(&token), &lagging);
-            tell!(self, "somebody hands the leadership to {name}");
+            tell!(self, "a user moves leadership to {name}");
         }
         self.clusters.insert(token, cluster);
     }
@@ -183,10 +183,10 @@ impl World {
                 self.pods.remove(&name);
                 if which < 128 {
                     self.disks.remove(&name);
-                    tell!(self, "the volume of {name} is gone");
+                    tell!(self, "the volume of {name} is lost");
                 } else if let Some(disk) = self.disks.get_mut(&name) {
                     (disk.lost, disk.data) = (true, None);
-                    tell!(self, "the volume of {name} is gone, and its claim is left");
+                    tell!(self, "the volume of {name} is lost, and its PVC remains");
                 }
             }
             Event::DeleteClaim(which) => {
@@ -197,7 +197,7 @@ impl World {
                 if !self.pods.contains_key(&name) {
                     self.disks.remove(&name);
                 }
-                tell!(self, "somebody deletes the volume claim of {name}");
+                tell!(self, "a user deletes the PVC of {name}");
             }
             Event::DriftService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {
@@ -206,17 +206,17 @@ impl World {
                 let version = self.next();
                 let service = self.services.get_mut(&name).unwrap();
                 (service.drifted, service.version) = (true, version);
-                tell!(self, "somebody edits the Service of {name}");
+                tell!(self, "a user edits the Service of {name}");
             }
-            // During a bootstrap, a first member that loses both its Service and its pod looks like one that was never
-            // created. No client is admitted yet, and the operator does not have to survive this.
+            // During a bootstrap, a first member that lost its Service and its pod looks like a member that was never
+            // created. No client has written yet, so the operator need not handle this case.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {
                     return;
                 };
                 self.services.remove(&name);
-                tell!(self, "somebody deletes the Service of {name}");
+                tell!(self, "a user deletes the Service of {name}");
             }
             _ => {}
         }
@@ -256,7 +256,7 @@ impl World {
                 });
                 tell!(
                     self,
-                    "node-{node} is gone for good, and node-{} is new",
+                    "node-{node} is lost permanently, and node-{} replaces it",
                     self.nodes.len() - 1
                 );
             }
@@ -311,7 +311,7 @@ impl World {
         }
         tell!(
             self,
-            "the members are cut in two: on the other side are {:?}",
+            "the members are partitioned: on the other side are {:?}",
             self.faults.cut.keys()
         );
     }
@@ -321,7 +321,7 @@ impl World {
         for node in 0..self.nodes.len() {
             self.node_back(node);
         }
-        tell!(self, "all that can be as before is as before");
+        tell!(self, "all reversible faults end");
     }
 
     fn find_foreign(&mut self) {
@@ -346,14 +346,13 @@ impl World {
         };
         tell!(
             self,
-            "the claim of {name} is left by another cluster of this name"
+            "the PVC {name} is a leftover of another cluster with this name"
         );
         self.disks.insert(name, disk);
     }
 
-    /// Deletes the status only if the remaining objects identify the cluster: by a single token, or by one that carries
-    /// the cluster ID. While two operators act, one of which may have read earlier, only a formed cluster is
-    /// identified.
+    /// Deletes the status, but only if the remaining objects identify the cluster: all have one token, or one token has
+    /// the cluster ID. With two operators, of which one may have read earlier, only a formed cluster is identified.
     fn forget_status(&mut self) {
         let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
         let pods = pods.map(|(_, pod)| (&pod.start.token, pod.cluster_id));
@@ -380,7 +379,7 @@ impl World {
             return;
         }
         self.forget(unmarked && self.others.is_none());
-        // The object was deleted without its children.
+        // The EtcdCluster was deleted without its children.
         self.pods.values_mut().for_each(|pod| pod.owned = false);
         self.disks.values_mut().for_each(|disk| disk.owned = false);
         for service in self.services.values_mut() {

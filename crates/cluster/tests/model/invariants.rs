@@ -1,8 +1,8 @@
-//! The invariants, checked against the whole world and not only the operator's view. The numbers are those of
-//! docs/architecture.md.
+//! The invariants of docs/architecture.md. The checks use the whole world, and not only the part that the operator
+//! observes.
 //!
-//! A plan is checked against the world from which it was made. A write is checked against the world that it meets,
-//! whoever sends it and however late. After each tick the logs are checked: no acknowledged write may be lost.
+//! A plan is checked against the world from which it was made. A write of any sender is checked against the world in
+//! which it arrives, even if it arrives late. After each tick, the logs are checked: no acknowledged write may be lost.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::removed::AllVanished;
 use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
-/// The memory of the checks.
-#[allow(clippy::struct_excessive_bools)] // Each is a fact of its own.
+/// What the checks remember between events.
+#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
     /// The first violation.
@@ -39,11 +39,12 @@ pub(crate) struct Memory {
     pub(crate) in_flight: Option<u64>,
     /// Members that another party removed from etcd.
     pub(crate) vanished: AllVanished,
-    /// A second operator acts, or a write was late: objects may exist that no plan expected. They must do no harm.
+    /// A second operator acts, or a write was late. Objects may then exist that no plan expected, and they must do no
+    /// harm.
     pub(crate) second: bool,
-    /// The objects that existed when the step was planned: those with a number up to this.
+    /// The highest number of an object that existed when the step was planned.
     pub(crate) seen: u64,
-    /// Nothing changed since the observation from which the step was planned.
+    /// Whether the world is unchanged since the observation from which the step was planned.
     pub(crate) fresh: bool,
 }
 
@@ -54,7 +55,7 @@ impl Memory {
         self.ran.extend(members.cloned());
     }
 
-    /// The user who deleted the object gave up its data.
+    /// Forgets the cluster: the user who deleted the EtcdCluster gave up its data.
     pub(crate) fn forget_all(&mut self) {
         self.recorded.clear();
         (self.writes_to, self.in_flight) = (None, None);
@@ -80,7 +81,7 @@ impl World {
 
     // ---- writes ----
 
-    /// Checks a write before it is applied, whoever sends it and however late.
+    /// Checks a write of any sender before the write is applied, even if it arrives late.
     pub(crate) fn judge_write(&mut self, write: &Write) {
         self.forget_deleted_evidence();
         match write {
@@ -96,7 +97,7 @@ impl World {
                     .pods
                     .get(member)
                     .filter(|pod| pod.uid.to_string() == *uid);
-                // A pod that ended permanently holds no data.
+                // A pod that ended permanently has no data.
                 let keeps = |pod: &WorldPod| pod.start.durable || pod.ended;
                 if let Some((keeps, uid)) = pod.map(|pod| (keeps(pod), pod.uid)) {
                     self.judge_deletion(member, keeps);
@@ -125,9 +126,9 @@ impl World {
                 demand!(
                     self,
                     others.is_none(),
-                    "invariant 7: {name} is claimed and belongs to cluster {others:?}"
+                    "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
-                // A member that serves no client yet can be drained.
+                // A member that serves no client yet may be drained.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;
@@ -137,7 +138,7 @@ impl World {
                 demand!(
                     self,
                     !out || left || !self.memory.fresh || self.memory.second,
-                    "invariant 22: nobody is left in the client Service but {name}"
+                    "invariant 22: {name} is drained, and no other member is an endpoint of the client Service"
                 );
                 if matches!(write, Write::LabelPod(_)) {
                     self.judge_let_in(label);
@@ -162,7 +163,7 @@ impl World {
                 demand!(
                     self,
                     kept,
-                    "invariant 10: {member} is added and stands nowhere but in memory"
+                    "invariant 10: {member} is added without a record in the API server"
                 );
             }
             _ => {}
@@ -176,28 +177,28 @@ impl World {
             .into_iter()
             .flatten()
             .find(|id| Some(*id) != self.cluster_id);
-        // Leftovers of the cluster before a recovery are deleted at the end. A start that was sent while the recovery
-        // was recorded does no harm, because clients reach only the new cluster.
+        // Leftovers of the cluster before a recovery are deleted at the end. A pod whose start was sent while the
+        // recovery was recorded does no harm, because clients reach only the new cluster.
         let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
         let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
         demand!(
             self,
             foreign.is_none(),
-            "invariant 7: {member} is {what} and belongs to cluster {foreign:?}"
+            "invariant 7: {member} is {what} although it belongs to cluster {foreign:?}"
         );
     }
 
-    /// Invariant 11: a delete hits the observed object, not a later one of the same name.
+    /// Invariant 11: a delete affects only the observed object, and not a later object with the same name.
     fn judge_seen(&mut self, member: &str, uid: u64) {
         let seen = uid <= self.memory.seen;
         demand!(
             self,
             seen,
-            "invariant 11: another object named {member} is deleted than the one that was seen"
+            "invariant 11: a later object with the name {member} is deleted instead of the observed one"
         );
     }
 
-    /// Invariant 11: a change meets the member list from which it was planned.
+    /// Invariant 11: a membership change is sent only to the member list from which it was planned.
     pub(crate) fn judge_change(&mut self, change: &Change) {
         let now = self
             .recorded()
@@ -206,18 +207,18 @@ impl World {
         demand!(
             self,
             same,
-            "invariant 11: the members are changed, and their list is another one by now"
+            "invariant 11: a membership change is sent although the member list has changed"
         );
     }
 
-    /// The cluster IDs on its pod and its disk.
+    /// The cluster IDs on the member's pod and disk.
     fn marks(&self, member: &str) -> [Option<ClusterId>; 2] {
         let pod = self.pods.get(member).and_then(|pod| pod.cluster_id);
         let disk = self.disks.get(member).and_then(|disk| disk.cluster_id);
         [pod, disk]
     }
 
-    /// `keeps`: the data is kept.
+    /// Checks the deletion of a member's pod or disk. `keeps`: the deletion keeps the data.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
         // Invariant 9: leftovers of the cluster before a recovery stay until the new cluster is complete.
@@ -233,7 +234,7 @@ impl World {
         demand!(
             self,
             !former || whole || !self.memory.fresh,
-            "invariant 9: the disk of {member} is deleted before the new cluster is whole"
+            "invariant 9: the disk of {member} is deleted before the new cluster is complete"
         );
         // Invariants 5 and 8: a member's disk is deleted after the member is removed, never before.
         let listed = self
@@ -243,7 +244,7 @@ impl World {
         demand!(
             self,
             listed.is_none() || keeps,
-            "invariant 5: {member} is a member and its disk is deleted"
+            "invariant 5: the disk of {member} is deleted, and {member} is still a member"
         );
     }
 
@@ -273,13 +274,13 @@ impl World {
         demand!(
             self,
             known || self.memory.second,
-            "invariant 10: {name} stands nowhere but in memory"
+            "invariant 10: {name} is started without a record in the API server"
         );
         let new = start.state == State::New;
         demand!(
             self,
             !new || intended || self.memory.second,
-            "invariant 6: {name} is started as new outside the bootstrap"
+            "invariant 6: {name} is started with state new outside the bootstrap"
         );
     }
 
@@ -298,9 +299,9 @@ impl World {
         demand!(
             self,
             found || beside.is_none(),
-            "invariant 7: bootstrapped beside {beside:?}"
+            "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // The status and all data were deleted: no cluster exists any more, and no trace of it.
+        // The status and all data were deleted, so the previous cluster no longer exists.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -309,13 +310,13 @@ impl World {
         }
     }
 
-    /// Checks after a write that the cluster can still come back.
+    /// Checks after a write that a quorum can still return.
     pub(crate) fn judge_after(&mut self, write: &Write, could: bool) {
         if let Write::AddMember { member, .. } = write {
             self.memory.added.insert(member.clone());
             return;
         }
-        // A record destroys nothing.
+        // A write to the status destroys nothing.
         let records = matches!(
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
@@ -330,7 +331,7 @@ impl World {
         demand!(
             self,
             !lost,
-            "invariant 3: after \"{write}\" the disks that are left are no quorum"
+            "invariant 3: after \"{write}\" the remaining disks are no quorum"
         );
         if is_for_etcd(write) {
             self.judge_logs();
@@ -338,7 +339,7 @@ impl World {
         }
     }
 
-    /// A quorum of the voters has its data, if all of them ran.
+    /// Whether a quorum of the voters has its data. Voters that never ran have none.
     pub(crate) fn can_come_back(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return true;
@@ -349,7 +350,7 @@ impl World {
         left.count() >= crate::etcd_model::quorum(cluster.members())
     }
 
-    /// The data exists, etcd can read it, and its node can come back.
+    /// Whether the data exists, etcd can read it, and its node can return.
     pub(crate) fn is_usable(&self, name: &str) -> bool {
         let bound = self.disks.get(name).and_then(|disk| disk.node);
         let gone = bound.is_some_and(|node| self.nodes[node].power == Power::Gone);
@@ -361,8 +362,8 @@ impl World {
     /// Invariant 6: no member starts twice on an empty disk under one name.
     pub(crate) fn starts_empty(&mut self, name: &str) {
         let first_time = self.memory.ran.insert(name.to_owned());
-        // A suspended second operator may start the pod of a member that was removed meanwhile. Its ID belongs to no
-        // member, no member connects to it, and it is deleted as a leftover.
+        // A suspended second operator may start the pod of a member that was removed meanwhile. No member connects to
+        // this pod, because its ID belongs to no member, and the operator deletes the pod as a leftover.
         let listed = self
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
@@ -380,17 +381,17 @@ impl World {
         demand!(
             self,
             first_time || harmless || second,
-            "invariant 6: {name} is started empty again"
+            "invariant 6: {name} is started a second time on an empty disk"
         );
     }
 
-    /// Invariant 6: a mark is removed only from the Service of a member that never started. Its name is unused then.
+    /// Invariant 6: a mark is removed only from the Service of a member that never started. The name may then be used.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
             self,
             !started,
-            "invariant 6: the mark of {name} is taken back, and it was started"
+            "invariant 6: the mark of {name} is removed after {name} was started"
         );
     }
 
@@ -442,8 +443,8 @@ impl World {
         self.judge_switch();
     }
 
-    /// The main check: no electable member lacks an acknowledged write. By Raft's own rule over all existing disks, as
-    /// if all members ran and the first to answer were chosen.
+    /// The main check: no member that could be elected lacks an acknowledged write. The check applies Raft's rule to
+    /// all existing disks, as if all members ran.
     pub(crate) fn judge_logs(&mut self) {
         let mut lacking = None;
         for (token, cluster) in &self.clusters {
@@ -491,8 +492,8 @@ impl World {
             .map(|(name, data)| (name.as_str(), data))
     }
 
-    /// The status is deleted. `unmarked`: an object without the cluster's ID remains. Then the ID was recorded a moment
-    /// ago, and no client is admitted yet.
+    /// The status is deleted. `unmarked`: an object without the cluster ID remains. The ID was then recorded just
+    /// before, and no client can have written yet.
     pub(crate) fn forget(&mut self, unmarked: bool) {
         self.memory.status_lost = true;
         self.memory.thrown = true;

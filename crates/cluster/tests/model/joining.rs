@@ -1,7 +1,7 @@
 //! Members that follow the leader and do not serve clients yet: etcd answers only on its health listener.
 //!
-//! This file also contains the deliberate mistakes about such members. The checks in this file or the rules for
-//! promotions find each of them.
+//! This file also contains the deliberate mistakes about such members. The checks in this file, or the checks of
+//! promotions, detect each mistake.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,8 @@ use crate::writes::Plan;
 /// for its own entry, which is two or three ticks. A member that takes longer has a slow or broken client listener.
 const SILENT: [u64; 8] = [0, 2, 3, 6, 3, 0, 15, 2];
 
-/// Until when the etcd of a pod that starts now does not serve clients; `silent`: joining members take longer.
+/// The time until which the etcd of a pod that starts now does not serve clients. `silent`: joining members take
+/// longer.
 pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
     let joins = silent && pod.start.state == cluster::plan::State::Join;
     let at = usize::try_from(pod.uid).unwrap() % SILENT.len();
@@ -49,7 +50,7 @@ impl World {
         observed.pulses = pulses.collect();
     }
 
-    /// Called at its pod's own address, also without endpoints for the other members.
+    /// Whether the operators reach the member. They use its pod's address, so the member needs no endpoints.
     pub(crate) fn is_heard(&self, name: &str) -> bool {
         let faults = &self.faults;
         let heard = !faults.deaf && !faults.operator_secret && !faults.hidden.contains(name);
@@ -62,7 +63,7 @@ impl World {
         let process = cluster.running.get(&data.member);
         let process = process.filter(|process| process.name == name)?;
         let learner = cluster.configs[data.config].get(&data.member);
-        // A learner never stands for election, so it keeps the leader that it once knew.
+        // A learner never becomes a candidate, so it keeps reporting the last known leader.
         let once = learner.is_some_and(|member| member.learner) && data.last.index > 0;
         let others = cluster.running.iter();
         let others = others.filter(|(id, one)| **id != data.member && one.group == process.group);
@@ -114,14 +115,14 @@ impl World {
 
     // ---- invariant 24 ----
 
-    /// A plan counts only on serving members, except for promotions.
+    /// Checks that a plan counts only members that serve, except for promotions.
     pub(crate) fn judge_joining(&mut self, change: &Change, cluster: &Cluster) {
         let serves = |name: &String| self.serves_clients(name);
         if let Some(name) = change.via.iter().find(|name| !serves(name)).cloned() {
             demand!(
                 self,
                 false,
-                "invariant 24: {name} is asked for a change and does not serve yet"
+                "invariant 24: a change is requested from {name}, which does not serve yet"
             );
         }
         for write in &change.chain {
@@ -131,7 +132,7 @@ impl World {
                     demand!(
                         self,
                         serves,
-                        "invariant 24: {to} is handed the leadership and does not serve yet"
+                        "invariant 24: leadership is transferred to {to}, which does not serve yet"
                     );
                 }
                 Write::Remove { id, member } => {
@@ -146,7 +147,7 @@ impl World {
                     demand!(
                         self,
                         !had_a_vote || serve > voters / 2,
-                        "invariant 24: {member} is removed, {serve} voters that are left of {voters} serve"
+                        "invariant 24: {member} is removed, and only {serve} of the remaining {voters} voters serve"
                     );
                 }
                 _ => {}
@@ -154,14 +155,14 @@ impl World {
         }
     }
 
-    /// A voter gets endpoints in the client Service after it serves.
+    /// Checks that a voter becomes an endpoint of the client Service only after it serves.
     pub(crate) fn judge_let_in(&mut self, label: &Label) {
         let Some(pod) = self.pods.get(&label.member) else {
             return;
         };
         let (name, was) = (&label.member, pod.role);
         let comes = label.role == Some(Role::Voter) && was != Role::Voter && pod.running;
-        // If no other member serves clients, they lose nothing.
+        // If no other member serves clients, the clients lose nothing.
         let voters = self.recorded().into_iter().flat_map(|cluster| {
             let up = cluster.voters().filter(|(id, _)| cluster.is_up(**id));
             up.map(|(_, member)| &member.name)
@@ -179,13 +180,13 @@ impl World {
         demand!(
             self,
             !early || !self.memory.fresh || self.memory.second,
-            "invariant 24: clients are led to {name}, which does not serve yet"
+            "invariant 24: {name} becomes an endpoint of the client Service before it serves"
         );
     }
 }
 
 impl Mutation {
-    /// Mistakes in the health answers of members that do not serve clients.
+    /// Deliberate mistakes: wrong health reports of members that do not serve clients.
     pub(crate) fn misreads_a_pulse(self, observed: &mut Observed) {
         let Seen::Known(list) = &observed.members else {
             return;
@@ -232,7 +233,7 @@ impl Mutation {
         }
     }
 
-    /// Mistaken plans that count on members that do not serve yet.
+    /// Deliberate mistakes: plans that count members that do not serve yet.
     pub(crate) fn counts_on_joining(self, view: &View, planned: &mut Plan) {
         let joining = || view.voters().filter(|member| member.is_joining());
         let counts = |member: &MemberState| member.is_healthy() || member.is_joining();
@@ -274,7 +275,7 @@ impl Mutation {
         }
     }
 
-    /// A new voter's label as if it served.
+    /// A deliberate mistake: a new voter gets its label as if it already served.
     pub(crate) fn lets_joining_in(self, world: &World, label: &mut Label) {
         let was = world.pods.get(&label.member).map(|pod| pod.role);
         if self == Self::LetsJoiningIn && was == Some(Role::Learner) {

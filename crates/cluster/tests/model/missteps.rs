@@ -1,5 +1,4 @@
-//! Rounds with TLS changes while members run, together with all other faults, and deliberate mistakes about TLS
-//! changes.
+//! Runs with TLS changes while members run and all other faults occur, and deliberate mistakes about TLS changes.
 
 use crate::writes::{Chain, Write};
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
@@ -27,7 +26,7 @@ impl Mutation {
         Self::RedirectsBeforeThePort,
     ];
 
-    /// Wrong input of the planner about a TLS change.
+    /// Deliberate mistakes: wrong input of the planner about a TLS change.
     pub(crate) fn overlooks_a_switch(self, observed: &mut Observed) {
         let Some(rollout) = &mut observed.tls_rollout else {
             return;
@@ -46,7 +45,7 @@ impl Mutation {
         }
     }
 
-    /// A different step than the planned one.
+    /// Deliberate mistakes: a step that differs from the planned one.
     pub(crate) fn mistakes_a_switch(
         self,
         world: &World,
@@ -151,7 +150,7 @@ fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
 /// Number of rounds with one operator; half as many with two.
 const ROUNDS: usize = 20_000;
 
-/// Invariant 23, and 20 for clients that follow the documented order.
+/// Invariant 23. Invariant 20 for clients that follow the documented order.
 #[test]
 fn tls_change_at_any_time_keeps_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);

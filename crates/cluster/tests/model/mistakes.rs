@@ -13,7 +13,7 @@ use crate::run::taken_back;
 use crate::writes::Plan;
 
 impl Mutation {
-    /// Adds writes to the plan.
+    /// Deliberate mistakes: additional writes.
     pub(crate) fn mistakes_a_wish(
         self,
         (desired, observed, now): (&Desired, &Observed, Timestamp),
@@ -98,7 +98,7 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// Adds image changes to the plan.
+    /// Deliberate mistakes: additional changes of images.
     pub(crate) fn mistakes_a_version(
         self,
         desired: &Desired,
@@ -147,7 +147,7 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// Removes more marks than `act` does.
+    /// A deliberate mistake: removes marks that the operator would keep.
     pub(crate) fn takes_back(
         self,
         write: &Write,

@@ -1,5 +1,5 @@
-//! Deliberate mistakes, made from outside: the planner's input, its plan, the sent requests and the preconditions are
-//! changed in transit. The planner itself knows nothing of them.
+//! Deliberate mistakes, which the model must detect. A mistake changes the planner's input, its plan, a request or a
+//! precondition. The code of the planner does not change.
 
 use crate::writes::{Chain, Change, Write};
 use cluster::plan::{Data, Fate, VersionRules, View, plan};
@@ -46,11 +46,11 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is created before the mark.
     MarksLate,
-    /// A start of a member that another process marked does not set the mark again. Found by a test of its own.
+    /// A start of a member that another process marked does not set the mark again. A separate test detects this.
     TrustsMarksOfOthers,
     /// A mark is removed although the pod may have been created.
     TakesMarksBackBlindly,
-    /// The change is sent whatever the current list is.
+    /// A membership change is sent even if the member list has changed.
     ActsOnAChangedList,
     /// The list of any member counts as the cluster's.
     ReadsALocalList,
@@ -60,7 +60,7 @@ pub(crate) enum Mutation {
     LetsClientsInEarly,
     /// The status is written without a precondition.
     RecordsOverAnyVersion,
-    /// A disk is deleted before its member is removed.
+    /// A disk is deleted before its member is removed from etcd.
     DeletesDisksFirst,
     /// A removed member's name is used again.
     ReusesNames,
@@ -92,9 +92,9 @@ pub(crate) enum Mutation {
     ChangesAllImages,
     /// The leader gets another image before it moves leadership.
     ChangesTheLeadersImage,
-    /// A refused version is run all the same.
+    /// A version that the operator must refuse is started.
     SkipsAMinor,
-    /// A pod on a disk is started with the first version of the cluster.
+    /// A pod on an existing disk starts with the first version of the cluster.
     ForgetsTheNotedVersion,
     /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
@@ -118,21 +118,21 @@ pub(crate) enum Mutation {
     BootstrapsInsteadOfJoining,
     /// External members are removed before enough own members are voters.
     RemovesTheirsEarly,
-    /// A PVC counts as its volume. Found in rounds of its own (`volumes`), as is the next one.
+    /// An existing PVC counts as an existing volume. The runs of `volumes` detect this mistake and the next one.
     TakesLostVolumesForThere,
     /// The seed of an abandoned recovery continues while another one exists.
     ForgetsGivenUpSeeds,
-    /// Volumes of members that another party removed are deleted at once. Found in rounds of its own (`removed`), as
-    /// are the next two.
+    /// Volumes of members that another party removed are deleted at once. The runs of `removed` detect this mistake and
+    /// the next two.
     TakesEvidenceForLeftovers,
     /// The record that a majority vanished is ignored.
     ForgetsTheMajority,
     /// Members that another party removed are started again while no quorum answers.
     StartsEvidence,
-    /// A learner that does not serve yet is promoted because its container was started. Found in rounds of its own
-    /// (`joining`), as are the others about those.
+    /// A learner that does not serve yet is promoted because its container was started. The runs of `joining` detect
+    /// this mistake and the next ones about members that do not serve yet.
     PromotesByThePast,
-    /// A learner that does not serve yet is promoted whatever its applied index.
+    /// A learner that does not serve yet is promoted although it has not caught up.
     PromotesBehind,
     /// A learner that lost its leader is promoted because it knew one.
     PromotesTheCutOff,
@@ -146,12 +146,12 @@ pub(crate) enum Mutation {
     RemovesByJoining,
     /// A new voter gets client endpoints as soon as it can vote.
     LetsJoiningIn,
-    /// Members are started with TLS only although they should accept both. Found in rounds of its own (`switch`), as
-    /// are the others about that.
+    /// Members start with TLS only, although they should also accept plain text. The runs of `switch` detect this
+    /// mistake and the next ones about TLS.
     SkipsAStage,
     /// A reverted TLS change skips a stage.
     TurnsBackByAJump,
-    /// The next stage and its peer URLs come before all members are started with the current one.
+    /// The next stage and its peer URLs are recorded before all members run with the current stage.
     SwitchesWithSomeBehind,
     /// The next stage is recorded while a member is down.
     SwitchesWhileOneIsDown,
@@ -163,8 +163,8 @@ pub(crate) enum Mutation {
     LeadsClientsByALeap,
     /// Peer URLs use the second port before the members' Services have it.
     RedirectsBeforeThePort,
-    /// Members get certificates by a CA that the others do not trust yet. Found in rounds of its own (`authorities`),
-    /// as are the others about that.
+    /// Members get certificates of a CA that the others do not trust yet. The runs of `authorities` detect this mistake
+    /// and the next ones about CAs.
     IssuesUntrusted,
     /// The operator gets a certificate that members do not accept yet.
     LocksItselfOut,
@@ -227,7 +227,7 @@ impl Mutation {
         Self::DefragmentsTheLeader,
     ];
 
-    /// Only a run with a second operator finds it.
+    /// Whether only runs with a second operator detect the mistake.
     pub(crate) fn needs_two(self) -> bool {
         matches!(self, Self::ActsOnAChangedList | Self::RecordsOverAnyVersion)
     }
@@ -320,7 +320,7 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // Each mistake must be found by its effect, and not because it is made in such a state.
+        // In these states the model would detect any additional write, and not the specific effect of the mistake.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }
@@ -375,7 +375,7 @@ impl Mutation {
         }
     }
 
-    /// Changes of the members that differ from the plan.
+    /// Membership changes that differ from the plan.
     fn changes(
         self,
         world: &mut World,

@@ -1,5 +1,6 @@
-//! Clusters that another party started: pods of coreos/etcd-operator, which the operator takes over, and external
-//! members outside of Kubernetes, which this cluster joins and replaces (ADR 15). Also manual changes with etcdctl.
+//! Clusters that another party started (ADR 15): pods of coreos/etcd-operator, which the operator adopts, and external
+//! members outside of Kubernetes, which an EtcdCluster joins and replaces. This file also contains manual changes with
+//! etcdctl.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ use crate::writes::Plan;
 pub(crate) enum Begun {
     /// This operator.
     Here,
-    /// The old operator: its pods carry no annotations, never restart, and need no Service of their own.
+    /// coreos/etcd-operator. Its pods have no annotations, never restart, and have no Service for each member.
     Old,
     /// Another party, on external machines.
     Elsewhere,
@@ -66,12 +67,12 @@ impl World {
         let old = self.pods.keys().filter(|name| !is_elsewhere(name));
         self.named_before = old.cloned().collect();
         if begun == Begun::Old {
-            // A Service that selects every pod.
+            // The client Service of coreos/etcd-operator selects every pod.
             self.shared.client = Kept::Drifted;
             self.client_token = Some(token);
         }
         self.run_clusters();
-        tell!(self, "the cluster was begun by somebody else: {begun:?}");
+        tell!(self, "another party started the cluster: {begun:?}");
     }
 
     fn settle_member(&mut self, name: &str, token: &str, data: Data) {
@@ -131,7 +132,7 @@ impl World {
         }
     }
 
-    /// The token of the cluster to call, and the additional members to call.
+    /// The token of the cluster that the operator queries, and the external members that it also queries.
     pub(crate) fn asked_token(&self, observed: &Observed) -> Option<(String, Vec<String>)> {
         let intent = observed.intent.as_ref();
         let token = intent.map(|intent| intent.token.clone());
@@ -175,13 +176,13 @@ impl World {
         })
     }
 
-    /// As many own members are voters as the spec requests.
+    /// Whether as many members of the EtcdCluster are voters as the spec requests.
     pub(crate) fn ours_are_enough(&self) -> bool {
         let voters = self.recorded().into_iter().flat_map(Cluster::voters);
         voters.filter(|(_, one)| !is_elsewhere(&one.name)).count() >= self.size
     }
 
-    /// No member is external or has the old form.
+    /// Whether no member is external or has a pod of coreos/etcd-operator.
     pub(crate) fn is_all_ours(&self) -> bool {
         let members = self
             .recorded()
@@ -195,12 +196,12 @@ impl World {
         })
     }
 
-    /// The cluster lost its quorum before it was recorded: the operator reports that and does nothing.
+    /// Whether the cluster lost its quorum before it was recorded. The operator then only reports the loss.
     pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
         let says = |reasons: &[Reason]| all().any(|one| reasons.contains(&one.reason));
-        // The operator never recovers from external members.
+        // The operator never selects an external member as survivor.
         let lost = !self.can_come_back() && says(&[Reason::JoinWaits]);
         let before = self.intent.is_none()
             && says(&[
@@ -216,14 +217,14 @@ impl World {
 
     /// A person adds a member with etcdctl and never starts it.
     pub(crate) fn add_by_hand(&mut self, which: u8) {
-        // Not a voter that alone is the quorum: the operator does not have to survive that.
+        // If the only voter is the quorum, another voter stops the cluster. The operator need not handle this case.
         if self.recorded().is_none_or(|all| all.voters().count() < 2) {
             return;
         }
         let name = self.member().replace("db-", "by-hand-");
         let learner = which.is_multiple_of(2) && self.knows_learners();
         let most = self.most_learners();
-        tell!(self, "somebody adds {name} to etcd");
+        tell!(self, "a person adds {name} to etcd");
         self.by_hand(|cluster, config, (group, now, new)| {
             let refused = cluster.refuses_addition(config, group, (learner, most), now);
             let member = Member {
@@ -239,7 +240,7 @@ impl World {
 
     /// A person removes a member with etcdctl.
     pub(crate) fn remove_by_hand(&mut self, which: u8) {
-        tell!(self, "somebody removes a member from etcd");
+        tell!(self, "a person removes a member from etcd");
         let mut removed = None;
         self.by_hand(|cluster, config, (group, now, _)| {
             let at = usize::from(which) % config.len();

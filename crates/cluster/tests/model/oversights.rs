@@ -10,7 +10,7 @@ use crate::world::World;
 use crate::writes::Plan;
 
 impl Mutation {
-    /// Information that is hidden from the planner.
+    /// Deliberate mistakes: information that the planner does not get.
     pub(crate) fn overlooks(self, desired: &Desired, observed: &Observed) -> (Desired, Observed) {
         let (mut desired, mut observed) = (desired.clone(), observed.clone());
         match self {
@@ -26,7 +26,7 @@ impl Mutation {
         (desired, observed)
     }
 
-    /// Writes added to the plan.
+    /// Deliberate mistakes: additional writes.
     pub(crate) fn mistakes_an_owner(
         self,
         world: &mut World,

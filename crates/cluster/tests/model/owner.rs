@@ -38,7 +38,7 @@ impl Volume {
         }
     }
 
-    /// The volume cannot become the other one: it would have to shrink, or to change its class.
+    /// Whether the volume cannot change in place, because it would have to shrink or change its class.
     pub(crate) fn is_unfit_for(self, wanted: Self) -> bool {
         self.class != wanted.class || self.size > wanted.size
     }
@@ -69,7 +69,7 @@ impl World {
                 self.faults.operator_secret |= which % 3 != 0;
                 tell!(
                     self,
-                    "certificates do not hold any more, the members' {}, the operator's {}",
+                    "certificates become invalid: of members {}, of the operator {}",
                     self.faults.member_secret,
                     self.faults.operator_secret
                 );
@@ -79,8 +79,8 @@ impl World {
         }
     }
 
-    /// Not for a cluster that joins another: its leftovers look like those of a new one. Nor if a cluster of this name
-    /// has leftovers.
+    /// Deletes the EtcdCluster, except in two cases: it joins another cluster, because its leftovers would look like
+    /// those of a new cluster; or an earlier cluster of this name has leftovers.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
         if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
@@ -88,7 +88,10 @@ impl World {
         }
         self.deleting = true;
         self.object_version += 1;
-        tell!(self, "somebody deletes the object; what it owns goes first");
+        tell!(
+            self,
+            "a user deletes the EtcdCluster, and the garbage collector deletes its children"
+        );
     }
 
     /// The garbage collector deletes the children of a deleted object one by one. After that, a user creates a new
@@ -123,7 +126,7 @@ impl World {
         (self.client_token, self.wishes.record) = (None, None);
         self.reported_voters.clear();
         self.named_before.clear();
-        // A process drops a plan that is ten seconds old; objects that it creates for a deleted owner are collected.
+        // A process drops a plan that is ten seconds old. The garbage collector deletes objects of a deleted owner.
         self.late.clear();
         self.memory.forget_all();
         self.want_first_version();
@@ -131,7 +134,7 @@ impl World {
         self.object_version += 1;
         tell!(
             self,
-            "the object is gone, and a new one of the same name is there"
+            "the EtcdCluster is deleted, and a new one with the same name is created"
         );
     }
 
@@ -144,10 +147,10 @@ impl World {
         (pod.ended, pod.running) = (true, false);
         let shown = &mut pod.shown;
         (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
-        tell!(self, "the pod of {name} has ended for good");
+        tell!(self, "the pod of {name} has ended permanently");
     }
 
-    /// The operator's view of the certificates. `true`: it cannot call any member.
+    /// Adds the problems of the certificates to the observation. Returns `true` if the operator cannot call any member.
     pub(crate) fn see_certificates(&self, observed: &mut Observed) -> bool {
         let fault = |purpose| Fault {
             purpose,
@@ -171,20 +174,20 @@ impl World {
         };
         let size: u64 = text.trim_end_matches("Gi").parse().unwrap();
         if size < disk.volume.size {
-            self.broke(format!("the volume of {member} is to shrink"));
+            self.broke(format!("the volume of {member} would have to shrink"));
             return Answer::Failed;
         }
         disk.volume.size = size;
         Answer::Done(None)
     }
 
-    /// The volume cannot become the desired one.
+    /// Whether a volume cannot change to the desired one in place.
     pub(crate) fn has_unfit_volume(&self, name: &str) -> bool {
         let disk = self.disks.get(name);
         disk.is_some_and(|disk| disk.volume.is_unfit_for(self.wishes.volume))
     }
 
-    /// The volumes of all members are as desired.
+    /// Whether the volumes of all members have the desired class and size.
     pub(crate) fn has_wanted_volumes(&self) -> bool {
         let members = self
             .recorded()
@@ -196,16 +199,16 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// Nothing is done to a cluster whose owner has paused the operator or deletes the object. No member is started,
-    /// stopped or removed because of invalid certificates. If the world moved during the observation (not `atomic`),
-    /// the operator may take a member for lost, with certificates and without. Then the check
-    /// covers only members that the operator has seen serving.
+    /// Checks that the operator does not change a cluster whose owner has paused the operator or deletes the object,
+    /// and that it does not start, stop or remove members because of invalid certificates. If the world changed during
+    /// the observation (not `atomic`), the operator may take a member for lost for other reasons. The check then covers
+    /// only members that the operator has seen serving.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         let still = observed.deleting || self.wishes.paused;
         demand!(
             self,
             !still || plan.step.is_empty(),
-            "a cluster that is paused or deleted is changed: {}",
+            "a paused or deleted cluster is changed: {}",
             said(plan)
         );
         let faults = &observed.tls.faults;
@@ -218,7 +221,7 @@ impl World {
         demand!(
             self,
             faults.is_empty() || !begins,
-            "invariant 20: a recovery begins, and it is certificates that keep everybody from answering: {}",
+            "invariant 20: a recovery begins, although invalid certificates are the reason for the missing answers: {}",
             said(plan)
         );
         if observed
@@ -254,7 +257,7 @@ impl World {
         demand!(
             self,
             wrong.is_none(),
-            "invariant 20: {wrong:?} while certificates do not hold"
+            "invariant 20: {wrong:?} while certificates are invalid"
         );
     }
 }

@@ -12,7 +12,7 @@ use crate::write::is_for_etcd;
 use crate::writes::Plan;
 
 impl World {
-    /// `atomic`: the world did not change during the observation.
+    /// Checks a plan. `atomic`: the world did not change during the observation.
     pub(crate) fn judge_plan(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         self.judge_caution(observed, plan);
         self.judge_owner(observed, plan, atomic);
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// Invariant 1: unknown is not empty. Without a member list no object is destroyed and no member changed.
+    /// Invariant 1: unknown is not empty. Without a member list, the operator deletes no object and changes no member.
     fn judge_caution(&mut self, observed: &Observed, plan: &Plan) {
         if observed.cluster_id.is_none() {
             return;
@@ -74,11 +74,11 @@ impl World {
         demand!(
             self,
             plan.step.change.is_none(),
-            "invariant 1: members are changed blindly: {}",
+            "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A pod that is stopped on purpose keeps its disk; the check of the write covers that. A pod that ended
-        // permanently holds no data if it has a disk.
+        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod that ended
+        // permanently has no data in itself if its member has a disk.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -90,7 +90,7 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: members without a common CA answer no call; a volume keeps their data.
+                // Invariant 20: members without a common CA answer no call. A restart on a volume keeps their data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -102,7 +102,7 @@ impl World {
         demand!(
             self,
             !destroys,
-            "invariant 1: destroyed blindly: {}",
+            "invariant 1: objects are deleted without a member list: {}",
             said(plan)
         );
     }
@@ -137,7 +137,7 @@ impl World {
         demand!(
             self,
             healthy > voters / 2,
-            "invariant 3: {name} is removed, {healthy} healthy voters are left of {voters}"
+            "invariant 3: {name} is removed, and only {healthy} of the remaining {voters} voters are healthy"
         );
         let leads = cluster
             .running
@@ -146,7 +146,7 @@ impl World {
         demand!(
             self,
             !leads || healthy == 0,
-            "invariant 3: {name} leads and is removed before it hands over"
+            "invariant 3: the leader {name} is removed before a leadership transfer"
         );
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
@@ -156,14 +156,15 @@ impl World {
         demand!(
             self,
             too_large || self.is_excused(&name),
-            "invariant 5: {name} is removed and its disk is there"
+            "invariant 5: {name} is removed although its disk exists"
         );
         if !self.is_excused(&name) {
             self.judge_in_flight("a removal", Some(id), cluster);
         }
     }
 
-    /// Its node is lost, its data is unreadable, its container fails, or its volume is being deleted.
+    /// Whether the member may be replaced: its node is lost, its data is unreadable, its container fails, or its volume
+    /// is being deleted.
     fn is_excused(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         let fails = |pod: &crate::world::WorldPod| {
@@ -196,7 +197,7 @@ impl World {
         demand!(
             self,
             cluster.is_up(id),
-            "invariant 4: {name} gets a vote before it runs"
+            "invariant 4: {name} is promoted before it runs"
         );
         let newest = cluster
             .running
@@ -207,7 +208,7 @@ impl World {
         demand!(
             self,
             has * 10 >= newest * 9,
-            "invariant 4: {name} gets a vote with {has} entries of {newest}"
+            "invariant 4: {name} is promoted with {has} of {newest} entries"
         );
         self.judge_in_flight("a promotion", None, cluster);
         // Invariant 2.

@@ -42,7 +42,7 @@ impl World {
         pods.map(|(name, pod)| read(name, pod)).collect()
     }
 
-    /// The rest of an observation, in the operator's order: PVCs and object after Services and pods, etcd last.
+    /// Completes an observation after Services and pods are read: PVCs, the EtcdCluster, and etcd last.
     pub(crate) fn observe(
         &self,
         services: BTreeMap<String, Service>,
@@ -104,7 +104,7 @@ impl World {
         observed
     }
 
-    /// A client Service that selects another cluster's pods has drifted.
+    /// The client Service, which has drifted if it selects another cluster's pods.
     fn read_shared(&self) -> Shared {
         let mut shared = self.shared.clone();
         let token = self.intent.as_ref().map(|intent| &intent.token);
@@ -176,7 +176,7 @@ impl World {
             .filter(|process| process.name == name)?;
         let member = cluster.configs[data.config].get(&data.member);
         let learner = member.is_some_and(|member| member.learner);
-        // A learner keeps the leader that it knew, and answers at its pod's own address also without endpoints.
+        // A learner keeps reporting the last known leader. It answers at its pod's address even without endpoints.
         let closed = self.services.get(name).is_some_and(|one| one.closed);
         let alone = learner && !closed && self.is_heard(name);
         if !self.operator_reaches(name) && !alone {

@@ -19,7 +19,7 @@ use crate::writes::Plan;
 pub(crate) struct Recorded {
     pub(crate) record: Option<RecoveryStatus>,
     pub(crate) stale_approval: Option<String>,
-    /// The annotation a person sets.
+    /// The annotation with which a person approves a recovery.
     pub(crate) approval: Option<String>,
     /// Time since which Available has been false.
     pub(crate) unavailable_since: Option<u64>,
@@ -33,7 +33,7 @@ impl World {
         };
         self.object_version += 1;
         if self.recovery.approval.take().is_some() {
-            tell!(self, "a person takes the approval of a recovery back");
+            tell!(self, "a person withdraws the approval of a recovery");
         } else {
             self.recovery.approval = Some(cluster_id.to_string());
             tell!(
@@ -61,7 +61,7 @@ impl World {
         }
     }
 
-    /// Reads for the case that no quorum answers.
+    /// Reads the members' local lists and statuses, which need no quorum.
     pub(crate) fn ask_without_quorum(
         &self,
         token: &str,
@@ -137,7 +137,7 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// A recovery starts: a person or the policy has decided, and no answering member has more data.
+    /// Checks the start of a recovery: a person or the policy has decided, and no answering member has more data.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
         for write in plan.step.chains.iter().flatten() {
             let Write::RecordRecovery(record) = write else {
@@ -170,7 +170,7 @@ impl World {
             if last(&recovery.survivor) < most {
                 let survivor = recovery.survivor.clone();
                 self.broke(format!(
-                    "invariant 8: recovered from {survivor}, and another member has more"
+                    "invariant 8: the recovery uses {survivor}, and another member has more data"
                 ));
             }
         }
@@ -189,25 +189,31 @@ impl World {
             && self.recovery.stale_approval.is_none();
         match recovery.approved_by {
             RecoveryApproval::Policy if !self.setup.automatic => {
-                self.broke("invariant 8: recovered, and nobody has decided so".to_owned());
+                self.broke("invariant 8: a recovery begins without a decision".to_owned());
             }
             RecoveryApproval::Policy if !lost => {
-                self.broke("invariant 8: recovered, and a quorum of the disks is there".to_owned());
+                self.broke(
+                    "invariant 8: a recovery begins although a quorum of the disks exists"
+                        .to_owned(),
+                );
             }
             RecoveryApproval::Policy => {}
-            _ if !approved => self.broke("invariant 8: recovered without approval".to_owned()),
+            _ if !approved => {
+                self.broke("invariant 8: a recovery begins without approval".to_owned())
+            }
             _ => {}
         }
     }
 
-    /// The new cluster replaces the old one: it has the survivor's data, and the report names the missing data.
+    /// Checks the write that replaces the old cluster by the new one: the new cluster has the survivor's data, and the
+    /// report names the missing data.
     fn judge_recovered(&mut self, record: &RecoveryRecord, token: &str) {
         let Some(recovery) = &record.recovery else {
             return;
         };
         let Some(new) = self.clusters.get(token) else {
             self.broke(format!(
-                "invariant 7: {token} is recorded and does not exist"
+                "invariant 7: the recorded cluster {token} does not exist"
             ));
             return;
         };
@@ -216,7 +222,7 @@ impl World {
             .values()
             .filter_map(|member| self.data(&member.name));
         let Some(has) = has.map(|data| data.last.index).max() else {
-            return; // The data was lost meanwhile.
+            return; // The data of the new cluster was lost before the record.
         };
         let stays = new
             .members()
@@ -224,13 +230,13 @@ impl World {
             .all(|member| !is_lost(self, &member.name));
         if !stays && self.memory.fresh {
             self.broke(format!(
-                "invariant 9: {token} is recorded, and its data goes with its pod"
+                "invariant 9: cluster {token} is recorded, and its data is lost with its pod"
             ));
             return;
         }
         if self.memory.fresh && self.has_lost_its_volume(&recovery.member) {
             self.broke(format!(
-                "invariant 9: {token} is recorded, and the volume of its first member is lost"
+                "invariant 9: cluster {token} is recorded, and the volume of its first member is lost"
             ));
             return;
         }
@@ -243,7 +249,7 @@ impl World {
             && !(recovery.lost_members.is_empty() && recovery.silent_members.is_empty());
         if i64::try_from(has).unwrap() < recovery.revision || missing && !said {
             self.broke(format!(
-                "an acknowledged write is lost: {token} has {has}, and nothing is said of it"
+                "an acknowledged write is lost: {token} has {has}, and the status does not report the loss"
             ));
         }
         if self.memory.writes_to.as_ref() == Some(&recovery.from_token) {
@@ -257,8 +263,8 @@ impl World {
         (record.phase == RecoveryPhase::Complete).then_some(record.from_cluster_id.as_str())
     }
 
-    /// The automatic policy alone must recover: each lost member is certainly lost, each other member answers, and no
-    /// member answers with another list.
+    /// Whether the policy `Automatic` must recover without a person: each lost member is certainly lost, each other
+    /// member answers, and all answers contain the same list.
     pub(crate) fn recovers_by_itself(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.setup.automatic) else {
             return false;
@@ -280,7 +286,7 @@ impl World {
             .keys()
             .chain(self.disks.keys())
             .filter(|name| named(name));
-        // The report must agree.
+        // The report in the status must name the same voters.
         let reported = cluster
             .voters()
             .all(|(_, member)| self.reported_voters.contains(&member.name))
@@ -302,7 +308,7 @@ impl World {
         any && all
     }
 
-    /// A configuration as a member knows it, current or not.
+    /// The member list that a member knows, which may be outdated.
     pub(crate) fn local_list(&self, token: &str, via: &[String]) -> Option<Members> {
         let cluster = self.clusters.get(token)?;
         via.iter().rev().find_map(|name| {

@@ -1,5 +1,5 @@
-//! Members that vanish from etcd's list without the operator, in rounds of their own: a person removes them with
-//! etcdctl, one after the other, or starts one member with `--force-new-cluster`. Their volumes are evidence (invariant
+//! Runs in which another party removes members from etcd's list: a person removes them with etcdctl, one after the
+//! other, or starts one member with `--force-new-cluster`. The volumes of the removed members are evidence (invariant
 //! 25).
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::world::{World, tell};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vanished {
     since: u64,
-    /// It vanished together with others that were a majority.
+    /// Whether a majority of the voters was removed together with this member.
     majority: bool,
 }
 
@@ -26,7 +26,8 @@ pub(crate) struct Vanished {
 pub(crate) type AllVanished = BTreeMap<String, Vanished>;
 
 impl World {
-    /// Records whose volumes may not be deleted yet. `removed`: the members that vanished at this time.
+    /// Records the members whose volumes must not be deleted yet. `removed`: the members that were removed at this
+    /// time.
     pub(crate) fn note_vanished(&mut self, removed: &[String], voters_left: usize) {
         for name in removed {
             let disk = self.disks.get(name);
@@ -50,7 +51,7 @@ impl World {
         }
     }
 
-    /// A volume that others deleted or lost no longer counts: the remaining ones may be a minority.
+    /// Forgets volumes that were deleted or lost. The remaining removed members may then be a minority.
     pub(crate) fn forget_deleted_evidence(&mut self) {
         let all = self.memory.vanished.len();
         let disks = &self.disks;
@@ -77,18 +78,18 @@ impl World {
         demand!(
             self,
             listed || !vanished.majority,
-            "invariant 25: the volume of {member} is deleted, and a majority vanished with it"
+            "invariant 25: the volume of {member} is deleted, and a majority was removed together with {member}"
         );
         demand!(
             self,
             listed || whole || !self.memory.fresh,
-            "invariant 25: the volume of {member}, which someone else removed, is deleted before the cluster is whole"
+            "invariant 25: the volume of {member}, which another party removed, is deleted before the cluster is complete"
         );
         let over = self.now >= vanished.since + self.setup.patience;
         demand!(
             self,
             listed || over,
-            "invariant 25: the volume of {member}, which someone else removed, is deleted early"
+            "invariant 25: the volume of {member}, which another party removed, is deleted before the grace period ends"
         );
     }
 
@@ -103,7 +104,7 @@ impl World {
         demand!(
             self,
             !evidence || listed || self.memory.second,
-            "invariant 25: {} is started, and someone else removed it",
+            "invariant 25: {} is started after another party removed it",
             start.member
         );
     }
@@ -129,7 +130,7 @@ impl World {
             return;
         };
         let name = members[&kept].name.clone();
-        tell!(self, "someone starts {name} with --force-new-cluster");
+        tell!(self, "a person starts {name} with --force-new-cluster");
         let alone: BTreeMap<u64, Member> = [(kept, members[&kept].clone())].into();
         cluster.configs.push(alone);
         let newest = cluster.configs.len() - 1;
@@ -161,7 +162,7 @@ impl World {
             process.leads = Some(term);
         }
         cluster.running.retain(|id, _| *id == kept);
-        // Writes that this member alone lacks are lost, as the person requested.
+        // The person accepts the loss of writes that this member does not have.
         if cluster
             .acknowledged
             .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))
@@ -178,7 +179,7 @@ impl World {
 }
 
 impl Mutation {
-    /// Wrong input of the planner about removals.
+    /// Deliberate mistakes: wrong input of the planner about removals.
     pub(crate) fn mistakes_a_removal(self, observed: &mut Observed) {
         let disks = observed.disks.values_mut();
         match self {
@@ -201,7 +202,7 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run on volumes, after which members vanish.
+/// The run of a seed: an ordinary run on volumes. Then another party removes members.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed + 1, false);
     setup.durable = true;

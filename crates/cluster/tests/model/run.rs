@@ -1,4 +1,4 @@
-//! A run: events change the world; operators observe, plan and write.
+//! A run: events change the world, and operators observe, plan and write.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::world::{Late, World, tell};
 use crate::write::{Answer, is_for_etcd};
 use crate::writes::Plan;
 
-/// The reads of an operator so far, and its remaining writes.
+/// The second operator: its reads so far, its plan, and the writes that it has not sent yet.
 #[derive(Default)]
 pub(crate) struct Second {
     services: Option<BTreeMap<String, Service>>,
@@ -28,7 +28,7 @@ pub(crate) struct Second {
     marked: BTreeMap<String, u64>,
     /// The objects that existed when it read.
     seen: u64,
-    /// The object that it read.
+    /// The number of deleted EtcdClusters when it read: it drops its reads if this number has changed.
     lives: u64,
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct Fault {
     delay: Option<(usize, u8)>,
     refuse: Option<usize>,
     api_fails: Option<(usize, u8)>,
-    /// Ticks between two reads.
+    /// Number of ticks between two reads.
     slow_look: u8,
-    /// Ticks between plan and act.
+    /// Number of ticks between the plan and its first write.
     slow_act: Option<u8>,
     /// Number of writes after which the observation is too old, and number of ticks until the marks are removed.
     too_old: Option<(usize, u8)>,
@@ -133,7 +133,7 @@ impl Run {
                     ..none
                 });
             }
-            // Half of the late rounds become too old in the middle of the step.
+            // In half of these rounds, the observation becomes too old during the step.
             Event::ActLate { ticks, after } => {
                 let too_old = after.checked_sub(128).map(|after| after % 16);
                 self.round(Fault {
@@ -150,7 +150,8 @@ impl Run {
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
-                // Reads of one observation take less time than a cluster needs to form and lose its status.
+                // A cluster cannot form and lose its status during one observation, so the second operator starts
+                // again.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
                 }
@@ -205,8 +206,8 @@ impl Run {
         Some(plan)
     }
 
-    /// Chains run concurrently: one write of each in turn, from another end each round. Returns whether the process is
-    /// still alive.
+    /// Sends the chains of a plan. To simulate concurrency, it sends one write of each chain in turn, and begins with
+    /// another chain in each round. Returns whether the process is still alive.
     fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
         let mut chains = self.take_apart(plan);
         let turn = self.rounds % chains.len().max(1);
@@ -242,7 +243,7 @@ impl Run {
         true
     }
 
-    /// One write with its possible faults.
+    /// Sends one write, with the faults of the round.
     fn send(
         &mut self,
         write: &Write,
@@ -287,8 +288,8 @@ impl Run {
         sent
     }
 
-    /// Like `act`: a mark is removed after a rejection, and when the observation is too old to continue. Then it may
-    /// take some time, in which another process may be leader.
+    /// Removes a mark, as `execute` does after a rejection, and if the observation is too old to continue. In the
+    /// second case, `ticks` pass before, and another process may be leader by then.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -435,7 +436,7 @@ impl Run {
         }
     }
 
-    /// One event of the second operator. Its reads of a deleted object are dropped.
+    /// One event of the second operator. If the EtcdCluster was deleted, the operator drops its earlier reads.
     fn take_second(&mut self) -> Option<Second> {
         let second = self.second.take()?;
         let lives = self.world.lives;
@@ -462,7 +463,7 @@ impl Run {
             second.pods = Some(self.world.read_pods());
         } else if let (Some(services), Some(pods)) = (second.services.take(), second.pods.take()) {
             self.rounds += 1;
-            tell!(self.world, "the second operator has looked");
+            tell!(self.world, "the second operator has observed the cluster");
             let mut observed = self.world.observe(services, pods);
             let seen = self.world.counter;
             if let Some(mutation) = self.mutation {
@@ -492,7 +493,7 @@ impl Run {
         {
             let write = second.chains[at].remove(0);
             self.world.memory.seen = second.seen;
-            tell!(self.world, "the second operator goes on");
+            tell!(self.world, "the second operator continues its step");
             if self.do_write(&write, observed, plan, &mut second.marked) == Sent::Failed {
                 second.chains[at].clear();
             }

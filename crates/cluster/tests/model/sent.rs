@@ -1,7 +1,7 @@
-//! Reads the requests of a plan as the API server and etcd would. Objects are parsed by the functions with which the
-//! operator reads them, so the builders are part of each round.
+//! Reads the requests of a plan as the API server and etcd would, and returns each request as a [`Write`]. The
+//! operator's own functions parse the objects in the requests, so each round also tests the builders.
 //!
-//! Mistakes are made in the form of [`Write`], after the requests have been read.
+//! The deliberate mistakes change the [`Write`] values.
 
 use std::collections::BTreeMap;
 
@@ -167,7 +167,7 @@ impl Reader<'_> {
                 over,
             },
             "before-record-cluster-id" => {
-                // A record is written completely.
+                // The operator writes every field of a record.
                 assert_eq!(self.observed.intent.as_ref(), Some(&intent));
                 let cluster_id = cluster_id.unwrap();
                 Write::RecordClusterId { cluster_id, over }

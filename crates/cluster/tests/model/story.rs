@@ -1,4 +1,4 @@
-//! Plays seeds one after the other and concurrently; a failing seed becomes a story.
+//! Runs seeds, on several threads, and prints a failing seed as a story.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ pub(crate) struct Played {
     pub(crate) story: Vec<String>,
 }
 
-/// Plays events, and then stops the faults.
+/// Runs events, stops the faults, and checks that the cluster converges.
 pub(crate) fn play(
     setup: &Setup,
     events: &[Event],
@@ -60,7 +60,8 @@ pub(crate) fn play_seed(seed: u64, two: bool, mutation: Option<Mutation>) -> Pla
     play(&setup, &events, mutation, false)
 }
 
-/// Plays seeds from 0 on until a mutation is found. Returns the seed, the total number of rounds, and the violation.
+/// Runs seeds from 0 on until the model detects the mutation. Returns the seed, the total number of rounds, and the
+/// violation.
 pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, String)> {
     let mut played = 0;
     for seed in 0.. {
@@ -88,7 +89,7 @@ pub(crate) struct Failure {
     story: Vec<String>,
 }
 
-/// Plays seeds from `first` on for this number of rounds. Returns the counts, or the first failure.
+/// Runs seeds from `first` on for this number of rounds. Returns the numbers of seeds and rounds, or the first failure.
 pub(crate) fn explore(first: u64, two: bool, rounds: usize) -> Result<(u64, usize), Box<Failure>> {
     let (next, count, failed) = (
         AtomicU64::new(first),
@@ -141,7 +142,7 @@ pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure 
     }
 }
 
-/// Omits events, in halves, quarters and so on, as long as the run fails the same way.
+/// Omits halves, quarters and smaller parts of the events, as long as the run fails with the same kind of failure.
 fn shrink(
     setup: &Setup,
     mut events: Vec<Event>,
@@ -182,10 +183,10 @@ pub(crate) fn kind(broken: &str) -> &str {
     broken[..words].trim_end_matches(':')
 }
 
-/// Generates rounds of one subject from a seed.
+/// Generates a special run, for example with TLS changes, from a seed.
 pub(crate) type Draw = fn(u64) -> (Setup, Vec<Event>);
 
-/// Plays rounds of one subject, seed by seed, up to this number. Prints the first failure.
+/// Runs special runs, seed by seed, for this number of rounds. Panics with the story of the first failure.
 pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
     let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
@@ -201,7 +202,7 @@ pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     }
 }
 
-/// Checks that rounds of the subject find each of these mistakes within this number.
+/// Checks that special runs detect each of these mistakes within this number of rounds.
 pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
     for mutation in mistakes {
         let (mut played, mut found) = (0, None);
@@ -239,7 +240,11 @@ impl fmt::Display for Failure {
             what,
             story,
         } = self;
-        let test = if setup.two { "two" } else { "no_fault" };
+        let test = if setup.two {
+            "concurrent_operators_do_no_harm"
+        } else {
+            "faults_keep_invariants_and_cluster_converges"
+        };
         writeln!(f, "seed {seed}: {}", short(what))?;
         writeln!(f, "{setup}")?;
         for (at, line) in condensed(story).iter().enumerate() {
@@ -252,7 +257,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Condenses rounds without news into one line.
+/// Combines rounds without changes into one line.
 fn condensed(story: &[String]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut same: Option<(&str, &str)> = None;
@@ -274,7 +279,7 @@ fn condensed(story: &[String]) -> Vec<String> {
     lines
 }
 
-/// Short member names: `a`, `b`, and `a1` after the last letter.
+/// Replaces member names by short ones: `a`, `b` and so on, and `a1` after the last letter.
 fn short(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line;

@@ -1,12 +1,12 @@
-//! TLS enabled and disabled while members run: the listeners of each member, its peer URLs in etcd's list, the members
-//! that can dial it there, and the clients' protocol. Runs of their own play it (`Setup::tls`), because a TLS change
-//! takes many rounds.
+//! Changes of TLS while members run: the listeners of each member, its peer URLs in etcd's list, the members that can
+//! dial it there, and the clients' protocol. Only runs with `Setup::tls` contain TLS changes, because a change takes
+//! many rounds.
 //!
-//! Members that can dial each other in neither direction are partitioned: etcd sends over a stream that either side has
-//! opened (`pick` in its `server/etcdserver/api/rafthttp/peer.go`).
+//! Two members are partitioned only if neither can dial the other, because etcd sends over a stream that either side
+//! has opened (`pick` in its `server/etcdserver/api/rafthttp/peer.go`).
 //!
-//! The user follows docs/tls.md: clients change when every member accepts both protocols, and keep their protocol until
-//! then. A user also tries to change in one step, which the operator must refuse.
+//! The user follows docs/tls.md: clients change their protocol when every member accepts both protocols. A user also
+//! tries to change TLS in one step, which the operator must refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ use crate::others::{Begun, is_elsewhere};
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
-/// The policies that users set.
+/// The TLS policies that users set.
 const POLICIES: [&str; 7] = [
     "null",
     r#"{"static":{"member":{"peerSecret":"p"}}}"#,
@@ -43,14 +43,14 @@ fn policy(which: u8) -> Option<TlsPolicy> {
     all[usize::from(which) % all.len()].clone()
 }
 
-/// The sender's knowledge when it planned its writes.
+/// The state that the sender observed when it planned its writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sender {
     /// The TLS settings with which members start.
     pub(crate) at: Option<TlsPolicy>,
     /// The members' peer URLs in etcd's list.
     urls: BTreeMap<String, PeerListener>,
-    /// The annotations about CAs that it sets on a pod.
+    /// The annotations about CAs that the sender sets on a pod.
     pub(crate) noted: Noted,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Sender {
 struct Made {
     policy: Option<TlsPolicy>,
     mode: TlsMode,
-    /// The peer URLs in its `--initial-cluster`, if it joins.
+    /// The peer URLs in `--initial-cluster`, if the member joins.
     told: BTreeMap<String, PeerListener>,
 }
 
@@ -74,12 +74,12 @@ pub(crate) struct Switch {
     made: BTreeMap<u64, Made>,
     /// Whether a member's Service has the second port, by its UID.
     second_port: BTreeSet<u64>,
-    /// The status was lost during a TLS change, and all pods were lost before it was recorded again: no object shows
-    /// how members communicated. Neither this operator nor this model covers that.
+    /// The status was lost during a TLS change, and all pods were lost before the status was recorded again. No object
+    /// shows how members communicated. Neither the operator nor the model handles this case.
     pub(crate) untold: bool,
     /// The issuer of the certificates that clients have and trust; `None`: they use plain text.
     clients: Option<Maker>,
-    /// The current sender.
+    /// The operator whose writes are being applied.
     pub(crate) sender: Sender,
 }
 
@@ -144,7 +144,7 @@ impl World {
 
     // ---- writes ----
 
-    /// An operator continues its plan.
+    /// Sets the operator whose writes follow.
     pub(crate) fn send_as(&mut self, observed: &Observed) {
         if self.plays_authorities() {
             let certificates = &observed.certificates;
@@ -172,12 +172,12 @@ impl World {
         };
     }
 
-    /// The peer listener that the current sender gives a new member.
+    /// The peer listener of a new member, according to the current sender.
     pub(crate) fn usual(&self) -> PeerListener {
         peers_of(self.switch.sender.at.as_ref()).usual()
     }
 
-    /// The peer listener of a pod that is created for a future cluster.
+    /// The peer listener of a pod that is created before its cluster forms.
     pub(crate) fn usual_of(&self, name: &str) -> PeerListener {
         let mode = self.mode(name);
         mode.map_or(PLAIN, |mode| mode.peers.usual())
@@ -222,7 +222,7 @@ impl World {
 
     // ---- connections ----
 
-    /// Whether one member, according to its flags, can dial another there.
+    /// Whether one member can dial another at this URL, according to the flags of both.
     fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;
@@ -248,7 +248,7 @@ impl World {
         self.dials(self.made_with(pod.uid), peer, told.unwrap_or(PLAIN))
     }
 
-    /// etcd compares the peer URLs in its flags with those in the list, once.
+    /// At the first start, etcd compares the peer URLs in its flags with those in the member list.
     pub(crate) fn was_defragmented(&self, name: &str, config: &Config) -> bool {
         let made = self.pods.get(name);
         let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {
@@ -258,8 +258,8 @@ impl World {
         all.all(|one| made.told.get(&one.name) == Some(&one.dialled))
     }
 
-    /// Splits groups in which some members can dial no other one. `all`: member, group, and the configuration that it
-    /// knows.
+    /// Splits groups in which some members can dial no other member. `all` contains each member with its group and the
+    /// configuration that it knows.
     pub(crate) fn take_apart(
         &mut self,
         cluster: &Cluster,
@@ -374,7 +374,7 @@ impl World {
 
     // ---- the user ----
 
-    /// The recorded settings, if all members use them and serve, and the user requested them.
+    /// The recorded TLS settings, if they are those of the spec, and all members serve with them.
     fn ready(&self) -> Option<TlsMode> {
         let record = self.switch.record.as_ref()?;
         let mode = TlsMode::of(record.policy().as_ref());
@@ -409,7 +409,7 @@ impl World {
             let clients = target.maker.filter(|_| target.clients == Clients::Tls);
             if takes(mode, clients) {
                 self.switch.clients = clients;
-                tell!(self, "all clients are changed and speak {clients:?}");
+                tell!(self, "all clients now use {clients:?}");
             } else if next(self.switch.wanted.as_ref(), to.as_ref()).is_ok() {
                 return;
             }
@@ -419,7 +419,7 @@ impl World {
         tell!(self, "the user wants that members {}", target.words());
     }
 
-    /// A user who requested a forbidden step reverts it.
+    /// The user reverts a forbidden step.
     pub(crate) fn give_in(&mut self) {
         let at = self.switch.record.as_ref().and_then(TlsStatus::policy);
         let recorded = self.switch.record.is_some();
@@ -432,14 +432,14 @@ impl World {
         }
     }
 
-    /// The object is created again, and so are its clients.
+    /// The EtcdCluster is created again, with new clients.
     pub(crate) fn begin_tls_anew(&mut self) {
         let mode = TlsMode::of(self.switch.wanted.as_ref());
         self.switch.record = None;
         self.switch.clients = mode.maker.filter(|_| mode.clients == Clients::Tls);
     }
 
-    /// Whether a user may recreate the object without its status: during a TLS change only while pods show the
+    /// Whether a user may recreate the EtcdCluster without its status. During a TLS change, pods must still show the
     /// settings.
     pub(crate) fn tls_can_be_told(&self) -> bool {
         let settled = || self.switch.record.is_none() || self.ready().is_some();
@@ -478,7 +478,7 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// Invariant 23: the TLS change itself splits no quorum.
+    /// Checks invariant 23: the TLS change itself splits no quorum.
     fn judge_parts(
         &mut self,
         cluster: &Cluster,
@@ -509,12 +509,12 @@ impl World {
         demand!(
             self,
             torn.is_none(),
-            "invariants 20 and 23: a quorum is taken apart by the way members talk: {torn:?}"
+            "invariants 20 and 23: the TLS settings of the members partition a quorum: {torn:?}"
         );
     }
 
-    /// Invariant 23: the next stage is adjacent to the current one, all members serve with the current one, and their
-    /// peer URLs remain valid after the change.
+    /// Checks invariant 23: the next stage is adjacent to the current one, all members serve with the current one, and
+    /// their peer URLs remain valid after the change.
     fn judge_record(&mut self, record: &TlsStatus) {
         let Some(cluster) = self.recorded().cloned() else {
             return;
@@ -529,7 +529,7 @@ impl World {
         demand!(
             self,
             from.peers.towards(to.peers) == to.peers,
-            "invariant 23: a stage is left out between {from:?} and {to:?}"
+            "invariant 23: a stage between {from:?} and {to:?} is skipped"
         );
         let leaps = matches!(
             (from.clients, to.clients),
@@ -538,7 +538,7 @@ impl World {
         demand!(
             self,
             !leaps,
-            "invariant 20: clients are led by a leap from {from:?} to {to:?}"
+            "invariant 20: the protocol of clients changes from {from:?} to {to:?} in one step"
         );
         let (moves, fresh) = (from.peers != to.peers, self.memory.fresh);
         for (id, member) in cluster.members() {
@@ -547,7 +547,7 @@ impl World {
             demand!(
                 self,
                 !fresh || cluster.is_up(*id) && [Some(from), Some(to)].contains(&mode),
-                "invariant 23: the next stage is recorded, and {name} does not serve as {from:?}: {mode:?}"
+                "invariant 23: the next stage is recorded, and {name} does not serve with {from:?}: {mode:?}"
             );
             demand!(
                 self,
@@ -559,8 +559,8 @@ impl World {
         }
     }
 
-    /// Invariant 23: every member has a peer URL on which it listens, and which the others can dial. Invariant 20: a
-    /// client that follows the documented order meets no member that rejects its protocol.
+    /// Checks invariant 23: every member has a peer URL at which it listens and which the others can dial. Checks
+    /// invariant 20: no member rejects the protocol of a client that follows the documented order.
     pub(crate) fn judge_switch(&mut self) {
         if !self.plays_tls() {
             return;
@@ -591,7 +591,7 @@ impl World {
         demand!(
             self,
             deaf.is_none(),
-            "invariant 23: the first cannot dial the second: {deaf:?}"
+            "invariant 23: the first member of each pair cannot dial the second: {deaf:?}"
         );
         self.judge_clients();
     }
@@ -614,7 +614,7 @@ impl World {
         demand!(
             self,
             shut.is_none(),
-            "invariant 20: clients speak {clients:?}, and {shut:?} does not take it"
+            "invariant 20: clients use {clients:?}, which {shut:?} does not accept"
         );
     }
 }

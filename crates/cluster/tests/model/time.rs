@@ -1,4 +1,4 @@
-//! Time passes: nodes and their kubelets, the controllers of Kubernetes, and etcd move by one tick.
+//! One tick of time for nodes and their kubelets, the controllers of Kubernetes, and etcd.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,8 @@ impl World {
         }
     }
 
-    /// Silent nodes are noticed, and their pods are evicted: they are deleted, and no kubelet confirms it.
+    /// Kubernetes marks silent nodes as not ready and evicts their pods. No kubelet confirms the deletion of these
+    /// pods.
     fn move_nodes(&mut self) {
         let now = self.now;
         for node in &mut self.nodes {
@@ -75,7 +76,7 @@ impl World {
                 continue;
             };
             if ready[node] {
-                // An unconfirmed deletion also shows a lost node.
+                // A deletion that no kubelet has confirmed still shows a lost node.
                 let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
                 pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
                 continue;
@@ -175,7 +176,7 @@ impl World {
         }
     }
 
-    /// The node with the fewest pods; a local volume has its own node.
+    /// The node with the fewest pods, or the node of a local volume.
     fn schedule(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let bound = self.disks.get(name);
@@ -206,7 +207,7 @@ impl World {
         true
     }
 
-    /// The container starts and stays up, or how it exits.
+    /// Starts the container. Returns how it exits, if it does.
     fn start_etcd(&mut self, name: &str) -> Option<End> {
         if self.faults.crashing.contains(name) {
             return Some(End::Failed);
@@ -233,7 +234,7 @@ impl World {
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),
-            // Its list names only itself, and it finds no member to call.
+            // The list in the flags of the member names only the member itself, so it finds no member to call.
             State::OnDisk | State::FromSurvivor => None,
         };
         let Some((member, config)) = found else {
@@ -255,8 +256,8 @@ impl World {
         }
     }
 
-    /// Static discovery: token and first members define the cluster. A member that another one knows as started is
-    /// rejected (`isMemberBootstrapped`).
+    /// Starts a first member by static bootstrap: the token and the first members define the cluster. etcd exits if
+    /// another member knows this member as already started (`isMemberBootstrapped`).
     fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
         if !self.clusters.contains_key(&start.token) {
             let id = self.next() + 0xc000;
@@ -287,7 +288,8 @@ impl World {
         own.filter(|_| !known).map(|(id, _)| (*id, 0))
     }
 
-    /// The first other member that answers returns its list; `--initial-cluster` is compared with it, as etcd does.
+    /// Starts a joining member. As in etcd, the first other member that answers returns its list, and etcd compares
+    /// `--initial-cluster` with this list.
     fn joining_member(&self, start: &Start) -> Option<(u64, usize)> {
         let config = self.remote_config(start)?;
         let members = &self.clusters[&start.token].configs[config];
@@ -302,10 +304,10 @@ impl World {
         own.filter(|_| same).map(|(id, _)| (*id, config))
     }
 
-    /// The configuration of the first peer that answers; not linearizable, as in etcd.
+    /// The configuration of the first peer that answers. As in etcd, this read is not linearizable.
     fn remote_config(&self, start: &Start) -> Option<usize> {
         let cluster = self.clusters.get(&start.token)?;
-        // Others do not reach it through its own Service, but it reaches them.
+        // The others do not reach the member through its Service, but the member reaches them.
         let group = self.group_it_dials(&start.member);
         let answers = |name: &&String| {
             let found = cluster
@@ -419,15 +421,15 @@ impl World {
         slow.map(|(id, _)| *id).collect()
     }
 
-    /// The client Service has endpoints of this cluster, so a client writes through it. A pod being deleted is no
-    /// endpoint.
+    /// Whether the client Service has endpoints of this cluster, so that clients write to it. A pod that is being
+    /// deleted is no endpoint.
     fn client_reaches(&self, token: &str) -> bool {
         let serves = |pod: &WorldPod| {
             let open = self.now >= pod.serves_from;
             open && pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token
         };
         let selected = self.client_token.as_deref() == Some(token);
-        // A drifted Service is that of the old operator.
+        // A drifted client Service is the one of coreos/etcd-operator, which selects every pod.
         let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);
         selected && open && self.pods.values().any(serves) || self.clients_elsewhere(token)
     }

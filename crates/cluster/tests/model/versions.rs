@@ -1,4 +1,4 @@
-//! Versions of etcd: those of pods and running processes, the cluster's version, and the version in the spec.
+//! Versions of etcd: of pods, of running processes, of the cluster, and in the spec.
 //!
 //! The cluster's version rises when every member runs a later minor release, and falls by a downgrade. A member of an
 //! older release than the cluster's version does not start (`MustDetectDowngrade` in etcd). A member that is more than
@@ -31,11 +31,11 @@ const MISSING: &str = "3.6.999";
 pub(crate) struct Versions {
     /// `spec.version`; `None` if it is still the first version of the run.
     wanted: Option<&'static str>,
-    /// By the pods' UIDs; a pod without an entry is unchanged.
+    /// The etcd containers by the pods' UIDs. A pod without an entry has its first version.
     pods: BTreeMap<u64, Image>,
     /// The recorded versions on PVCs, by their UIDs.
     disks: BTreeMap<u64, String>,
-    /// By the clusters' tokens.
+    /// The versions of clusters by token.
     spoken: BTreeMap<String, Spoken>,
 }
 
@@ -81,7 +81,7 @@ impl World {
         tell!(self, "the user wants etcd {wanted}");
     }
 
-    /// A person notices the problem and sets the version that every member can run.
+    /// The user notices a problem, and sets a version that every member can run.
     pub(crate) fn want_what_runs(&mut self) {
         let recorded = self.intent.as_ref().map(|intent| intent.token.clone());
         let spoken = recorded.as_ref();
@@ -91,8 +91,8 @@ impl World {
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
-        // During an enabled downgrade, a member that waits for a missing image cannot continue: the spec is set to the
-        // version that it ran.
+        // During a downgrade, a member that waits for a missing image cannot continue. The user sets the version that
+        // this member ran.
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
@@ -133,7 +133,7 @@ impl World {
 
     // ---- the kubelet ----
 
-    /// Another image than the running one: the container is stopped and restarted in place.
+    /// The kubelet restarts a container whose image was changed, in the same pod.
     pub(crate) fn ends_for_its_image(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let image = self.image(pod);
@@ -152,7 +152,10 @@ impl World {
         let shown = &mut pod.shown;
         (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
         shown.restarts += 1;
-        tell!(self, "the container of {name} is ended for another image");
+        tell!(
+            self,
+            "the kubelet stops the container of {name} for another image"
+        );
         true
     }
 
@@ -179,19 +182,19 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariant 18. A late write may meet a changed world. An external party may also restart a removed member. A
-        // removed member exits again, whatever its version.
+        // Invariant 18. Exceptions: a late write may arrive in a changed world, and another party may restart a removed
+        // member, which exits again.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
             self,
             harmless || has >= spoken,
-            "invariant 18: {name} is started with etcd {version} in a cluster that speaks {spoken:?}"
+            "invariant 18: {name} starts with etcd {version}, and the cluster version is {spoken:?}"
         );
         demand!(
             self,
             harmless || has.1 <= spoken.1 + 1,
-            "invariant 18: {name} is started with etcd {version}, and the cluster speaks {spoken:?}: one is skipped"
+            "invariant 18: {name} starts with etcd {version}, but the cluster version is {spoken:?}: a minor release is skipped"
         );
         has < spoken
     }
@@ -345,8 +348,8 @@ impl World {
 
     // ---- checks ----
 
-    /// Invariant 18: the plan stops at most one running container, and only while every other voter serves with the
-    /// version of its pod. It stops the leader's only if no other member could lead.
+    /// Checks invariant 18: the plan stops at most one running container, and only while every other voter serves with
+    /// the version of its pod. It stops the leader's container only if no other member could become leader.
     pub(crate) fn judge_roll(&mut self, plan: &Plan) {
         let Some(cluster) = self.recorded().cloned() else {
             return;
@@ -383,7 +386,7 @@ impl World {
         demand!(
             self,
             not.is_none() || own.is_some_and(|id| !cluster.is_up(id)),
-            "invariant 18: {name} is changed while {not:?} is not whole: {}",
+            "invariant 18: {name} is changed while {not:?} is not healthy: {}",
             said(plan)
         );
         let leads = own.and_then(|id| cluster.running.get(&id));
@@ -391,12 +394,12 @@ impl World {
         demand!(
             self,
             !leads || others.is_empty(),
-            "invariant 18: {name} leads and is changed before it hands over: {}",
+            "invariant 18: the leader {name} is changed before a leadership transfer: {}",
             said(plan)
         );
     }
 
-    /// Every member runs the desired version.
+    /// Whether every member runs the desired version.
     pub(crate) fn runs_what_is_wanted(&self) -> bool {
         let wanted = self.wanted_version();
         let Some(cluster) = self.recorded() else {

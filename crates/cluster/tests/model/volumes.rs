@@ -1,5 +1,5 @@
-//! Volumes that are lost while pods have them mounted, in rounds of their own: Kubernetes reports the PVC as `Lost`,
-//! and the pod continues until it restarts. Above all the volume of the seed of a recovery.
+//! Runs in which volumes are lost while pods have them mounted, especially the volume of the seed of a recovery.
+//! Kubernetes reports the PVC as `Lost`, and the pod continues until it restarts.
 
 use crate::writes::RecoveryRecord;
 use cluster::snapshot::Observed;
@@ -12,7 +12,7 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// From this number on, the newest PVC is chosen.
+/// A number from this one on selects the newest PVC.
 const NEWEST: u8 = 128;
 
 impl World {
@@ -34,7 +34,7 @@ impl World {
         self.disks.get_mut(&name).unwrap().lost = true;
         tell!(
             self,
-            "the volume of {name} is gone, and whoever has it open goes on"
+            "the volume of {name} is lost, and the pod that has mounted it continues"
         );
     }
 
@@ -55,7 +55,7 @@ impl World {
         durable && self.disks.get(name).is_some_and(|disk| disk.lost)
     }
 
-    /// The running seed of an abandoned recovery, and the answering survivor that gave it its data.
+    /// The running seed of an abandoned recovery, and the survivor from which the seed has its data, if it answers.
     pub(crate) fn seed_given_up(&self) -> Option<(String, String)> {
         let record = self.recovery.record.as_ref();
         let record = record.filter(|record| record.phase == RecoveryPhase::Cancelled)?;
@@ -72,8 +72,7 @@ impl World {
         (survives && goes_on).then(|| (record.member.clone(), survivor.clone()))
     }
 
-    /// Before a recovery is recorded over an abandoned one: the abandoned seed must not run concurrently with the new
-    /// one.
+    /// Checks a recovery that follows an abandoned one: the abandoned seed must not run concurrently with the new seed.
     pub(crate) fn judge_given_up(&mut self, next: &RecoveryRecord) {
         let begins = next.recovery.as_ref();
         let begins = begins.is_some_and(|next| next.phase == RecoveryPhase::InProgress);
@@ -82,14 +81,14 @@ impl World {
             && self.memory.fresh
         {
             self.broke(format!(
-                "invariant 16: {member} was given up, goes on beside another seed, and {survivor} answers"
+                "invariant 16: the abandoned seed {member} runs next to another seed, and its survivor {survivor} answers"
             ));
         }
     }
 }
 
 impl Mutation {
-    /// Wrong input of the planner about volumes.
+    /// Deliberate mistakes: wrong input of the planner about volumes.
     pub(crate) fn mistakes_a_volume(self, observed: &mut Observed) {
         match self {
             Self::TakesLostVolumesForThere => {

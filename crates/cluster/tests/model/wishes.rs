@@ -1,5 +1,5 @@
-//! Requests that the user may make at any time, and alarms of etcd: other settings of the pods, hibernation, full
-//! databases, data that differs from the others'.
+//! Requests of users at any time (other settings of the pods, hibernation), and alarms of etcd (full databases, members
+//! with different data).
 
 use std::collections::BTreeMap;
 
@@ -26,13 +26,13 @@ const SMALL: i64 = 100;
 /// The user's requests, the raised alarms, and the records about them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
-    /// The settings of the pods in the spec: pods with other settings must be recreated.
+    /// The settings of the pods in the spec. Pods with other settings must be recreated.
     pub(crate) settings: u8,
     /// `spec.hibernate`.
     pub(crate) hibernate: bool,
     /// `spec.paused`.
     pub(crate) paused: bool,
-    /// The properties that PVCs should request.
+    /// The class and the size that PVCs should request.
     pub(crate) volume: Volume,
     /// The raised alarms, and the token of their cluster.
     alarms: Vec<Alarm>,
@@ -41,7 +41,7 @@ pub(crate) struct Wishes {
     sizes: BTreeMap<String, (i64, i64)>,
     /// `status.defragmentation`.
     pub(crate) record: Option<DefragmentationStatus>,
-    /// The member that this process called to defragment, and the time of the record.
+    /// The member that this process defragments, and the time of the record.
     call: Option<(String, Timestamp)>,
 }
 
@@ -66,7 +66,7 @@ impl World {
             Event::Hibernate => {
                 self.wishes.hibernate = !self.wishes.hibernate;
                 self.object_version += 1;
-                tell!(self, "hibernation is wanted: {}", self.wishes.hibernate);
+                tell!(self, "the user sets hibernate: {}", self.wishes.hibernate);
             }
             Event::Fill => self.fill(),
             Event::Mistrust(which) => self.mistrust(which),
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// Clients have written until the quota was reached. During an alarm they cannot write.
+    /// Clients write until the quota is reached. During the alarm, they cannot write.
     fn fill(&mut self) {
         if !self.alarms().is_empty() {
             return;
@@ -94,7 +94,7 @@ impl World {
         tell!(self, "the databases are full");
     }
 
-    /// etcd compared the members' data.
+    /// etcd compares the members' data, and raises an alarm if it differs.
     fn mistrust(&mut self, which: u8) {
         let Some(cluster) = self.recorded().filter(|all| all.serving().is_some()) else {
             return;
@@ -112,7 +112,7 @@ impl World {
         self.raise(member, AlarmKind::Corrupt);
         tell!(
             self,
-            "etcd says that the data of {name} differs from the others'"
+            "etcd reports that the data of {name} differs from that of the others"
         );
     }
 
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// etcd accepts no writes during an alarm.
+    /// Whether an alarm is raised, during which etcd accepts no writes.
     pub(crate) fn is_alarmed(&self, token: &str) -> bool {
         self.wishes.alarmed == token && !self.wishes.alarms.is_empty()
     }
@@ -157,7 +157,7 @@ impl World {
         size.copied().unwrap_or((SMALL, SMALL))
     }
 
-    /// The user makes no further requests, and a person decides about members with CORRUPT alarms.
+    /// Ends the user's requests. A person decides about members with CORRUPT alarms.
     pub(crate) fn be_content(&mut self) {
         (self.wishes.hibernate, self.wishes.paused) = (false, false);
         self.wishes
@@ -166,7 +166,7 @@ impl World {
         self.object_version += 1;
     }
 
-    /// Every request is fulfilled.
+    /// Whether every request of the user is fulfilled.
     pub(crate) fn is_content(&self) -> bool {
         let settings = self.wishes.settings;
         let over = |record: &DefragmentationStatus| record.completion_time.is_some();
@@ -176,7 +176,7 @@ impl World {
             && self.wishes.record.as_ref().is_none_or(over)
     }
 
-    /// The operator's view of it.
+    /// The part of the observation about upkeep.
     pub(crate) fn see_wishes(&self, observed: &mut Observed) {
         for (name, pod) in &mut observed.pods {
             let differs = |pod: &WorldPod| pod.old || pod.settings != self.wishes.settings;
@@ -216,12 +216,12 @@ impl World {
         observed.upkeep.call = done.then_some(Call::Done);
     }
 
-    /// The process that knew of the call has ended.
+    /// The operator process that sent the request to defragment has ended.
     pub(crate) fn forget_call(&mut self) {
         self.wishes.call = None;
     }
 
-    /// The writes that fulfill the requests.
+    /// Applies the writes that fulfill the requests.
     pub(crate) fn fulfil(&mut self, write: &Write) -> Answer {
         match write {
             Write::RecordDefragmentation { record, over } => {
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// One of the called members reaches a leader.
+    /// Whether one of the called members reaches a leader.
     fn is_led(&self, via: &[String]) -> bool {
         let token = self.intent.as_ref().map(|intent| intent.token.clone());
         token.is_some_and(|token| {
@@ -278,7 +278,7 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// Invariant 19: an alarm is disarmed after its cause is removed.
+    /// Checks invariant 19: an alarm is disarmed only after its cause is resolved.
     fn judge_disarming(&mut self, alarm: Alarm) {
         let names = |world: &Self| -> Vec<String> {
             let all = world.recorded().into_iter().flat_map(Cluster::voters);
@@ -295,19 +295,19 @@ impl World {
             demand!(
                 self,
                 full.is_none() || !fresh,
-                "invariant 19: the alarm is taken back and the database of {full:?} is full"
+                "invariant 19: the alarm is disarmed while the database of {full:?} is full"
             );
         } else {
             demand!(
                 self,
                 !is_member,
-                "invariant 19: the alarm of {:x} is taken back and it is a member",
+                "invariant 19: the alarm of {:x} is disarmed while it is still a member",
                 alarm.member.0
             );
         }
     }
 
-    /// Invariant 19: a member answers no call during its defragmentation, so every other voter must.
+    /// Checks invariant 19: a member answers no call during its defragmentation, so every other voter must answer.
     fn judge_defragmentation(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.memory.fresh) else {
             return;
@@ -326,7 +326,7 @@ impl World {
         demand!(
             self,
             !leads || alone,
-            "invariant 19: {member} leads and is defragmented before it hands over"
+            "invariant 19: the leader {member} is defragmented before a leadership transfer"
         );
     }
 
@@ -335,8 +335,8 @@ impl World {
         process.is_some_and(|process| process.leads.is_some())
     }
 
-    /// Invariant 18: a restart for other settings does not harm the other members. A stopped cluster keeps its disks
-    /// (invariant 9).
+    /// Checks that a restart for other settings does not harm the other members (invariant 18), and that a stopped
+    /// cluster keeps its disks (invariant 9).
     pub(crate) fn judge_restart(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return;
@@ -344,7 +344,7 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // A member without a common CA with the others is restarted unconditionally.
+        // A member that shares no CA with the others may be restarted in any state.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()
@@ -366,7 +366,7 @@ impl World {
         demand!(
             self,
             !leads || alone,
-            "invariant 18: {member} leads and is restarted before it hands over"
+            "invariant 18: the leader {member} is restarted before a leadership transfer"
         );
     }
 }

@@ -35,8 +35,8 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// A pod with the kubelet's state of it.
-#[expect(clippy::struct_excessive_bools)] // Each is a mark of its own, not a state.
+/// A pod, with the state that its kubelet knows.
+#[expect(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldPod {
     pub(crate) uid: u64,
@@ -45,11 +45,11 @@ pub(crate) struct WorldPod {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) node: Option<usize>,
-    /// The pod is being deleted; the kubelet confirms it after this number of ticks.
+    /// The pod is being deleted, and the kubelet confirms the deletion after this number of ticks.
     pub(crate) ends_in: Option<u8>,
-    /// Its etcd runs.
+    /// Whether its etcd runs.
     pub(crate) running: bool,
-    /// The status that the kubelet reported. It reports nothing while its node is lost.
+    /// The last status that the kubelet reported. The kubelet reports nothing while its node is lost.
     pub(crate) shown: Shown,
     /// Time from which its etcd serves clients.
     pub(crate) serves_from: u64,
@@ -62,7 +62,7 @@ pub(crate) struct WorldPod {
     pub(crate) settings: u8,
     /// The operator asked its kubelet to sync again.
     pub(crate) retry_requested: bool,
-    /// It ended permanently and never restarts.
+    /// The pod ended permanently and never restarts.
     pub(crate) ended: bool,
     /// Another operator created it, or it is an external machine.
     pub(crate) old: bool,
@@ -88,15 +88,15 @@ pub(crate) struct Shown {
 /// The exit of a container as the kubelet reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// A message of etcd about its data.
+    /// etcd exited because it cannot read its data.
     Data,
     /// Any other failure.
     Failed,
-    /// Stopped with its machine.
+    /// The container ended because its machine was switched off.
     Ended,
 }
 
-#[expect(clippy::struct_excessive_bools)] // As below.
+#[expect(clippy::struct_excessive_bools)] // The flags are independent of one another.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldDisk {
     pub(crate) uid: u64,
@@ -113,12 +113,12 @@ pub(crate) struct WorldDisk {
     /// It carries the cluster's token.
     pub(crate) marked: bool,
     pub(crate) version: u64,
-    /// Who removed its member, as recorded on the PVC.
+    /// The removal of the member that is recorded on the PVC.
     pub(crate) removal: Option<Removal>,
     pub(crate) volume: Volume,
 }
 
-#[expect(clippy::struct_excessive_bools)] // As above.
+#[expect(clippy::struct_excessive_bools)] // No flag depends on another one.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldService {
     pub(crate) uid: u64,
@@ -135,9 +135,9 @@ pub(crate) struct WorldService {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
     On,
-    /// Its machine is off; its disks keep their data.
+    /// Its machine is switched off, and its disks keep their data.
     Off,
-    /// Its containers run, but it cannot be reached.
+    /// The node cannot be reached, but its containers run.
     Cut,
     /// The machine and its Node object are lost permanently.
     Gone,
@@ -150,37 +150,38 @@ pub(crate) struct WorldNode {
     pub(crate) silent_since: Option<u64>,
 }
 
-/// A write that was sent and has not arrived.
+/// A write that was sent but has not arrived yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     pub(crate) arrives: u64,
     pub(crate) write: Write,
     pub(crate) via: Vec<String>,
-    /// The objects that existed when it was planned.
+    /// The highest number of an object that existed when the write was planned.
     pub(crate) seen: u64,
     pub(crate) sender: Sender,
 }
 
-/// The active faults that can be undone.
+/// The active reversible faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
-    /// Members on another side of a partition, and the side.
+    /// Partitioned members, with the number of their side.
     pub(crate) cut: BTreeMap<String, usize>,
-    /// Members that the operators do not reach, though other members do.
+    /// Members that the operators cannot reach, although other members can.
     pub(crate) hidden: BTreeSet<String>,
     /// Pods that no node accepts.
     pub(crate) held: BTreeSet<String>,
-    /// Members that receive no more of the log than a quorum needs.
+    /// Members that get new log entries only if a quorum needs them.
     pub(crate) lagging: BTreeSet<String>,
     /// Members whose container exits repeatedly, for a reason outside their data.
     pub(crate) crashing: BTreeSet<String>,
     /// etcd does not answer the operators.
     pub(crate) deaf: bool,
-    /// The members' certificates are invalid or missing: no starting member finds valid ones.
+    /// The Secrets with the members' certificates are missing or invalid, so a starting member has no valid
+    /// certificates.
     pub(crate) member_secret: bool,
     /// The operators' certificate is invalid.
     pub(crate) operator_secret: bool,
-    /// The API server is unavailable until then.
+    /// The time until which the API server is unavailable.
     pub(crate) api_away: u64,
 }
 
@@ -211,7 +212,7 @@ pub(crate) struct World {
     pub(crate) pki: Pki,
     /// The token of the cluster that another party started.
     pub(crate) others: Option<String>,
-    /// The members in the status as the old operator left it.
+    /// The members in the status that coreos/etcd-operator wrote.
     pub(crate) named_before: BTreeSet<String>,
     /// The object is being deleted.
     pub(crate) deleting: bool,
@@ -225,7 +226,7 @@ pub(crate) struct World {
     pub(crate) story: Vec<String>,
 }
 
-/// The next names. A plan uses them in their order.
+/// The names for the next plan, which uses them in order.
 pub(crate) struct UnusedNames {
     member: u64,
     token: u64,
@@ -337,13 +338,13 @@ impl World {
         }
     }
 
-    /// Invariant 6: no other plan gets the names that one plan has used.
+    /// Marks the names that a plan used, so that no other plan gets them (invariant 6).
     pub(crate) fn use_names(&mut self, names: &UnusedNames) {
         self.drawn += names.members_used.get();
         self.counter += names.tokens_used.get();
     }
 
-    /// Starts a bootstrap, allowed or not.
+    /// The write that starts a bootstrap, even if a bootstrap is forbidden now.
     pub(crate) fn begin(&mut self, desired: &Desired, observed: &Observed) -> Write {
         let token = format!("token-{}", self.next());
         let members = (0..desired.first).map(|_| self.member()).collect();
@@ -387,7 +388,7 @@ impl World {
         }
     }
 
-    /// The recorded cluster, if etcd has one under its token.
+    /// The etcd cluster with the recorded token, if it exists.
     pub(crate) fn recorded(&self) -> Option<&Cluster> {
         self.clusters.get(&self.intent.as_ref()?.token)
     }
@@ -409,7 +410,7 @@ impl World {
         self.now < self.faults.api_away
     }
 
-    /// The Kubernetes API reports the node as ready.
+    /// Whether the Kubernetes API reports the node as ready.
     pub(crate) fn is_ready(&self, node: usize) -> bool {
         self.nodes[node].power != Power::Gone
             && self.nodes[node]
@@ -421,21 +422,22 @@ impl World {
         pod.node.map_or(Power::On, |node| self.nodes[node].power)
     }
 
-    /// Members with the same number reach each other. 0 is the group of operators and clients.
+    /// The number of the group to which the member belongs. Members of one group reach each other. Operators and
+    /// clients are in group 0.
     pub(crate) fn group(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
         let is_cut = self.nodes[node].power == Power::Cut;
         let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
-            // Without endpoints the member is alone.
+            // The Service of the member has no endpoints, so the member is alone in its group.
             None if !is_cut && !has_address => 1000 + place(name),
             Some(service) if !is_cut && service.closed => 1000 + place(name),
             _ => self.group_it_dials(name),
         }
     }
 
-    /// The group that the member itself reaches, with endpoints or without.
+    /// The group that the member itself reaches, even if its Service has no endpoints.
     pub(crate) fn group_it_dials(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
@@ -445,7 +447,7 @@ impl World {
         }
     }
 
-    /// The operators get an answer from a member of this group.
+    /// Whether the operators get an answer from a member of this group.
     pub(crate) fn operator_reaches(&self, name: &str) -> bool {
         let heard = !self.faults.deaf && !self.faults.operator_secret;
         let heard = heard && self.lets_operator_in(name);
@@ -453,7 +455,7 @@ impl World {
     }
 }
 
-/// Number of ticks after its last report until a node is known as not ready.
+/// Number of ticks after the last report of a node until Kubernetes marks the node as not ready.
 pub(crate) const NOTICED: u64 = 3;
 
 impl fmt::Display for World {

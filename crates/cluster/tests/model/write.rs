@@ -1,4 +1,4 @@
-//! The API server and etcd process one write.
+//! The answers of the API server and of etcd to one write.
 
 use std::collections::BTreeSet;
 
@@ -15,11 +15,11 @@ use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done(Option<u64>),
-    /// A lost race, or etcd is not ready.
+    /// The precondition failed, or etcd rejected the request for now.
     Failed,
 }
 
-/// A request to etcd and not to the API server.
+/// Whether the write is a request to etcd, and not to the API server.
 pub(crate) fn is_for_etcd(write: &Write) -> bool {
     matches!(
         write,
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// `asked`: the called member, its group, and the leader there.
+    /// Sends a request to a member. `asked`: the called member, its group, and the leader of this group.
     fn ask(
         &mut self,
         token: &str,
@@ -426,7 +426,9 @@ impl World {
                     || !votes
                     || lagging.contains(&id.0)
                 {
-                    return Err("not the leader, or a bad transferee");
+                    return Err(
+                        "the leadership transfer does not begin at the leader, or its target is invalid",
+                    );
                 }
                 cluster.hand_over(leader, id.0, &mut logs, &lagging);
                 return Ok(());

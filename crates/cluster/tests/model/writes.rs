@@ -1,4 +1,4 @@
-//! The requests of a plan in the terms of etcd and Kubernetes. `sent` reads them from the actions.
+//! The requests of a plan, in the terms of etcd and Kubernetes. `sent` reads them from the actions.
 
 use std::fmt;
 use std::time::Duration;
@@ -163,7 +163,7 @@ pub(crate) enum Write {
 }
 
 impl Write {
-    /// The expected part of the action in the start of a member.
+    /// The part that an action with this write must have in the start of a member.
     pub(crate) fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {

@@ -8,7 +8,7 @@ pub(crate) struct Line {
     pub(crate) name: String,
     /// `done`, `part` or `later`.
     pub(crate) state: String,
-    /// Ends of paths. Each identifies one source.
+    /// The files with the tests. Each entry is the end of a path that identifies one source.
     pub(crate) files: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! A passage of prose and its measures: words, sentences, paragraphs. Everything here is pure.
+//! A passage of prose, and the lengths of its words, sentences and paragraphs. This module reads no files.
 
 /// A sentence with more words than this is reported.
 pub(crate) const SENTENCE_WORDS: usize = 40;
@@ -91,7 +91,7 @@ impl Passage {
     }
 }
 
-/// The text as a reader sees it: a link is its words, code is one word.
+/// The text as a reader sees it: the words of a link without its target, and each piece of code as one word.
 pub(crate) fn readable(text: &str) -> String {
     let mut shown = String::new();
     for (index, part) in text.split('`').enumerate() {
@@ -115,7 +115,7 @@ fn without_link_targets(text: &str) -> String {
     shown.replace('[', "")
 }
 
-/// The sentences of a paragraph. A period ends one if a capital letter or a digit follows the space.
+/// The sentences of a paragraph. A period ends a sentence if a space and then a capital letter or a digit follow.
 fn sentences(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;

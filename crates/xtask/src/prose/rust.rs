@@ -1,4 +1,4 @@
-//! Reads the prose of a Rust source: comments, doc comments, test names and messages. It knows no files.
+//! Finds the prose in the text of a Rust source: comments, doc comments, test names and messages.
 
 use super::passage::{Kind, Passage};
 
@@ -125,7 +125,7 @@ fn tokens(source: &str) -> Vec<Token> {
     .collect()
 }
 
-/// Finds comments and string literals. Everything else of the language is skipped.
+/// Finds comments and string literals, and skips all other code.
 struct Lexer<'a> {
     rest: &'a str,
     line: usize,
@@ -152,7 +152,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The bytes of a raw string's opening, `r#"`, at the start of the rest.
+    /// The number of bytes of a raw string's opening, `r#"`, at the start of the rest.
     fn raw_opening(&self) -> Option<usize> {
         let rest = self.rest.strip_prefix('r')?;
         let hashes = rest.len() - rest.trim_start_matches('#').len();
@@ -188,7 +188,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The bytes of a character literal at the start of the rest; one for the quote of a lifetime.
+    /// The number of bytes of the character literal at the start of the rest. For the quote of a lifetime, 1.
     fn quoted(&self) -> usize {
         let mut characters = self.rest.char_indices().skip(1);
         let first = characters.next();
@@ -225,7 +225,7 @@ impl Iterator for Lexer<'_> {
             } else {
                 next.len_utf8()
             };
-            // `br"..."` is a raw literal, the `r` at the end of a word is none.
+            // `br"..."` is a raw literal, but an `r` at the end of a word does not begin one.
             after_word = (next.is_alphanumeric() || next == '_') && next != 'b';
             self.take(length);
         }

@@ -1,4 +1,4 @@
-//! A random choice that depends on nothing but its seed.
+//! A random choice that depends only on its seed.
 
 /// The generator splitmix64 (Steele, Lea, Flood 2014): the same numbers for a seed on every machine.
 pub(crate) struct Random(pub(crate) u64);
@@ -29,8 +29,8 @@ impl Random {
     }
 }
 
-/// How many passages to take from each of `groups` groups of these sizes, `count` in all if there are enough: equal
-/// shares, and larger groups fill the shares of small ones.
+/// The number of passages to take from each group: equal shares of `count`. If a group is smaller than its share,
+/// larger groups fill the difference.
 pub(crate) fn shares(sizes: &[usize], count: usize) -> Vec<usize> {
     let mut shares = vec![0; sizes.len()];
     let mut left = count.min(sizes.iter().sum());

@@ -1,6 +1,6 @@
 //! Control groups, versions 1 and 2. All processes of a testbed are in one control group with the name of the checkout,
-//! and each node and daemon has its own group below. The membership in the group, as recorded by the kernel, determines
-//! the processes to kill, never a process name. A group is created before its first process.
+//! and each node and daemon has its own group below. The groups determine which processes are killed; process names are
+//! never used. A group is created before its first process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -151,8 +151,8 @@ impl Cgroups {
     }
 }
 
-/// Kills a process if it is still in the group after its pidfd was opened. Another process that has the same PID by now
-/// is not killed.
+/// Opens the pidfd of a process, and kills the process if it is still in the group. A new process with the same PID is
+/// therefore not killed.
 fn kill_member(group: &str, pid: i32) {
     let Some(id) = Pid::from_raw(pid) else { return };
     let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else {

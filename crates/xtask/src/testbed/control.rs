@@ -30,7 +30,7 @@ pub(crate) const DAEMONS: &[&str] = &[
 
 const API_PORT: u16 = 6443;
 const DNS_READY_PORT: u16 = 8181;
-/// Last bytes of the Service addresses of the API server and DNS.
+/// The last byte of the Service address of the API server, and of DNS.
 const API_SERVICE: u8 = 1;
 const DNS_SERVICE: u8 = 10;
 
@@ -359,7 +359,7 @@ fn filled(testbed: &Testbed, text: &str) -> String {
     )
 }
 
-/// Replaces each `${NAME}` with its value.
+/// Replaces each `${NAME}` in a template by its value.
 pub(crate) fn fill(text: &str, values: &[(&str, &str)]) -> String {
     values.iter().fold(text.to_owned(), |text, (name, value)| {
         text.replace(&format!("${{{name}}}"), value)

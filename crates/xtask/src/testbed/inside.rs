@@ -1,6 +1,5 @@
-//! The process, mount and network namespaces of the testbed. Nothing can be left running in them: when the init process
-//! ends, the kernel kills all other processes, and then removes the mounts, the network links and the packet filter
-//! rules.
+//! The process, mount and network namespaces of the testbed. When their init process ends, the kernel kills all other
+//! processes in them, and then removes the mounts, the network links and the packet filter rules.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,7 +17,7 @@ use crate::{progress, shell};
 /// Process name of the init program.
 const INIT: &str = "testbed-init";
 
-/// The namespaces, by their init process.
+/// The namespaces, which their init process identifies.
 #[derive(Debug)]
 pub(crate) struct Inside {
     init: Identity,
@@ -219,7 +218,7 @@ impl Inside {
 #[derive(Debug)]
 pub(crate) struct Daemon {
     pub(crate) name: String,
-    /// The control group it starts in.
+    /// The control group in which the program starts.
     pub(crate) group: String,
     pub(crate) umask: &'static str,
     pub(crate) command: Vec<String>,

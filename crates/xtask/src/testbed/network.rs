@@ -16,7 +16,8 @@ use crate::shell;
 /// Folder of the volume provisioner in the controller manager. The path is hard-coded there.
 const VOLUMES: &str = "/tmp/hostpath_pv";
 
-/// Mount points in the namespace that may not exist on the machine: created before, and removed afterwards if empty.
+/// Mount points in the namespace that may not exist on the machine. They are created before the mount, and removed
+/// afterwards if they are empty.
 const COVERED: &[&str] = &[VOLUMES, "/var/lib/cni", "/var/lib/kubelet"];
 
 /// Sysctls that a kubelet would set for the whole machine, with their values. In the namespace, a file with the value
@@ -103,7 +104,7 @@ fn mounts(run_folder: &Path) -> String {
 /// removes the mounts on it in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // Only removes an empty folder, because the folder may belong to the machine.
+        // Removes the folder only if it is empty, because it may belong to the machine.
         let _ = fs::remove_dir(folder);
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     )?;
     let present = ctr(testbed, index, "images ls -q")?;
     import_programs(testbed, index, &present)?;
-    // Images that were loaded while this node was down.
+    // Other nodes may have loaded images while this node was down.
     for entry in fs::read_dir(testbed.run_folder.join("images"))
         .into_iter()
         .flatten()
@@ -69,7 +69,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     Ok(())
 }
 
-/// Loads the images that were added to the programs after the node was started. Does nothing if the node is down.
+/// Loads images that were built after the node was started. Does nothing if the node is down.
 pub(super) fn complete_images(testbed: &Testbed, index: u8) -> Result<()> {
     if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
         return Ok(());
@@ -145,7 +145,7 @@ pub(crate) fn load_image(
     import(testbed, index, archive, &present)
 }
 
-/// Removes images of the operators without an archive. Every change of the code creates a new image.
+/// Removes images of the operators whose archive no longer exists. Every change of the code creates a new image.
 fn remove_old_images(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
     let prefix = format!("{}:", image::NAME);
     for name in present.lines() {
@@ -417,11 +417,11 @@ fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "cgroupDriver": "cgroupfs",
-        // Separate, because a kubelet treats pods of other kubelets in the same group as orphans and kills them.
+        // Each kubelet has its own group, because it kills pods of other kubelets in the same group as orphans.
         "cgroupRoot": format!("/{}", group_of(&name)),
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
-        // Separate, because a kubelet removes logs of unknown pods.
+        // Each kubelet has its own folder, because it removes logs of unknown pods.
         "podLogsDir": run.join(&name).join("pod-logs"),
         "volumePluginDir": run.join(&name).join("plugins"),
         "authentication": {

@@ -112,8 +112,8 @@ pub(crate) fn release(slot: Slot, run_folder: &Path) {
     }
 }
 
-/// Runs `act`, which changes resources shared by all testbeds, unless another testbed is up or starting. No testbed can
-/// start while `act` runs.
+/// Runs `act`, unless another testbed is up or starting. `act` changes resources that all testbeds share, so no testbed
+/// can start while `act` runs.
 pub(crate) fn if_alone(run_folder: &Path, act: impl FnOnce()) {
     if_alone_in(&checkout::slots_folder(), run_folder, act);
 }

@@ -187,7 +187,7 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Every second mark starts a block.
+    // Marks start and end blocks in turn, so every second mark starts a block.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
@@ -206,7 +206,7 @@ fn every_file_has_module_documentation() {
     );
 }
 
-/// A name in backticks with fewer words can also be a field, a label or a function.
+/// Minimum number of words in a test name. A shorter name in backticks can also be a field, a label or a function.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
 #[test]

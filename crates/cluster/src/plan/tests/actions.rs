@@ -48,9 +48,10 @@ fn same_observation_and_names_give_same_plan() {
     }
 }
 
-/// The seed cannot start without the image, so no mark announces its pod (invariant 6).
+/// Without the operator's image, the seed of a recovery cannot start. The plan therefore marks no Service for it
+/// (invariant 6).
 #[test]
-fn seed_without_operator_image_is_a_problem_and_marks_no_service() {
+fn starts_no_recovery_seed_without_operator_image() {
     let mut scene = under_way();
     scene.observed.operator_image = Seen::Unknown("set --operator-image".into());
     let plan = scene.built();
@@ -74,7 +75,8 @@ fn seed_without_operator_image_is_a_problem_and_marks_no_service() {
     );
 }
 
-/// Invariants 10 and 11: what a field manager omits is removed.
+/// Invariants 10 and 11: server-side apply removes each field that the field manager omits, so a record must be
+/// complete.
 #[test]
 fn record_contains_complete_identity_and_resource_version() {
     let mut scene = under_way();
@@ -125,7 +127,7 @@ fn patches_and_deletes_have_preconditions() {
 }
 
 #[test]
-fn resize_contains_record_of_either_answer() {
+fn resize_contains_record_for_each_answer() {
     let noted = |patch: &Patch| patch.body["metadata"]["annotations"].clone();
     let patch = ResourcesPatch {
         resources: json!({ "limits": { "cpu": "2" } }),
@@ -141,7 +143,7 @@ fn resize_contains_record_of_either_answer() {
     assert_eq!(noted(&resize.rejected), json!({ "refused": Value::Null }));
 }
 
-/// Invariant 5: an existing volume is the member's data.
+/// Invariant 5: the existing volume contains the member's data, even if the new spec requests no volumes.
 #[test]
 fn member_keeps_its_volume_after_spec_has_changed() {
     let mut scene = three();

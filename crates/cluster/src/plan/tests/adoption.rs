@@ -1,4 +1,4 @@
-//! Clusters that other software created: adopted with their pods, or joined.
+//! Clusters that other software created: the operator adopts their pods, or a new EtcdCluster joins them.
 
 use etcd::{ClusterId, Members};
 
@@ -24,7 +24,7 @@ fn left_by_another() -> Scene {
     scene
 }
 
-/// The record was written and nothing else was done yet.
+/// The operator has recorded the adopted cluster, and has done no other step.
 fn taken_over() -> Scene {
     let mut scene = left_by_another();
     let Some(Write::RecordIntent {
@@ -81,7 +81,7 @@ fn never_bootstraps_alongside_pods_without_token() {
     assert!(scene.writes().is_empty() && !begins(&scene));
 }
 
-/// Invariant 7: a cluster may have existed although no object of it is left.
+/// Invariant 7: a cluster may have existed, although none of its objects is left.
 #[test]
 fn vanished_cluster_is_reported_and_not_bootstrapped() {
     let mut scene = Scene::nothing(3);
@@ -129,7 +129,7 @@ fn adoption_marks_pods_and_keeps_client_service() {
 
 // ---- joining ----
 
-/// A new object whose annotation names an external cluster of three members.
+/// A new EtcdCluster with an annotation that names an external cluster of three members.
 fn joins() -> Scene {
     let mut scene = Scene::formed(&["x", "y", "z"]);
     let observed = &mut scene.observed;
@@ -147,7 +147,7 @@ fn joins() -> Scene {
     scene
 }
 
-/// The cluster is recorded, and these members of this cluster are voters.
+/// The joined cluster is recorded, and these members of the EtcdCluster are voters.
 fn joined(ours: &[&str]) -> Scene {
     let theirs = joins();
     let mut all = vec!["x", "y", "z"];
@@ -237,7 +237,7 @@ fn join_waits_until_peer_tls_settings_match() {
     }
 }
 
-/// The spec or the operator changed after the other cluster was recorded.
+/// The spec or the operator changed after the joined cluster was recorded.
 #[test]
 fn adds_no_member_while_peer_tls_settings_differ() {
     let scene = says(with_tls(joined(&[])).reserved("a"), PLAIN);
@@ -250,7 +250,7 @@ fn adds_no_member_while_peer_tls_settings_differ() {
         scene.changes().as_slice(),
         [Write::AddMember { .. }]
     ));
-    // Listed members have been started, and continue.
+    // A member that is already in etcd's list continues with different settings.
     let late = says(with_tls(joined(&["a"])), PLAIN);
     assert!(late.plan().problems.is_empty());
 }
@@ -284,7 +284,8 @@ fn joins_as_learners_before_removing_external_members() {
     assert_eq!(joined(&["a", "b"]).changes(), []);
 }
 
-/// The object was deleted without its pods and recreated: the operator still asks the external cluster.
+/// A user deleted the EtcdCluster without its pods and created it again. The operator still queries the external
+/// cluster.
 #[test]
 fn rediscovers_joined_cluster_as_joined() {
     let mut scene = joined(&["a"]);
@@ -298,7 +299,7 @@ fn rediscovers_joined_cluster_as_joined() {
         _ => panic!("nothing is recorded"),
     };
     assert_eq!(members(&scene), 0);
-    // A cluster that was created here, whatever its annotation says.
+    // The token shows a cluster that was bootstrapped, so the join annotation has no effect.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }

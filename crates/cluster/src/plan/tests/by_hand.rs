@@ -12,7 +12,8 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-/// Evicted, ended with its node, or rejected by a kubelet: the pod object stays, and its containers never restart.
+/// Pods that failed permanently: evicted, ended with their node, or rejected by a kubelet. The pod objects stay, and
+/// their containers never restart.
 fn ended(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         scene = scene.not_running(member);
@@ -43,7 +44,7 @@ fn replaces_failed_pods_on_their_volumes() {
     assert_eq!(ended(three(), &["b"]).writes(), [delete_pod("b")]);
     let all = ended(three().silent(), &["a", "b", "c"]);
     assert_eq!(all.writes(), ["a", "b", "c"].map(delete_pod));
-    // The pods are already being deleted.
+    // Pods that are already being deleted are not deleted again.
     let mut going = all.clone();
     for pod in going.observed.pods.values_mut() {
         pod.terminating = true;
@@ -107,7 +108,7 @@ fn restores_removed_marks() {
 
 // ---- etcdctl ----
 
-/// With `etcdctl member update`.
+/// A person changed the member's peer URL with `etcdctl member update`.
 fn moved(mut scene: Scene, member: &str, url: &str) -> Scene {
     if let Seen::Known(list) = &mut scene.observed.members {
         let found = list.members.iter_mut().find(|one| one.name == member);
@@ -138,7 +139,7 @@ fn member_with_changed_peer_urls_is_no_leftover() {
     assert!(!scene.writes().iter().any(destroys));
 }
 
-/// Invariant 3: experiments with `etcdctl` cost the cluster no member.
+/// Invariant 3: a member that a person added with `etcdctl` causes the removal of no other member.
 #[test]
 fn removes_no_member_for_unstarted_foreign_member() {
     let three = || Scene::formed(&["a", "b", "c"]).aged();
@@ -164,7 +165,7 @@ fn voter(name: &str, id: u64, url: &str) -> Member {
 
 /// Invariant 16: a member that other software runs has no Kubernetes object, and may be part of a serving quorum.
 #[test]
-fn external_members_are_never_certainly_lost() {
+fn external_members_prevent_automatic_recovery() {
     let mut scene = Scene::formed(&["a"]).silent_voter("a");
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.unavailable_since = Some(at(0));
@@ -179,14 +180,14 @@ fn external_members_are_never_certainly_lost() {
     }];
     scene.observed.members = Seen::Unknown("no quorum".into());
     assert!(!recovers(&scene));
-    // A person may know that they are lost.
+    // An approval overrides this: the person may know that the external members are lost.
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
     assert!(recovers(&scene));
 }
 
-/// The same for a pod that now belongs to another object, and may run.
+/// Invariant 16: a pod that now belongs to another object may still run its member.
 #[test]
-fn pod_of_another_object_is_not_certainly_lost() {
+fn pod_of_another_object_prevents_automatic_recovery() {
     let mut scene = Scene::formed(&["a", "b", "c"]).silent_voter("a");
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.unavailable_since = Some(at(0));
@@ -199,7 +200,8 @@ fn pod_of_another_object_is_not_certainly_lost() {
 
 // ---- names ----
 
-/// Another cluster may need it: the headless Service of `db-client` has the name of the client Service of `db`.
+/// Another cluster may use an object with the same name: the headless Service of a cluster `db-client` has the name of
+/// the client Service of `db`.
 #[test]
 fn neither_changes_nor_deletes_foreign_objects() {
     let mut scene = three();
@@ -212,7 +214,7 @@ fn neither_changes_nor_deletes_foreign_objects() {
         .iter()
         .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
-    // A user without the operator's budget may have their own budget with this name.
+    // With the operator's budget disabled, a user may create a budget with this name.
     scene.desired.budget = false;
     assert_eq!(scene.writes(), []);
     let mut begins = Scene::begun(&["a", "b", "c"]);

@@ -1,4 +1,4 @@
-//! Volumes that must become larger, smaller or of another class; and hibernation.
+//! Changes of the size or the class of volumes, and hibernation.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
@@ -75,7 +75,7 @@ fn new_class_or_smaller_size_replaces_members() {
         let scene = scene.leader("c");
         assert_eq!(scene.changes(), [scene::remove("a")]);
         assert_eq!(grown(&scene), Vec::<String>::new());
-        // The next member waits for the replacement.
+        // The next member is replaced only after the first replacement is complete.
         let mut joins = three(wanted.clone()).learner("d").size(4);
         joins
             .observed

@@ -105,7 +105,8 @@ fn repeats_data_comparison_if_it_is_stale() {
     assert!(old.plan().asks.is_some() && !ends(&old));
 }
 
-/// The labels of one plan are written concurrently: for a moment the Service would have no endpoint.
+/// The labels of one plan are written concurrently. If the same plan removed this member, the Service could have no
+/// endpoint for a moment.
 #[test]
 fn invariant_22_keeps_member_while_only_other_endpoint_is_added() {
     let promoted = Scene::formed(&["a", "b"])
@@ -151,9 +152,12 @@ fn member_stays_drained_until_its_change_is_complete() {
 
 #[test]
 fn drains_member_before_and_during_defragmentation() {
-    let told = Scene::formed(&["a", "b", "c"]).defragmented("b");
-    assert_eq!((roles(&told), ends(&told)), (one("b", since(1000)), false));
-    let out = told.role("b", since(998));
+    let defragmenting = Scene::formed(&["a", "b", "c"]).defragmented("b");
+    assert_eq!(
+        (roles(&defragmenting), ends(&defragmenting)),
+        (one("b", since(1000)), false)
+    );
+    let out = defragmenting.role("b", since(998));
     assert_eq!((roles(&out), ends(&out)), (vec![], true));
     let mut running = out.clone();
     running.observed.upkeep.call = Some(crate::upkeep::Call::Running);
@@ -169,7 +173,7 @@ fn invariant_22_restores_member_drained_without_reason() {
     let left = scene.role("b", since(100)).role("c", since(999));
     let back: Vec<_> = ["b", "c"].map(|one| (one.to_owned(), Role::Voter)).into();
     assert_eq!(roles(&left), back);
-    // Also if the change is deferred because another member needs the quorum.
+    // The change is deferred because another member is down, so the drained member returns.
     let down = upgraded().role("b", since(999)).down("c");
     assert_eq!((roles(&down), ends(&down)), (one("b", Role::Voter), false));
 }
@@ -180,7 +184,7 @@ fn invariant_22_never_drains_last_endpoint() {
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
     let alone = Scene::formed(&["a"]).defragmented("a");
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
-    // The other member serves and is not an endpoint.
+    // The other member serves, but its pod is not ready, so it is no endpoint.
     let mut pair = Scene::formed(&["a", "b"]).defragmented("b");
     pair.observed.pods.get_mut("a").unwrap().ready = false;
     assert_eq!(roles(&pair), []);

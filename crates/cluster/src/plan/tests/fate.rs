@@ -13,7 +13,7 @@ fn fates(scene: &Scene) -> Vec<(String, Fate, bool)> {
         .collect()
 }
 
-/// Members with data in their pods, which must be recreated.
+/// Members without volumes, whose pods must be recreated.
 fn outdated() -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]).aged();
     for pod in scene.observed.pods.values_mut() {

@@ -1,4 +1,4 @@
-//! Regressions found by the model.
+//! Regression tests for defects that the model found.
 
 use etcd::{ClusterId, Member, MemberId, Members};
 
@@ -41,7 +41,8 @@ fn ignores_volume_of_another_cluster_without_quorum() {
     );
 }
 
-/// Invariant 7: from the first write on, all remaining objects prove that a cluster existed.
+/// Invariant 7: before clients can write, every object must carry the cluster ID. Then any remaining object proves that
+/// the cluster existed.
 #[test]
 fn opens_client_service_once_all_objects_carry_cluster_id() {
     let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });
@@ -60,7 +61,8 @@ fn opens_client_service_once_all_objects_carry_cluster_id() {
     );
 }
 
-/// No write was acknowledged yet, so the bootstrap does not wait for members that may never return.
+/// Before the cluster has formed, no write was acknowledged. The operator may therefore abandon the bootstrap, and does
+/// not wait for members that may never return.
 #[test]
 fn abandons_bootstrap_with_too_few_usable_volumes() {
     let begins = |scene: &Scene| scene.waits().contains(&Reason::BootstrapAbandoned);
@@ -72,7 +74,7 @@ fn abandons_bootstrap_with_too_few_usable_volumes() {
     assert!(!begins(&starting().node_lost("b", 600)));
     assert!(begins(&starting().node_lost("b", 600).node_lost("c", 600)));
     assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
-    // The clock is ahead.
+    // The operator's clock is ahead, so the nodes have not been lost for long.
     let mut ahead = starting().node_lost("b", 600).node_lost("c", 600);
     ahead.observed.clock = ApiServerClock(Some(jiff::SignedDuration::from_secs(-590)));
     assert!(!begins(&ahead));
@@ -85,7 +87,8 @@ fn abandons_bootstrap_with_too_few_usable_volumes() {
     assert!(!begins(&open));
 }
 
-/// The plan must not deadlock on too many members while the only voter is the first to remove.
+/// The only voter must be replaced, and the cluster has too many members. The plan must not wait for either change
+/// forever.
 #[test]
 fn replaces_only_voter_after_learner_promotion() {
     let scene = Scene::formed(&["a"]).durable().claim_deleted("a");
@@ -94,7 +97,7 @@ fn replaces_only_voter_after_learner_promotion() {
     assert_eq!(scene.learner("b").size(1).changes(), [scene::promote("b")]);
 }
 
-/// Before etcd 3.4, the cluster has no quorum without the second member from its addition on.
+/// Before etcd 3.4, the second member joins as a voter. From its addition until it runs, the cluster has no quorum.
 #[test]
 fn starts_second_voter_from_local_list_of_first() {
     let entry = |id, name: &str, joined| Member {
@@ -143,7 +146,7 @@ fn starts_second_voter_from_local_list_of_first() {
     );
 }
 
-/// A stale write of another process recreates no Service under a used name.
+/// A delayed write of another process must not create a Service again under a used name.
 #[test]
 fn opens_and_repairs_service_with_uid_precondition() {
     let mut scene = three();

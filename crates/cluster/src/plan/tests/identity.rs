@@ -1,4 +1,4 @@
-//! Records of the cluster's identity that were edited by hand (invariant 26).
+//! Records of the cluster's token and ID that a person edited (invariant 26).
 
 use etcd::ClusterId;
 
@@ -41,10 +41,10 @@ fn invariant_26_record_of_another_cluster_id_is_corrected_from_marks() {
     assert_eq!(*cluster_id, marked);
 }
 
-/// Which of two contradicting marks is right is unknown. A record that contradicts them in both values may belong to
-/// another cluster.
+/// If marks contradict each other, the correct one is unknown. If the record differs from the marks in both values, the
+/// marks may belong to another cluster.
 #[test]
-fn invariant_26_record_is_kept_if_marks_differ_or_share_nothing_with_it() {
+fn invariant_26_keeps_record_if_marks_are_ambiguous() {
     let corrects = |scene: &Scene| {
         let is_record = |write: &Write| {
             matches!(

@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
 
 impl Scene {
-    /// The member does not answer clients, and reports its health.
+    /// The member does not answer clients, but reports on its health listener that it follows the leader.
     pub(crate) fn follows(mut self, member: &str) -> Self {
         let pulse = Pulse {
             member_id: MemberId(u64::from(member.as_bytes()[0])),
@@ -67,14 +67,14 @@ fn invariant_24_promotes_following_learner_before_it_serves() {
     assert_eq!(promoted(&both.follows("e")), ["d"]);
 }
 
-/// Invariants 4 and 24: the member itself must report it, during this reconcile.
+/// Invariants 4 and 24: a promotion requires a report of the learner itself, read in the same reconcile.
 #[test]
 fn invariant_24_promotes_no_learner_without_current_health_report() {
     let scene = || Scene::formed(&["a"]).size(3).learner("d").follows("d");
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
     let behind = |scene: Scene| scene.pulse("d", |pulse| pulse.raft_applied_index = 89);
-    // A learner remembers its leader forever, whether or not they are connected.
+    // A disconnected learner still reports the last known leader.
     let cut_off = |scene: Scene| scene.pulse("d", |pulse| pulse.peers.clear());
     let silent = |mut scene: Scene| {
         scene.observed.pulses.clear();
@@ -85,7 +85,7 @@ fn invariant_24_promotes_no_learner_without_current_health_report() {
         scene.observed.pods.get_mut("d").unwrap().terminating = true;
         scene
     };
-    // The member's own entry is not committed yet.
+    // The entry with which the learner publishes its client URLs is not committed yet.
     let unjoined = |mut scene: Scene| {
         if let Seen::Known(list) = &mut scene.observed.members {
             list.members[1].client_urls.clear();
@@ -111,27 +111,28 @@ fn invariant_24_promotes_no_learner_without_current_health_report() {
     let serves = || Scene::formed(&["a"]).size(3).learner("d");
     assert_eq!(promoted(&serves()), ["d"]);
     assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
-    // No promotion if the member answers clients and reports another index there.
+    // The learner answers clients, and its status shows that it is behind.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
     assert_eq!(promoted(&answers), [] as [&str; 0]);
 }
 
-/// Invariants 4 and 24: a learner never gives up its leader, so its answers to clients do not prove a connection.
+/// Invariants 4 and 24: a learner reports the last known leader even without a connection, so its answers to clients do
+/// not prove a connection.
 #[test]
 fn invariant_24_promotes_no_disconnected_learner() {
-    let told = |change: &dyn Fn(&mut Pulse)| {
+    let reports = |change: &dyn Fn(&mut Pulse)| {
         let mut scene = Scene::formed(&["a"]).size(3).learner("d");
         let says = scene.clone().follows("d").pulse("d", change);
         scene.observed.pulses = says.observed.pulses;
         scene
     };
-    assert_eq!(promoted(&told(&|_| {})), ["d"]);
-    let cut_off = told(&|pulse| pulse.peers = [MemberId(7)].into());
+    assert_eq!(promoted(&reports(&|_| {})), ["d"]);
+    let cut_off = reports(&|pulse| pulse.peers = [MemberId(7)].into());
     assert_eq!(promoted(&cut_off), [] as [&str; 0]);
     assert!(cut_off.waits().contains(&Reason::LearnerCutOff));
-    // The report comes from an unknown member.
-    let other = told(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
+    // The report of another member is ignored, so it proves no lost connection.
+    let other = reports(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
     assert_eq!(promoted(&other), ["d"]);
     // Another learner is promoted in the meantime.
     assert_eq!(promoted(&cut_off.learner("e")), ["e"]);
@@ -152,7 +153,7 @@ fn serving_unjoined_learner_is_not_reported_down() {
     assert!(said(&scene.down("d")).contains("is not running yet"));
 }
 
-/// Invariants 2 and 24: a promotion needs only Raft's quorum, in which the voter already takes part.
+/// Invariants 2 and 24: a promotion needs only a quorum in Raft. The joining voter already takes part in Raft.
 #[test]
 fn invariant_24_joining_voter_counts_for_next_promotion() {
     let scene = || Scene::formed(&["a", "b"]).size(3).learner("d");
@@ -162,7 +163,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // A voter that has been drained for long without serving has a problem.
+    // A voter that has not served for too long after its promotion does not count any more.
     let late = Role::Busy {
         since: scene::at(970),
     };
@@ -170,8 +171,8 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
     assert_eq!(promoted(&late), [] as [&str; 0]);
     assert!(late.waits().contains(&Reason::MemberUnhealthy));
     // Invariant 19: a voter that is silent because of its defragmentation does not count either.
-    let told = scene().joining("b").defragmented("b").follows("d");
-    assert_eq!(promoted(&told), [] as [&str; 0]);
+    let defragmenting = scene().joining("b").defragmented("b").follows("d");
+    assert_eq!(promoted(&defragmenting), [] as [&str; 0]);
     // A voter that served before and does not serve now is down, whatever its health listener reports.
     let down = scene().follows("b");
     assert_eq!(promoted(&down), [] as [&str; 0]);
@@ -180,7 +181,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
 
 #[test]
 fn invariant_24_joining_voter_counts_only_for_promotions() {
-    // It does not count for a removal.
+    // The joining voter does not count for a removal.
     let dead = Scene::formed(&["a", "b", "c"])
         .durable()
         .joining("b")
@@ -188,11 +189,11 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
         .without_claim("c");
     assert_eq!(dead.changes(), []);
     assert!(dead.waits().contains(&Reason::QuorumAtRisk));
-    // It receives no requests.
+    // The joining voter receives no client requests.
     let grows = Scene::formed(&["a", "b"]).size(3).learner("d").joining("b");
     let via = grows.plan().step.change.unwrap().via;
     assert_eq!(via, ["a"]);
-    // It does not become leader.
+    // The joining voter does not become leader.
     let to = |scene: Scene| match scene.node_lost("c", 100).changes().as_slice() {
         [Write::MoveLeader { to, .. }] => to.clone(),
         other => panic!("{other:?}"),
@@ -200,7 +201,7 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
     let five = || Scene::formed(&["a", "b", "c", "d", "e"]).leader("c");
     assert_eq!(to(five()), "a");
     assert_eq!(to(five().joining("a")), "b");
-    // No member is added in the meantime.
+    // No member is added until the joining voter serves.
     let more = Scene::formed(&["a", "b"])
         .size(3)
         .joining("b")
@@ -239,7 +240,7 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     });
     let new = ready(Scene::formed(&["a", "b"]).follows("b")).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), busy)]);
-    // Also if no report is available at the moment.
+    // The result is the same without a health report.
     let mut silent = new.clone();
     silent.observed.pulses.clear();
     assert_eq!(roles(&silent), [("b".to_owned(), busy)]);
@@ -252,12 +253,12 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     assert_eq!(roles(&at_once), [("b".to_owned(), Some(Role::Voter))]);
 }
 
-/// Invariant 22: labels are written concurrently.
+/// Invariant 22: the labels of one plan are written concurrently, so the substitute must be an endpoint before.
 #[test]
 fn invariant_22_drains_no_member_before_its_substitute_is_endpoint() {
-    let told = |scene: Scene| scene.defragmented("a");
-    let new = told(Scene::formed(&["a", "b"])).role("b", Role::Learner);
+    let defragmenting = |scene: Scene| scene.defragmented("a");
+    let new = defragmenting(Scene::formed(&["a", "b"])).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), Some(Role::Voter))]);
-    let back = told(Scene::formed(&["a", "b"])).role("b", out());
+    let back = defragmenting(Scene::formed(&["a", "b"])).role("b", out());
     assert_eq!(roles(&back), [("b".to_owned(), Some(Role::Voter))]);
 }

@@ -71,7 +71,7 @@ fn problem(scene: &Scene) -> Option<String> {
     kept.next().map(|problem| problem.message)
 }
 
-/// `etcdctl member remove` by mistake.
+/// A person ran `etcdctl member remove` by mistake.
 #[test]
 fn invariant_25_keeps_and_annotates_volume_of_externally_removed_member() {
     let scene = vanished(three(), &["c"]);
@@ -84,14 +84,14 @@ fn invariant_25_keeps_and_annotates_volume_of_externally_removed_member() {
     assert!(matches!(&reserved.changes()[..], [Write::AddMember { member, .. }] if member == "n"));
 }
 
-/// `--force-new-cluster` by hand.
+/// A person started a member with `--force-new-cluster`.
 #[test]
 fn invariant_25_keeps_volumes_of_vanished_majority() {
     let scene = vanished(three(), &["b", "c"]);
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     let expected = ["b", "c"].map(|name| (name.to_owned(), Some(since(0, true))));
     assert_eq!(notes(&scene), expected);
-    // The cluster is complete again, and much time has passed: the volumes still exist.
+    // The cluster is complete again, and the grace period has passed. The volumes still exist.
     let mut whole = Scene::formed(&["a", "d", "e"]).durable().aged();
     for member in ["b", "c"] {
         whole = noted(whole.with_disk(member), member, since(900_000, true));
@@ -99,7 +99,7 @@ fn invariant_25_keeps_volumes_of_vanished_majority() {
     let whole = hashed(whole, |_| 7);
     assert_eq!(whole.writes(), []);
     assert!(problem(&whole).unwrap().contains("kubectl delete pvc b c"));
-    // Deletion of the PVCs is the decision of the person.
+    // A person deletes the PVCs.
     let decided = whole.without_claim("b").without_claim("c");
     assert_eq!(problem(&decided), None);
 }
@@ -125,7 +125,7 @@ fn deletes_kept_volume_after_comparison_and_grace_period() {
     };
     assert_eq!(deleted_volumes(&hashed(whole(301), |_| 7)), ["c"]);
     assert_eq!(problem(&hashed(whole(301), |_| 7)), None);
-    // The data are compared after the grace period, and not before.
+    // The plan requests the hashes only after the grace period.
     assert_eq!(whole(301).plan().asks, Some(100));
     assert_eq!(whole(200).plan().asks, None);
     for kept in [
@@ -143,7 +143,7 @@ fn deletes_kept_volume_after_comparison_and_grace_period() {
 #[test]
 fn records_removal_on_pvc_before_removing_member() {
     let scene = three().without_pod("b").claim_deleted("b");
-    // A PVC that is being deleted needs no note: a person has decided.
+    // A PVC that is being deleted needs no note, because a person has decided to delete it.
     assert_eq!(scene.all_changes(), [scene::remove("b")]);
     let shrinks = three().size(1).leader("a");
     let changes = shrinks.all_changes();
@@ -182,7 +182,8 @@ fn removes_removal_note_from_staying_member() {
     assert_eq!(notes(&shrinks), []);
 }
 
-/// Otherwise two clusters would serve: the old one from the kept volumes, and the one that continued.
+/// With pods on the kept volumes, two clusters could serve: the old one, and the one that continued without these
+/// members.
 #[test]
 fn invariant_25_starts_nothing_on_kept_volumes_without_quorum() {
     let scene = three().without_pod("b").without_pod("c").silent();

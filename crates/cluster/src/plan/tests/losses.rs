@@ -28,7 +28,7 @@ fn is_wanted(scene: &Scene) -> bool {
 
 // ---- a lost node ----
 
-/// Invariant 5 and its exception.
+/// Invariant 5 and its exception for unreachable disks.
 #[test]
 fn invariant_5_keeps_member_on_lost_node_until_timeout() {
     let early = three().node_lost("b", 59);
@@ -46,7 +46,7 @@ fn invariant_5_keeps_member_on_lost_node_until_timeout() {
     );
     let late = three().node_lost("b", 60);
     assert_eq!(late.changes(), [scene::remove("b")]);
-    // The volume stays until the member is removed, and the Service of its replacement is created in the meantime.
+    // The volume stays until the member is removed. The only write is the Service of the replacement.
     assert!(
         late.writes()
             .iter()
@@ -83,7 +83,7 @@ fn pod_stuck_in_termination_counts_as_lost_node() {
     assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
 }
 
-/// By a clock that is 90 s ahead, every terminating pod appears overdue by a minute.
+/// According to a clock that is 90 s ahead, every terminating pod is overdue by a minute.
 #[test]
 fn invariant_5_clock_ahead_replaces_no_member() {
     let ahead = |mut scene: Scene, seconds: i64| {
@@ -97,10 +97,10 @@ fn invariant_5_clock_ahead_replaces_no_member() {
         assert_eq!(scene.changes(), [scene::remove("b")]);
         let early = ahead(scene.clone(), 90);
         assert!(is_wanted(&early), "{:?}", early.changes());
-        // The operator does not poll in the meantime.
+        // Until the timeout by the API server's clock, the operator does not reconcile every second.
         assert!(early.plan().requeue > Duration::from_secs(1));
         assert_eq!(ahead(scene.clone(), 0).changes(), [scene::remove("b")]);
-        // A clock that is behind extends no timeout.
+        // A clock that is behind does not extend the timeout.
         assert_eq!(ahead(scene, -90).changes(), [scene::remove("b")]);
     }
 }
@@ -141,7 +141,7 @@ fn leftovers_on_lost_node_are_not_force_deleted() {
         gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
         "{gone:?}"
     );
-    // If both wait for an unreachable kubelet, the next member joins anyway.
+    // Pod and PVC wait for an unreachable kubelet. The next member joins nevertheless.
     let stuck = removed.stuck("b", 600).claim_deleted("b");
     assert_eq!(
         stuck.changes(),
@@ -166,7 +166,7 @@ fn removes_learner_on_lost_node_after_timeout() {
 }
 
 #[test]
-fn waits_equally_for_lost_member_without_volume() {
+fn lost_node_timeout_applies_without_volume() {
     let scene = |seconds| Scene::formed(&["a", "b", "c"]).node_lost("b", seconds);
     assert!(is_wanted(&scene(59)));
     assert_eq!(scene(60).changes(), [scene::remove("b")]);
@@ -242,7 +242,7 @@ fn invariant_3_keeps_damaged_data_while_quorum_needs_it() {
 
 #[test]
 fn crash_after_healthy_run_replaces_no_member() {
-    // The pod was ready after the last end: its message is obsolete.
+    // The pod was ready after the container's last end, so the message of that end is obsolete.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
         scene.observed.pods["b"].ending.as_ref().map(|end| end.at);
@@ -263,14 +263,14 @@ fn replaces_member_with_unknown_failure_after_timeout() {
 
 #[test]
 fn bad_setting_never_replaces_members_in_sequence() {
-    // Another voter is unhealthy too.
+    // Another voter is also unhealthy, so the cause may be a common setting.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
             .durable()
             .crashes("b", Cause::Failed("exit code 1".into()), 9, 600)
             .down("c")
     ));
-    // No other member was started with these settings, or with this image.
+    // No other member runs with these settings, or with this image, so they may be the cause.
     let mut settings = failing(9, 600);
     settings.observed.pods.get_mut("b").unwrap().spec_hash = Some("newer".into());
     assert!(is_wanted(&settings));
@@ -314,7 +314,7 @@ fn replaces_learner_with_damaged_data() {
 }
 
 #[test]
-fn reports_crash_loop_without_other_impact() {
+fn reports_short_crash_loop() {
     let mut scene = failing(3, 30);
     scene.observed.pods.get_mut("b").unwrap().trouble =
         Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));

@@ -1,4 +1,4 @@
-//! After a recovery or a restore in place: the remains of the former cluster, and the opening of the client Service.
+//! After a recovery or a restore in place: the remains of the old cluster, and the endpoints of the client Service.
 
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,7 +11,7 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Seen};
 
-/// The new cluster answers. Remains of the old one: the survivor with its volume, and another volume.
+/// The new cluster answers. The old cluster has left the survivor with its volume, and another volume.
 pub(super) fn recovered() -> Scene {
     let mut scene = Scene::formed(&["n"]).durable().size(3).leftover("a");
     scene = scene.with_disk("a").with_disk("b");
@@ -69,7 +69,8 @@ fn keeps_old_volumes_until_new_cluster_is_complete() {
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
-/// If the status is lost again, the remaining labels must identify the new cluster.
+/// The status may be lost later. Then the labels of the remaining objects must identify the new cluster, so the old
+/// cluster is deleted only after the new one is labeled.
 #[test]
 fn keeps_old_cluster_until_new_one_is_labeled() {
     let mut scene = recovered();
@@ -93,7 +94,7 @@ fn opens_client_service_once_old_pods_are_unreachable() {
     old.terminating = true;
     assert!(!scene.writes().contains(&open), "it is still ready");
     scene.observed.pods.get_mut("a").unwrap().ready = false;
-    // However long its node holds the pod.
+    // The old pod is not ready, so it is no endpoint, even if it is never deleted.
     assert!(scene.writes().contains(&open));
     // The seed of a recovery that was abandoned earlier is not an endpoint either.
     let mut given_up = scene.clone().leftover("x");
@@ -116,7 +117,7 @@ fn creates_no_pod_on_volume_of_old_cluster() {
     assert!(!destroys(&writes));
 }
 
-/// The annotation that approved the recovery stays, and names the old cluster.
+/// The annotation that approved the recovery stays. It names the ID of the old cluster, so it approves nothing.
 #[test]
 fn used_approval_starts_no_second_recovery() {
     let scene = approved(recovered());
@@ -145,8 +146,7 @@ fn replaced(keep_until: Option<i64>) -> Scene {
     scene
 }
 
-/// Invariant 9: the volumes of the replaced cluster stay until the new one is complete, and as long as the user
-/// wants.
+/// Invariant 9: the volumes of the replaced cluster stay until the new one is complete and `keepOldData` has passed.
 #[test]
 fn deletes_replaced_cluster_after_completion_and_retention() {
     let deletes_disk = |scene: &Scene| {
@@ -185,7 +185,7 @@ fn opens_client_service_once_replaced_members_are_unreachable() {
     assert!(scene.writes().contains(&open));
 }
 
-/// Invariant 1: the report of the replaced members says nothing about the new cluster.
+/// Invariant 1: the report in the status describes the replaced members, and not the new cluster.
 #[test]
 fn report_of_replaced_cluster_proves_no_loss() {
     let mut scene = leaderless(replaced(None));
@@ -201,7 +201,7 @@ fn report_of_replaced_cluster_proves_no_loss() {
     assert!(!destroys(&scene.writes()));
 }
 
-/// The volumes of a former cluster say nothing about the version of the new one.
+/// The version on the volumes of the old cluster is not the version of the new one.
 #[test]
 fn ignores_version_of_replaced_cluster() {
     let mut scene = replaced(None);

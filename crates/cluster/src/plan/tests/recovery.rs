@@ -1,4 +1,4 @@
-//! Lost quorums: reports, waiting times, and the approval of a new cluster from the remains.
+//! Lost quorums: reports, waiting times, and the approval of a new cluster with a survivor's data.
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
@@ -16,7 +16,7 @@ pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
-/// No quorum answers, for longer than the spec allows; these members are left, and know no leader.
+/// No quorum has answered for longer than `spec.recovery.after`. These members are left and know no leader.
 pub(super) fn loss(all: &[&str], left: &[&str]) -> Scene {
     let mut scene = Scene::formed(all);
     for member in all.iter().filter(|member| !left.contains(member)) {
@@ -145,7 +145,7 @@ fn lost_volumes_require_approval_for_recovery() {
         assert!(!scene.writes().iter().any(starts));
     }
     assert_eq!(begun(&approved(scene.clone())).unwrap().survivor, "a");
-    // An approved recovery also waits for volumes that may be restored, as long as it waits for members.
+    // During the waiting time, an approved recovery also waits for volumes that may be restored.
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
@@ -212,7 +212,7 @@ fn reports_approval_with_wrong_cluster_id() {
     assert!(begun(&padded).is_some(), "the same number");
 }
 
-/// An approval is valid for the loss in which it was given.
+/// An approval that was set before the loss of the quorum does not count.
 #[test]
 fn approval_before_quorum_loss_is_stale() {
     let mut early = approved(Scene::formed(&["a", "b", "c"]));
@@ -239,7 +239,7 @@ fn automatic_recovery_waits_for_configured_time() {
         early.observed.recovery.unavailable_since = since;
         assert_eq!(begun(&early), None);
         assert!(problem(&early, Reason::QuorumLost).contains("60 s"));
-        // An approval by a person does not wait.
+        // With an approval, the recovery does not wait for this time.
         assert!(begun(&approved(early)).is_some());
     }
 }
@@ -267,7 +267,8 @@ fn quorum_of_volumes_requires_approval_for_recovery() {
     let waits = scene.plan().waiting_for;
     assert!(waits[0].message.contains("If b, c are lost permanently"));
 
-    // A person may know that the nodes are destroyed; the other members still get their time.
+    // With an approval, the operator still waits for the other members, and then recovers: the person may know that the
+    // nodes are destroyed.
     assert!(begun(&approved(scene.clone())).is_some());
     let mut early = approved(scene);
     early.observed.recovery.unavailable_since = Some(at(990));
@@ -335,7 +336,7 @@ fn waits_for_starting_survivor_then_reports_it() {
     scene.observed.recovery.unavailable_since = Some(at(900));
     let record = begun(&scene).unwrap();
     assert_eq!(record.silent_members, ["b"]);
-    // Without an approval, the operator waits for the member without limit.
+    // Without an approval, the operator waits for the member without a limit.
     scene.observed.recovery.approval = None;
     assert_eq!(begun(&automatic(scene)), None);
 }
@@ -358,7 +359,7 @@ fn missing_report_proves_no_loss() {
     assert_eq!(begun(&scene), None);
 }
 
-/// Each list may be stale; a loss must be confirmed by all of them.
+/// Each list of voters may be stale, so all lists must confirm the loss.
 #[test]
 fn contradicting_lists_prevent_automatic_recovery() {
     let four = Scene::formed(&["a", "b", "c", "d"]).durable();

@@ -1,4 +1,4 @@
-//! Serving members to be replaced, removed leaders, and members that never started.
+//! Replacement of serving members, removal of leaders, and members that never started.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
@@ -44,7 +44,7 @@ fn deleted_pvc_replaces_member() {
 fn replaces_members_with_deleted_pvcs_one_by_one() {
     let both = three().claim_deleted("b").claim_deleted("c");
     assert_eq!(both.changes(), [scene::remove("b")]);
-    // The second member waits until the replacement of the first one is a voter.
+    // The second member is removed only when the replacement of the first one is a voter.
     let learner = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -134,7 +134,7 @@ fn replaces_member_with_pending_pod_and_missing_pvc() {
 }
 
 #[test]
-fn missing_pvcs_of_serving_members_keep_quorum() {
+fn replaces_serving_members_without_pvcs_one_by_one() {
     let scene = three()
         .without_claim("a")
         .without_claim("b")
@@ -142,7 +142,7 @@ fn missing_pvcs_of_serving_members_keep_quorum() {
     assert_eq!(
         hands_over(&scene).map(|(from, _)| from),
         Some("a".into()),
-        "one at a time, none of them lost yet"
+        "members that serve are replaced one at a time"
     );
     assert_eq!(scene.leader("c").changes(), [scene::remove("a")]);
 }
@@ -206,7 +206,7 @@ fn transfers_leadership_to_staying_member() {
 
 // ---- members that never started ----
 
-/// Invariant 3: the member has a vote that is never cast.
+/// Invariant 3: the unstarted member is a voter, so it raises the quorum, but never answers.
 #[test]
 fn reports_unstarted_foreign_member_with_remedy() {
     let scene = three().added_with_vote("elsewhere");
@@ -223,7 +223,7 @@ fn reports_unstarted_foreign_member_with_remedy() {
 
 #[test]
 fn starts_or_removes_own_unstarted_member() {
-    // With its Service, the member is started. Without its Service, it is removed, whether or not it is a voter.
+    // A member with a Service is started. A member without a Service is removed, whether it is a voter or a learner.
     let started = three().size(4).reserved("d").added("d");
     assert!(
         started
@@ -271,7 +271,7 @@ fn reports_risk_of_joining_voter_before_3_4() {
     assert!(next.contains("with a vote"), "{next}");
 }
 
-fn told(scene: Scene, member: &str, joins: bool) -> Scene {
+fn failing(scene: Scene, member: &str, joins: bool) -> Scene {
     let mut scene = scene.added_with_vote(member).starts(member).down(member);
     let pod = scene.observed.pods.get_mut(member).unwrap();
     pod.ready = false;
@@ -287,15 +287,15 @@ fn recreates_joining_member_with_stale_member_list() {
         .reserved("d")
         .marked("d");
     assert_eq!(
-        told(joining.clone(), "d", true).changes(),
+        failing(joining.clone(), "d", true).changes(),
         [scene::remove("d")]
     );
-    assert_eq!(told(joining, "d", false).changes(), []);
+    assert_eq!(failing(joining, "d", false).changes(), []);
     let durable = three().size(4).reserved("d").marked("d").with_disk("d");
-    let mut durable = told(durable, "d", true);
+    let mut durable = failing(durable, "d", true);
     durable.observed.pods.get_mut("d").unwrap().durable = true;
     assert!(
         durable.writes().contains(&scene::delete_pod("d")),
-        "made again on its disk"
+        "the pod is created again on its disk"
     );
 }

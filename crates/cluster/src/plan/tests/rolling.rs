@@ -94,14 +94,14 @@ impl Scene {
     }
 
     /// The pods have a flag that 3.5 does not know.
-    fn of_the_first_release(mut self) -> Self {
+    fn with_max_learners_flag(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.flags = ["--max-learners".to_owned()].into();
         }
         self
     }
 
-    /// The other members are far ahead in the log.
+    /// This member is far behind the others in the log.
     fn lags(mut self, member: &str) -> Self {
         for (name, seen) in &mut self.observed.statuses {
             if let Seen::Known(status) = seen {
@@ -226,7 +226,7 @@ fn rollback_reaches_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // The same holds for a corrected version.
+    // A corrected version also reaches the broken member first.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
@@ -234,7 +234,7 @@ fn rollback_reaches_broken_member_first() {
 
 #[test]
 fn failed_last_member_allows_rollback_of_others() {
-    // The old version of the member is known, so the cluster version cannot have changed.
+    // The member has not run the new version, so etcd cannot have raised the cluster version.
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
@@ -247,7 +247,7 @@ fn rolls_back_single_member_without_quorum() {
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());
     assert_eq!(patched(&scene), one("a", "3.5.35"));
-    // A silent member without that problem is not changed.
+    // If the member does not answer for another reason, its image is not changed.
     scene.observed.pods.get_mut("a").unwrap().trouble = None;
     assert_eq!(patched(&scene), []);
 }
@@ -312,14 +312,14 @@ fn downgrade_changes_images_in_place() {
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
 
-/// Flags cannot be changed in place: 3.5 does not know `--max-learners`.
+/// etcd 3.5 does not know `--max-learners`, and the flags of a running pod cannot change.
 #[test]
 fn recreates_pod_with_unknown_flags_on_its_volume() {
     let scene = Scene::formed(&["a", "b", "c"]).durable();
     let scene = scene
         .all_run("3.6.16")
         .wants("3.5.35")
-        .of_the_first_release();
+        .with_max_learners_flag();
     let scene = scene.allowed("3.5", "3.5.0").compared();
     let writes = scene.drained().writes();
     assert!(
@@ -331,7 +331,7 @@ fn recreates_pod_with_unknown_flags_on_its_volume() {
 
 #[test]
 fn learner_joins_before_removal_of_member_without_volume() {
-    let scene = towards("3.6.16", "3.5.35").of_the_first_release();
+    let scene = towards("3.6.16", "3.5.35").with_max_learners_flag();
     let scene = scene.allowed("3.5", "3.5.0").compared();
     let writes = scene.writes();
     assert!(
@@ -339,7 +339,7 @@ fn learner_joins_before_removal_of_member_without_volume() {
             .iter()
             .any(|write| matches!(write, Write::DeletePod { .. }))
     );
-    // A Service is created for the replacement, and no member is removed.
+    // The operator creates a Service for the replacement, and removes no member yet.
     assert!(scene.changes().is_empty(), "{:?}", scene.changes());
     assert!(
         writes
@@ -379,7 +379,8 @@ fn rolls_settings_that_need_new_pods() {
     );
 }
 
-/// A new pod with an unavailable version has no record of another version: a cluster of one could not be rolled back.
+/// A new pod has no record of the previous version. If its version were unavailable, a cluster of one could not be
+/// rolled back.
 #[test]
 fn changes_minor_release_before_recreating_pod() {
     let differ = |mut scene: Scene| {
@@ -398,7 +399,7 @@ fn changes_minor_release_before_recreating_pod() {
         (patched(&scene), deleted(&scene)),
         (vec![], vec!["b".into()])
     );
-    // Within the same minor release, any pod can be rolled back from an unavailable version.
+    // Within one minor release, the operator can roll back every pod, so it recreates the pod at once.
     let scene = differ(towards("3.5.25", "3.5.35"));
     assert_eq!(
         (patched(&scene), deleted(&scene)),
@@ -407,7 +408,7 @@ fn changes_minor_release_before_recreating_pod() {
 }
 
 #[test]
-fn repository_with_other_name_is_another_image() {
+fn changed_repository_changes_image() {
     let mut scene = Scene::formed(&["a", "b", "c"]).compared();
     scene.desired.repository = "registry.local/etcd".into();
     assert_eq!(patched(&scene), one("b", "3.6.16"));
@@ -423,8 +424,8 @@ fn learners_join_one_by_one_without_max_learners_flag() {
     assert_eq!(scene.changes().len(), 1);
 }
 
-/// Regression: after a rollback between the end of the old container and the start of the new one, no restart was
-/// counted.
+/// Regression: the user rolled back between the end of the old container and the start of the new one. The kubelet
+/// counted no restart, so the rollback did not complete.
 #[test]
 fn rollback_before_first_start_completes() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
@@ -436,7 +437,7 @@ fn rollback_before_first_start_completes() {
     assert_eq!(back, Some(-1));
 }
 
-/// Regression: a member that blocks all other steps must be repaired first.
+/// Regression: the broken member blocks all other steps, so it must be rolled back first.
 #[test]
 fn rolls_back_broken_member_while_another_is_missing() {
     let scene = Scene::formed(&["a", "b", "c"])
@@ -452,7 +453,8 @@ fn rolls_back_broken_member_while_another_is_missing() {
     assert_eq!(patched(&scene), one("b", "3.5.35"));
 }
 
-/// Regression: no member is replaced while one is down, and the member that is down must be replaced as well.
+/// Regression: the member that is down must be replaced, but no member is replaced while one is down. The rollback
+/// resolves this deadlock.
 #[test]
 fn rolls_back_broken_member_before_replacing_it() {
     let scene = towards("3.5.35", "3.5.35").compared().durable();
@@ -476,7 +478,7 @@ fn rolls_back_broken_member_before_replacing_it() {
     assert_eq!(patched(&scene), one("b", "3.5.35"));
 }
 
-/// Regression: the version of a removed member is not a version of the cluster.
+/// Regression: the operator counted the version of a removed member as a version of the cluster.
 #[test]
 fn version_of_removed_member_permits_no_downgrade() {
     let scene = towards("3.5.35", "3.4.23").compared();
@@ -505,7 +507,7 @@ fn invariant_18_waits_for_cluster_version_before_next_minor() {
     assert_eq!(patched(&scene), one("b", "3.7.3"));
 }
 
-/// Regression: an image does not repair unreadable data, and the operator would wait for the member forever.
+/// Regression: the operator waited forever for a member with unreadable data to become healthy with the old image.
 #[test]
 fn replaces_rolled_back_member_with_unreadable_data() {
     let broken = |from: &str| {
@@ -513,7 +515,7 @@ fn replaces_rolled_back_member_with_unreadable_data() {
         scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)
     };
     assert_eq!(broken("3.5.35").changes(), [], "the way back may be shut");
-    // No release of the same minor reads the data differently.
+    // All releases of one minor release read the same data.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
@@ -524,7 +526,7 @@ fn replaces_member_unreadable_by_both_minor_releases() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
-    // The image is still corrected: it may be the reason why the data is unreadable.
+    // The operator first corrects the image, because the image may be the reason why the data is unreadable.
     assert_eq!(patched(&scene), one("b", "3.5.35"));
     let noted = |scene: &Scene| {
         let writes = scene.writes();
@@ -573,13 +575,13 @@ fn error_of_former_image_replaces_no_member() {
         scene.changes()
     };
     assert_eq!(started(2), [], "the first start of the new image");
-    // The kubelet had begun the next start of the old container before it saw the change.
+    // The kubelet restarted the old container once more before it saw the new image.
     assert_eq!(started(3), [], "the first start of the new image");
     assert_eq!(started(4), [scene::remove("b")]);
 }
 
-/// Both writes would run concurrently: the record of the next change could be removed, or that of the last change
-/// kept.
+/// Both writes concern the same annotation and would be sent concurrently. The record of the next change could be
+/// removed, or the record of the last change could stay.
 #[test]
 fn clears_change_record_before_next_change() {
     let noted = |changed: Option<Changed>| {
@@ -617,7 +619,8 @@ fn failing_new_image_is_rolled_back_without_replacement() {
     assert_eq!(noted, Some(("3.6.17", false)));
 }
 
-/// Regression: a learner is changed only if it has failed already, so it does not wait for another image.
+/// Regression: the operator changes the image of a learner only after the learner has failed. It must not wait for
+/// another image then.
 #[test]
 fn replaces_learner_that_fails_with_both_images() {
     let failed = |scene: Scene, member: &str, seconds: i64| {
@@ -630,9 +633,9 @@ fn replaces_learner_that_fails_with_both_images() {
     };
     assert_eq!(failed(learner("3.5.25"), "d", 59), []);
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
-    // No voter runs the version for which the learner was made.
+    // No voter runs the version with which the learner was created.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
-    // A voter is repaired by setting the version back.
+    // A voter is not replaced, because setting the version back repairs it.
     let voter = towards("3.5.25", "3.5.35").changed("b", "3.5.25", "3.5.35");
     assert_eq!(failed(voter, "b", 60), []);
 }

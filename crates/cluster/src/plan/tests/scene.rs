@@ -1,4 +1,4 @@
-//! A builder for realistic observed states, used by all scenarios. Members have letters as names, in order of age.
+//! Builds observed states of a cluster for all scenarios. Members have letters as names, in order of age.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub(crate) fn at(seconds: i64) -> Timestamp {
 }
 
 impl Scene {
-    /// A new object.
+    /// A new EtcdCluster, without objects.
     pub(crate) fn nothing(size: usize) -> Self {
         let desired = Desired {
             size,
@@ -118,7 +118,7 @@ impl Scene {
         scene
     }
 
-    /// All objects exist and the pods run; etcd does not answer yet.
+    /// All objects exist and the pods run, but etcd does not answer yet.
     pub(crate) fn starting(members: &[&str]) -> Self {
         let mut scene = Self::begun(members);
         for member in members {
@@ -311,7 +311,7 @@ impl Scene {
         })
     }
 
-    /// The pod runs and its etcd does not answer.
+    /// The pod runs, but its etcd does not answer.
     pub(crate) fn down(mut self, member: &str) -> Self {
         self.observed
             .statuses
@@ -351,7 +351,7 @@ impl Scene {
         self
     }
 
-    /// The PVC exists and its volume is lost.
+    /// The PVC exists, but its volume is lost.
     pub(crate) fn volume_lost(mut self, member: &str) -> Self {
         self.observed.disks.get_mut(member).unwrap().lost = true;
         self
@@ -363,7 +363,7 @@ impl Scene {
         self
     }
 
-    /// Adds a PVC, whatever other objects exist.
+    /// Adds a PVC, even if the member has no other object.
     pub(crate) fn with_disk(mut self, member: &str) -> Self {
         let disk = disk(member, self.observed.cluster_id);
         self.observed.disks.insert(member.into(), disk);
@@ -410,7 +410,7 @@ impl Scene {
         self
     }
 
-    /// A Service without a mark.
+    /// The member's Service exists and has no mark.
     pub(crate) fn reserved(mut self, member: &str) -> Self {
         let service = Service {
             uid: format!("service-{member}"),
@@ -462,7 +462,7 @@ impl Scene {
             .pod(member, Role::Voter)
     }
 
-    /// The same pods, created earlier.
+    /// All pods were created at the same, earlier time.
     pub(crate) fn aged(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.created = at(900);

@@ -71,7 +71,7 @@ fn changes_labels_and_annotations_without_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // No container ends, so the quorum does not matter.
+    // No container restarts, so the change does not wait for a healthy quorum.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 

@@ -3,7 +3,7 @@
 use crate::plan::tests::scene::{self, Scene};
 use crate::snapshot::{Cause, Ending};
 
-/// etcd runs in every pod; the pods of these members have never been ready.
+/// etcd runs in every pod, but the pods of these members have never been ready.
 fn late(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         let pod = scene.observed.pods.get_mut(*member).unwrap();
@@ -25,14 +25,15 @@ fn member_with_late_sidecar_counts_as_healthy() {
     }
 }
 
-/// A learner that has caught up is promoted; a container other than etcd does not delay the quorum.
+/// A container other than etcd must not delay the promotion of a learner that has caught up.
 #[test]
 fn promotes_learner_with_late_sidecar() {
     let scene = Scene::formed(&["a", "b"]).size(3).aged().learner("d");
     assert_eq!(late(scene, &["d"]).changes(), [scene::promote("d")]);
 }
 
-/// The pod has not been ready for long, but its etcd was: see `observe/sidecars.rs`.
+/// The pod has not been ready for a long time because of its sidecar, but etcd answered meanwhile: see
+/// `observe/sidecars.rs`.
 #[test]
 fn restarted_member_with_late_sidecar_is_not_lost() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");

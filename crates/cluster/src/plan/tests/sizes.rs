@@ -1,4 +1,4 @@
-//! Scaling up and down, also if the target changes midway.
+//! Scaling up and down, including changes of the target before it is reached.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
@@ -130,7 +130,7 @@ fn seed_grows_by_learners_to_desired_size() {
         scene.desired.first = 1;
         scene.size(3)
     };
-    // One member is recorded, started alone, and forms the cluster.
+    // The operator records and starts one member, which forms the cluster.
     let begun = seed(Scene::begun(&["a"]));
     let starts = begun.writes().into_iter().filter_map(|write| match write {
         Write::CreatePod(start) => Some(start),
@@ -144,12 +144,13 @@ fn seed_grows_by_learners_to_desired_size() {
         seed(formed).writes()[0],
         Write::RecordClusterId { .. }
     ));
-    // Then the others join: Services first, both as learners at once. A single voter has no connection to wait for.
+    // Then both other members join at once as learners, after their Services exist. With a single voter, etcd's rule of
+    // five seconds does not apply.
     let alone = seed(Scene::formed(&["a"]).young("a"));
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
-    // A failed seed bootstrap restarts as a seed bootstrap.
+    // If the bootstrap with one seed fails, the operator starts it again with one seed.
     let lost = seed(Scene::starting(&["a"]).without_pod("a"));
     let chains = lost.plan().step.chains;
     assert_eq!(scene::begun(&chains), Some((1, "1")));
@@ -179,7 +180,7 @@ fn smaller_target_removes_all_learners_first() {
         panic!("{:?}", scene.changes())
     };
     assert!(member == "g" || member == "h", "{member}");
-    // A member that is about to be removed or is unwanted is not started.
+    // A member that is not needed any more is not started.
     assert!(
         !scene
             .writes()
@@ -189,7 +190,7 @@ fn smaller_target_removes_all_learners_first() {
 }
 
 #[test]
-fn reaches_and_leaves_even_sizes() {
+fn scales_to_and_from_even_sizes() {
     assert_eq!(
         Scene::formed(&["a", "b", "c"])
             .size(4)
@@ -219,7 +220,8 @@ fn reaches_and_leaves_even_sizes() {
     assert_eq!(down.changes(), []);
 }
 
-/// A joining member asks the others before it answers them: two that start together would wait for each other.
+/// A joining member requests answers from the others before it answers requests. Two members that start together would
+/// wait for each other.
 #[test]
 fn concurrent_joiners_open_services_after_all_have_asked() {
     let opened = |scene: &Scene| {
@@ -234,7 +236,7 @@ fn concurrent_joiners_open_services_after_all_have_asked() {
         scene = scene.added(member).leftover(member).young(member);
         scene.observed.services.get_mut(member).unwrap().closed = true;
     }
-    // Their containers run; only their etcds can report that they have asked.
+    // The containers run, but only etcd's health listener shows that the requests are done.
     assert_eq!(opened(&scene), [false; 2]);
     let half = scene.clone().follows("d");
     assert_eq!(opened(&half), [false; 2]);
@@ -243,7 +245,7 @@ fn concurrent_joiners_open_services_after_all_have_asked() {
     let mut unfound = Scene::formed(&["a"]).size(3).learner("d").follows("d");
     unfound.observed.services.get_mut("d").unwrap().closed = true;
     assert_eq!(unfound.changes(), []);
-    // The operator has no access to their health listeners.
+    // Without access to the health listeners, the operator waits two seconds after the start of the containers.
     let ran = |mut scene: Scene, seconds: i64| {
         for member in ["d", "e"] {
             let pod = scene.observed.pods.get_mut(member).unwrap();
@@ -253,11 +255,11 @@ fn concurrent_joiners_open_services_after_all_have_asked() {
     };
     assert_eq!(opened(&ran(scene.clone(), 1)), [false; 2]);
     assert_eq!(opened(&ran(scene.clone(), 2)), [true; 2]);
-    // No member depends on the pod of another for long.
+    // A member whose pod does not start delays the others only until the time limit.
     let half = half.not_running("e");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.aged()), [true; 2]);
-    // A member that joins several voters, or joins alone, is reachable from the beginning.
+    // The Service of a member that joins alone, or joins several voters, has endpoints from the beginning.
     for (voters, size) in [(&["a"][..], 2), (&["a", "b", "c"], 5)] {
         let chains = Scene::formed(voters).size(size).plan().step.chains;
         let reserved = scene::reserved(&chains);

@@ -1,4 +1,4 @@
-//! Switches TLS on and off while members run. The planner may die after every write.
+//! Switches TLS on and off while members run. The operator may crash after every write.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl World {
         world
     }
 
-    /// Replaces one member by a new one, which gets the URL of a stage.
+    /// Replaces one member by a new one with the peer URL of a stage.
     fn join(&mut self, name: &str, stage: PeerStage) {
         let (tls, port) = stage.usual();
         let scheme = if tls { "https" } else { "http" };
@@ -133,7 +133,7 @@ impl World {
                     listens(stage, &url),
                     "{name}, {stage:?}, does not listen at {url}"
                 );
-                // The same holds for a restart at this moment.
+                // After a restart at this moment, the member must listen there too.
                 assert!(listens(at, &url), "{name} would come back as {at:?}: {url}");
                 for (other, mode) in &modes {
                     let knows = mode.maker == modes[name].maker && mode.peers > PeerStage::Plain;
@@ -198,7 +198,7 @@ fn invariant_23_every_member_is_dialed_where_it_listens() {
     }
 }
 
-/// The first write of a switch records how members start, in case the process dies.
+/// The first write of a switch records the TLS settings, so that the switch continues after a crash.
 #[test]
 fn records_tls_settings_before_changing_them() {
     let mut world = World::new("null");
@@ -251,7 +251,7 @@ fn tls_switch_waits_for_unhealthy_or_joining_members() {
     assert_eq!(grows.planned(), []);
 }
 
-/// Regression: a disconnected learner continues to answer clients, and names a leader that it cannot reach.
+/// Regression: a disconnected learner continues to answer clients, and still reports its last leader.
 #[test]
 fn invariant_23_tls_switch_waits_for_disconnected_learner() {
     let mut world = World::new("null");
@@ -282,7 +282,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
 }
 
 /// Regression: the seed of a recovery lost its pod before its TLS settings were recorded, and restarted with those of
-/// a newer spec. Learners dialed it where it did not listen.
+/// a newer spec. Learners dialed it at an address where it did not listen.
 #[test]
 fn invariant_23_dials_returned_member_at_its_new_listener() {
     let mut world = World::new("null");
@@ -299,7 +299,7 @@ fn invariant_23_dials_returned_member_at_its_new_listener() {
             (member.as_str(), urls.as_slice()),
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
-        // The member does not serve, or still runs with other settings.
+        // The URL does not change if the member does not serve, or still runs with the previous settings.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];
@@ -310,12 +310,12 @@ fn invariant_23_dials_returned_member_at_its_new_listener() {
         assert_eq!(world.planned(), []);
         world.modes.insert("b".to_owned(), TlsMode::of(None));
     }
-    // A URL that was set by hand stays.
+    // The operator keeps a URL that a person has set.
     *world.urls("b") = urls("http://b.example.com:12380");
     assert_eq!(world.planned(), []);
 }
 
-/// Members dial a changed URL at once, so the Service has the second port before.
+/// Members dial a changed URL at once, so the Service must have the second port before.
 #[test]
 fn changes_peer_urls_one_by_one_after_service_ports() {
     let stage = |stage| {

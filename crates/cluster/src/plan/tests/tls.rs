@@ -1,4 +1,4 @@
-//! Invalid certificates: no member is started with them, and no running member is changed because of them.
+//! Invalid certificates: the operator starts no member with them, and changes no running member because of them.
 
 use member::tls::{Fault, FaultKind, Purpose};
 
@@ -56,10 +56,10 @@ fn invariant_20_invalid_secret_changes_no_running_cluster() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
-    // A serving member is not removed for a replacement that could not start.
+    // The operator removes no serving member, because its replacement could not start.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
-    // The removal of a dead member loses nothing.
+    // A dead member is removed, because it serves nobody.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(
         with_fault(dead, Purpose::Peer).changes(),
@@ -67,8 +67,8 @@ fn invariant_20_invalid_secret_changes_no_running_cluster() {
     );
 }
 
-/// Invariant 20: a rollout to authorities that share nothing with those of the running members would fail at the
-/// first member, so it does not start.
+/// Invariant 20: the running members do not trust the new authorities. A rollout would fail at the first member, so the
+/// operator does not start it.
 #[test]
 fn invariant_20_abruptly_replaced_authorities_restart_no_member() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();

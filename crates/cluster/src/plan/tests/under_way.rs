@@ -1,4 +1,5 @@
-//! A recovery in progress: the seed is created next to the remains, and recorded once it serves.
+//! A recovery in progress: the operator creates the seed next to the old members, and records the new cluster when the
+//! seed serves.
 
 use api::cluster::RecoveryPhase;
 use etcd::{ClusterId, MemberId};
@@ -19,7 +20,7 @@ pub(super) fn under_way() -> Scene {
     scene
 }
 
-/// Adds the pod of the seed and its answers.
+/// A recovery whose seed has a pod and answers with this cluster ID and revision.
 fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
     let mut scene = under_way().leftover("n");
     let pod = scene.observed.pods.get_mut("n").unwrap();
@@ -61,7 +62,7 @@ fn creates_seed_behind_closed_client_service() {
     assert!(!destroys(&writes));
 }
 
-/// An operator that marked the Service and was suspended beyond its lease may still remove that mark.
+/// Another operator process may have set the mark, and may still remove it after its lease has ended.
 #[test]
 fn invariant_6_renews_mark_before_seed_pod() {
     let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
@@ -74,13 +75,13 @@ fn invariant_6_renews_mark_before_seed_pod() {
     let marked = under_way().reserved("n").marked("n");
     let (at, pod) = order(&marked);
     assert!(at.is_some_and(|at| at < pod));
-    // With its PVC, any process starts the seed on it.
+    // If the seed has a PVC, the operator starts the seed on it without renewing the mark.
     assert_eq!(order(&marked.with_disk("n")).0, None);
     assert_eq!(order(&under_way().reserved("n")).0, None);
     assert_eq!(order(&under_way()).0, None);
 }
 
-/// Invariants 9 and 16: one write makes the new cluster the recorded one.
+/// Invariants 9 and 16: one write replaces the record of the old cluster by that of the new one.
 #[test]
 fn records_new_cluster_once_seed_serves_survivor_data() {
     for revision in [100, 1_000_000_100] {
@@ -108,7 +109,8 @@ fn records_new_cluster_once_seed_serves_survivor_data() {
     );
 }
 
-/// Invariant 9: the data of the seed is lost with its pod, and may be the last copy. Another seed is created.
+/// Invariant 9: the operator creates another seed only if the survivor answers. Otherwise the seed's pod may have the
+/// last copy of the data.
 #[test]
 fn replaces_seed_with_lost_volume_if_survivor_answers() {
     let scene = answers(NEW, 100).with_disk("n").volume_lost("n");
@@ -121,8 +123,8 @@ fn replaces_seed_with_lost_volume_if_survivor_answers() {
     assert!(!destroys(&gone.writes()));
 }
 
-/// Invariant 16: clients may find the seed by the headless Service, and its acknowledged writes are discarded.
-/// Invariant 9: the data of the seed is also on the survivor, which answers; otherwise it may be the last copy.
+/// Invariant 16: clients of the headless Service could write to the abandoned seed, and these writes would be lost.
+/// Invariant 9: the seed is stopped only if the survivor, which has the same data, answers.
 #[test]
 fn stops_abandoned_seed_before_next_recovery() {
     let mut scene = answers(NEW, 100).with_disk("n").volume_lost("n");
@@ -130,7 +132,7 @@ fn stops_abandoned_seed_before_next_recovery() {
     scene.observed.recovery.record = given_up;
     let stops = |scene: &Scene| scene.writes().contains(&scene::delete_pod("n"));
     let keeps_claim = |scene: &Scene| !scene.writes().contains(&scene::delete_disk("n"));
-    // Whether or not another recovery is approved.
+    // The seed is stopped with and without an approval of the next recovery.
     let mut unwanted = scene.clone();
     unwanted.observed.recovery.approval = None;
     for scene in [&scene, &unwanted] {
@@ -138,18 +140,18 @@ fn stops_abandoned_seed_before_next_recovery() {
         assert_eq!(begun(scene), None);
         problem(scene, Reason::QuorumLost);
     }
-    // The survivor of the seed does not answer, and another survivor does.
+    // The survivor from which the seed has its data does not answer. Another survivor answers.
     let five = ["a", "b", "c", "d", "e"];
     let silent = approved(loss(&five, &["a", "b"])).down("a");
     let mut other = scene.clone();
     other.observed.pods.extend(silent.observed.pods);
     other.observed.statuses = silent.observed.statuses;
     assert!(!destroys(&other.writes()));
-    // Only the pod with the token of the recovery is stopped.
+    // A pod with another token is not the seed of this recovery, and is not stopped.
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
-    // The pod is terminating, and the recovery does not wait for its node.
+    // The next recovery begins when the pod of the seed is terminating, and does not wait for its node.
     let ending = scene.terminating("n");
     assert!(!destroys(&ending.writes()));
     assert_eq!(begun(&ending).unwrap().survivor, "a");
@@ -170,7 +172,7 @@ fn returning_quorum_cancels_recovery() {
     let recovery = cancelled.recovery.unwrap();
     assert_eq!(recovery.phase, RecoveryPhase::Cancelled);
 
-    // Then the seed is deleted, and the client Service opens after that.
+    // Then the operator deletes the seed, and afterwards adds the endpoints of the client Service.
     scene.observed.recovery.record = Some(recovery);
     scene.observed.recovery.stale_approval = cancelled.stale_approval;
     let writes = scene.writes();
@@ -190,7 +192,7 @@ fn recovery_selects_another_survivor_after_loss() {
     scene.observed.recovery.record = Some(cancelled);
     assert_eq!(begun(&scene).unwrap().survivor, "b");
 
-    // A survivor that stays silent is replaced after the timeout.
+    // If the survivor does not answer until the timeout, the operator selects another survivor.
     let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
     let mut record_of = record(RecoveryPhase::InProgress);
     for (began, given_up) in [(990, false), (900, true)] {

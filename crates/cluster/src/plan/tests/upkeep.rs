@@ -95,13 +95,13 @@ fn record(scene: &Scene) -> Option<DefragmentationStatus> {
     })
 }
 
-fn told(scene: &Scene) -> Vec<String> {
+fn requests(scene: &Scene) -> Vec<String> {
     let writes = scene.drained().writes().into_iter();
-    let told = writes.filter_map(|write| match write {
+    let requests = writes.filter_map(|write| match write {
         Write::Defragment { member, .. } => Some(member),
         _ => None,
     });
-    told.collect()
+    requests.collect()
 }
 
 fn problem(scene: &Scene) -> String {
@@ -152,7 +152,7 @@ fn compacts_full_database_first_if_spec_sets_retention() {
         "{writes:?}"
     );
     assert_eq!(record(&scene).unwrap().compacted_revision, Some(4000));
-    // The compacted revision is not compacted again, and no space is free: the limit of repetition.
+    // The revision is already compacted and no space is free, so the operator does not compact again.
     let mut over = run(Cause::NoSpace, &[]);
     over.compacted_revision = Some(4000);
     over.completion_time = Some(time(100));
@@ -170,7 +170,7 @@ fn delays_defragmentation_after_ineffective_run() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&Reason::DefragmentationWaits));
-    // A hundred seconds later, no more space can be freed than before.
+    // After 100 s, no additional space can be freed, so no run begins.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
     scene.observed.upkeep.record = Some(over.clone());
@@ -193,16 +193,16 @@ fn defragments_after_compaction_despite_reported_free_space() {
     assert_eq!(
         scene.waits(),
         [Reason::Compacting],
-        "it may show it in a moment"
+        "the members may report the freed space soon"
     );
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(record(&scene).unwrap().members[0].name, "b");
-    // Until the first member has freed space, the others would be defragmented without effect.
+    // The first defragmentation freed no space, so the operator does not defragment the other members.
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // Its current status shows free space, whatever was recorded: the next member follows, unless it has space.
+    // The member's current status shows free space, so the next member is defragmented, unless it has free space.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);
@@ -212,18 +212,18 @@ fn defragments_after_compaction_despite_reported_free_space() {
         sized(&mut roomy, member, 50, 50);
     }
     assert!(record(&roomy).unwrap().completion_time.is_some());
-    // Each member at most once.
+    // Each member is defragmented at most once in a run.
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // An old compaction is no reason for a scheduled run.
+    // A scheduled run does not depend on an old compaction.
     (compacted.cause, compacted.members) = (Cause::Schedule, Vec::new());
     scene.observed.upkeep.record = Some(compacted);
     assert!(record(&scene).unwrap().completion_time.is_some());
 }
 
 #[test]
-fn compacts_new_history_after_pause_following_ineffective_run() {
+fn pauses_compaction_after_ineffective_run() {
     let mut scene = full(100, 99);
     scene.desired.upkeep.keep_revisions = Some(0);
     let mut over = run(Cause::NoSpace, &[("b", true)]);
@@ -235,10 +235,13 @@ fn compacts_new_history_after_pause_following_ineffective_run() {
         scene.observed.upkeep.record = Some(over.clone());
         record(&scene).is_some()
     };
-    assert!(!ended(925, 945), "three times the twenty seconds it took");
+    assert!(
+        !ended(925, 945),
+        "the pause is three times the 20 s of the run"
+    );
     assert!(ended(915, 935));
-    assert!(!ended(970, 971), "half a minute at least");
-    assert!(ended(100, 400), "ten minutes at most");
+    assert!(!ended(970, 971), "the pause is at least 30 s");
+    assert!(ended(100, 400), "the pause is at most ten minutes");
 }
 
 #[test]
@@ -266,13 +269,13 @@ fn invariant_19_defragments_followers_one_by_one_then_leader() {
     let first = under_way(full(100, 20), &[]);
     assert_eq!(record(&first).unwrap().members[0].name, "b");
     assert_eq!(
-        told(&first),
+        requests(&first),
         Vec::<String>::new(),
-        "recorded before it is told"
+        "the member is recorded before the request"
     );
 
     let recorded = under_way(full(100, 20), &[("b", false)]);
-    assert_eq!(told(&recorded), ["b"]);
+    assert_eq!(requests(&recorded), ["b"]);
     assert_eq!(record(&recorded), None);
 
     let mut running = recorded.clone();
@@ -321,7 +324,7 @@ fn invariant_19_no_defragmentation_while_cluster_is_unsettled() {
 fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
     let recorded = || under_way(full(100, 20), &[("b", false)]);
     for scene in [recorded().leader("b"), recorded().down("c")] {
-        assert_eq!(told(&scene), Vec::<String>::new());
+        assert_eq!(requests(&scene), Vec::<String>::new());
         assert_eq!(record(&scene).unwrap().members, []);
     }
 }
@@ -341,12 +344,12 @@ fn invariant_19_removes_no_member_during_defragmentation() {
 
 #[test]
 fn failed_defragmentation_ends_the_run() {
-    let told = || under_way(full(100, 20), &[("b", false)]);
-    let mut failed = told();
+    let in_progress = || under_way(full(100, 20), &[("b", false)]);
+    let mut failed = in_progress();
     failed.observed.upkeep.call = Some(Call::Failed("no room".into()));
     let written = record(&failed).unwrap();
     assert_eq!(written.members[0].error.as_deref(), Some("no room"));
-    let died = told().not_running("b").terminating("b");
+    let died = in_progress().not_running("b").terminating("b");
     let written = record(&died).unwrap();
     assert!(written.members[0].error.is_some());
     let mut after = full(100, 20);
@@ -357,14 +360,14 @@ fn failed_defragmentation_ends_the_run() {
 /// From 3.6 on, a member does not even return its status during its defragmentation.
 #[test]
 fn waits_for_silent_member_during_defragmentation() {
-    let told = || under_way(full(100, 20), &[("b", false)]).down("b");
+    let in_progress = || under_way(full(100, 20), &[("b", false)]).down("b");
     for call in [None, Some(Call::Running), Some(Call::Done)] {
-        let mut scene = told();
+        let mut scene = in_progress();
         scene.observed.upkeep.call = call;
         assert_eq!((record(&scene), scene.changes()), (None, vec![]));
         assert!(scene.waits().contains(&Reason::Defragmenting));
     }
-    let mut ever = told();
+    let mut ever = in_progress();
     ever.observed.upkeep.record.as_mut().unwrap().members[0].start_time = time(0);
     let written = record(&ever).unwrap();
     assert_eq!(
@@ -391,7 +394,7 @@ fn defragments_by_share_of_free_bytes() {
     assert_eq!(scene.writes(), []);
     sized(&mut scene, "b", 90, 20);
     assert_eq!(record(&scene).unwrap().cause, Cause::Threshold);
-    // No second run within an hour, whatever the share is.
+    // No second run begins within an hour, even if the share of free bytes is high.
     let mut over = run(Cause::Threshold, &[("b", true)]);
     over.completion_time = Some(time(950));
     scene.observed.upkeep.record = Some(over);
@@ -401,7 +404,7 @@ fn defragments_by_share_of_free_bytes() {
 #[test]
 fn defragments_once_per_scheduled_time() {
     let mut scene = three(90, 20);
-    // The clock of the scenes shows 00:16:40.
+    // The time of all scenes is 00:16:40.
     scene.desired.upkeep.defragmentation = Some(Defragmentation {
         schedule: Some("15 0 * * *".into()),
         ..Defragmentation::default()

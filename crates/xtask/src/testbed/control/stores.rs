@@ -17,7 +17,7 @@ pub(crate) const GCS_PORT: u16 = 7071;
 
 /// Port of the Azure Blob Storage server.
 pub(crate) const ABS_PORT: u16 = 7072;
-/// Account of that server, and the key of the account, which is not a secret.
+/// Account of the Azure Blob Storage server, and its key, which is public.
 pub(crate) const ABS_ACCOUNT: &str = "testbed";
 pub(crate) const ABS_KEY: &str = "dGVzdGJlZA==";
 

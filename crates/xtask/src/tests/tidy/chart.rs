@@ -12,9 +12,10 @@ use serde_yaml_ng::Value;
 use super::documents::anchors;
 use super::root;
 
-/// The operators have the same settings: the README lists those of the first one.
+/// The keys of the operators in the values. All operators have the same settings, so the README lists only those of the
+/// first one.
 const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
-/// Longer defaults do not fit into a table.
+/// Maximum length of a default in the table of the README. A longer default is replaced by a reference.
 const LONGEST_DEFAULT: usize = 60;
 const TABLE: &str = "<!-- The table is generated: UPDATE=1 cargo test -p xtask chart -->\n";
 
@@ -41,7 +42,7 @@ fn resolved<'a>(schema: &'a Json, node: &'a Json) -> &'a Json {
     pointer.map_or(node, |pointer| schema.pointer(pointer).unwrap())
 }
 
-/// A value with its default.
+/// A chart value with its default and description.
 struct Leaf<'a> {
     path: String,
     default: &'a Value,
@@ -199,7 +200,7 @@ fn chart_readme_has_every_value() {
     );
 }
 
-/// The cases by which the end-to-end tests render the chart.
+/// Each value is set in at least one case with which the end-to-end tests render the chart.
 #[test]
 fn rendered_cases_set_every_chart_value() {
     let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));

@@ -9,7 +9,7 @@ use crate::prose::in_backticks;
 
 /// Number of known defects of coreos/etcd-operator v0.9.4.
 const DEFECTS: usize = 34;
-/// A name in backticks with fewer words can also be a field or a function.
+/// Minimum number of words in a test name. A shorter name in backticks can also be a field or a function.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
 fn page() -> String {
@@ -26,7 +26,7 @@ fn listed() -> Vec<Line> {
     found
 }
 
-/// Sources that enforce rules or test them. xtask does neither.
+/// All sources except xtask, which neither enforces nor tests invariants.
 fn product() -> Vec<Source> {
     let mut found = sources(&root()).unwrap();
     found.retain(|source| !source.path.starts_with("crates/xtask"));
@@ -54,7 +54,8 @@ fn conformance_names_files_with_tests() {
     assert!(wrong.is_empty(), "{PAGE}: {wrong:#?}");
 }
 
-/// A test name in the page would have to follow every rename of the test. `UPDATE=1` replaces the names by their files.
+/// The page names files, because a test name would become outdated with a rename. `UPDATE=1` replaces test names by
+/// their files.
 #[test]
 fn conformance_names_no_tests() {
     let page = page();
@@ -73,8 +74,7 @@ fn conformance_names_no_tests() {
     );
 }
 
-/// The page with the files of tests instead of their names. A test that names the invariant of its line is found without
-/// an entry.
+/// The page with test names replaced by files. A test that names the invariant of its line needs no entry.
 fn with_files(page: &str, sources: &[Source]) -> String {
     let lines = page.lines().map(|line| match lines(line).pop() {
         Some(entry) => row_with_files(line, &entry, sources),
@@ -163,7 +163,8 @@ fn each_invariant_is_named_by_code_and_test() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// The entries of the invariants in docs/architecture.md name a file that enforces the invariant and a file that tests it.
+/// The entries of the invariants in docs/architecture.md name a file that enforces the invariant and a file that tests
+/// it.
 #[test]
 fn architecture_names_place_and_test_of_each_invariant() {
     let architecture = fs::read_to_string(root().join("docs/architecture.md")).unwrap();

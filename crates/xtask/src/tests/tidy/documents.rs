@@ -92,7 +92,7 @@ fn named_sources(text: &str) -> Vec<&str> {
     in_backticks(text).filter(is_path).collect()
 }
 
-/// Decision records are not checked: they describe the sources at the time of the decision.
+/// ADRs are not checked, because they describe the sources at the time of the decision.
 #[test]
 fn source_files_named_in_documents_exist() {
     let mut sources = Vec::new();
@@ -122,7 +122,7 @@ fn source_files_named_in_documents_exist() {
     );
 }
 
-/// An alert on a metric that does not exist never fires.
+/// An alert that uses a metric without a definition never fires.
 #[test]
 fn alerts_use_documented_metrics() {
     let document = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
@@ -266,7 +266,7 @@ fn reasons_of_problems_are_documented() {
     }
 }
 
-/// A list of the cluster operator's enum of reasons.
+/// The reasons in one list of the cluster operator's enum.
 fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
     let rest = text.split_once(&format!("\n    {list} {{\n"));
     let list = rest.and_then(|(_, rest)| rest.split_once('}'));
