@@ -202,7 +202,7 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Res
     })
     .await?;
     let text = conditions_line(&failed);
-    ensure!(text.contains("left as it was"), "{text}");
+    ensure!(text.contains("existing cluster is unchanged"), "{text}");
 
     let what = "SnapshotUnreadable";
     let found = await_object(&restores, "damaged-new", what, DEADLINE, |object| {

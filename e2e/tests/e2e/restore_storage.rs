@@ -208,6 +208,6 @@ pub(crate) async fn running_cluster_without_quota(
     })
     .await?;
     let text = conditions_line(&failed);
-    ensure!(text.contains("left as it was"), "{text}");
+    ensure!(text.contains("existing cluster is unchanged"), "{text}");
     Ok(())
 }
