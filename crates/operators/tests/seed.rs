@@ -590,7 +590,7 @@ async fn reports_missing_or_failed_tool() {
     let mut arguments = world.prepare("http://127.0.0.1:1");
     let trouble = prepare(&arguments).unwrap_err();
     assert!(
-        trouble.message.contains("nothing was fetched"),
+        trouble.message.contains("no fetched snapshot"),
         "{}",
         trouble.message
     );

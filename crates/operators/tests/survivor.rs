@@ -195,8 +195,12 @@ async fn rejects_snapshot_of_other_cluster_or_old_revision() {
     loss.refuses(&other, Reason::SeedFailed, "belongs to another cluster")
         .await;
     let newer = loss.fetch(ours, revision + 1);
-    loss.refuses(&newer, Reason::SnapshotUnreadable, "when it was chosen")
-        .await;
+    loss.refuses(
+        &newer,
+        Reason::SnapshotUnreadable,
+        "when the operator chose it",
+    )
+    .await;
     let mut silent = loss.fetch(ours, revision);
     silent.survivor.member = Some(format!("http://127.0.0.1:{}", free_port()));
     loss.refuses(&silent, Reason::EtcdUnreachable, "cannot be fetched")

@@ -65,7 +65,7 @@ async fn reports_failed_restore_without_starting_etcd() {
     let report: Report =
         serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
     assert!(
-        matches!(&report, Report::Failed { reason, message } if reason == "SeedFailed" && message.contains("nothing was fetched")),
+        matches!(&report, Report::Failed { reason, message } if reason == "SeedFailed" && message.contains("no fetched snapshot")),
         "{report:?}"
     );
     assert!(!world.data().exists());
