@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn unmanaged_object_is_reported_with_remedy() {
-        assert!(remedy(None, "ops").contains("add that annotation"));
+        assert!(remedy(None, "ops").contains("add this annotation"));
         assert!(remedy(Some("clusterwide"), "ops").contains("--cluster-wide"));
         assert!(remedy(Some("all"), "ops").contains("\"all\""));
     }
