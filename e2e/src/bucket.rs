@@ -22,7 +22,7 @@ impl Bucket {
     /// Creates the bucket, or uses it if it exists.
     ///
     /// # Errors
-    /// If the server rejects a request.
+    /// Fails if the server rejects a request.
     pub async fn create(s3: &S3, name: &str) -> Result<Self> {
         let config = aws_sdk_s3::Config::builder()
             .behavior_version(BehaviorVersion::latest())
@@ -52,10 +52,10 @@ impl Bucket {
         })
     }
 
-    /// The keys in the bucket, sorted. Only the first page of the listing, because tests store few objects.
+    /// The keys in the bucket, sorted. Only the first page of the listing is read, because tests store few objects.
     ///
     /// # Errors
-    /// If the server rejects the request.
+    /// Fails if the server rejects the request.
     pub async fn keys(&self) -> Result<Vec<String>> {
         let page = self
             .client
@@ -71,10 +71,10 @@ impl Bucket {
             .collect())
     }
 
-    /// The number of multipart uploads that were started and neither completed nor aborted.
+    /// The number of multipart uploads that were started, but neither completed nor aborted.
     ///
     /// # Errors
-    /// If the server rejects the request.
+    /// Fails if the server rejects the request.
     pub async fn unfinished_uploads(&self) -> Result<usize> {
         let page = self
             .client
@@ -89,7 +89,7 @@ impl Bucket {
     /// The content of an object.
     ///
     /// # Errors
-    /// If the object does not exist.
+    /// Fails if the object does not exist.
     pub async fn read(&self, key: &str) -> Result<Vec<u8>> {
         let object = self
             .client
@@ -102,10 +102,10 @@ impl Bucket {
         Ok(object.body.collect().await?.to_vec())
     }
 
-    /// Uploads a file as an object, in parts.
+    /// Uploads the file as an object, in parts.
     ///
     /// # Errors
-    /// If the file cannot be read, or the server rejects a request.
+    /// Fails if the file cannot be read or the server rejects a request.
     pub async fn upload(&self, key: &str, from: &Path) -> Result<()> {
         const PART: u64 = 64 << 20;
         let (bucket, client) = (&self.name, &self.client);
@@ -133,10 +133,10 @@ impl Bucket {
         ended.send().await.context("complete the upload").map(drop)
     }
 
-    /// Streams an object to a file.
+    /// Downloads an object into a file.
     ///
     /// # Errors
-    /// If the object does not exist, or the file cannot be written.
+    /// Fails if the object does not exist or the file cannot be written.
     pub async fn download(&self, key: &str, to: &Path) -> Result<()> {
         let object = self.client.get_object().bucket(&self.name).key(key);
         let mut body = object.send().await.context("get object")?.body;
@@ -150,7 +150,7 @@ impl Bucket {
     /// Writes an object.
     ///
     /// # Errors
-    /// If the server rejects the request.
+    /// Fails if the server rejects the request.
     pub async fn write(&self, key: &str, content: Vec<u8>) -> Result<()> {
         self.client
             .put_object()

@@ -11,7 +11,7 @@ use crate::{Env, kubectl};
 /// Runs `helm` and returns its output. `upgrade` and `uninstall` are retried after transient errors of the API server.
 ///
 /// # Errors
-/// If Helm fails; with its complete error output.
+/// Fails if Helm fails. The error contains the complete error output.
 pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
     let verb = args.first().copied().unwrap_or_default();
     retry_transient(
@@ -21,7 +21,7 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
                 delete_unfinished_releases(env, args).await?;
             }
             match helm_once(env, args).await {
-                // The first attempt uninstalled the release.
+                // The first attempt has uninstalled the release, although it failed.
                 Err(error)
                     if is_retry
                         && verb == "uninstall"
@@ -36,7 +36,7 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
     .await
 }
 
-/// Deletes the records of unfinished releases. Helm treats such a release as an operation of another process and
+/// Deletes the records of unfinished releases. Helm takes such a record for a running operation of another process, and
 /// refuses to continue.
 async fn delete_unfinished_releases(env: &Env, args: &[&str]) -> Result<()> {
     let mut words = args.iter().skip_while(|word| **word != "-n").skip(1);
@@ -72,7 +72,7 @@ async fn helm_once(env: &Env, args: &[&str]) -> Result<String> {
 /// Installs or upgrades the chart as `release` in `namespace`.
 ///
 /// # Errors
-/// If Helm fails; with its error output.
+/// Fails if Helm fails. The error contains its error output.
 pub async fn install(
     env: &Env,
     release: &str,
@@ -93,7 +93,7 @@ pub async fn install(
         "--create-namespace",
         "--set",
         &repository,
-        // `--set` would parse a tag of digits as a number.
+        // `--set` would parse a tag that consists of digits as a number.
         "--set-string",
         &tag,
         "--set",

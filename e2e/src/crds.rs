@@ -1,4 +1,4 @@
-//! Installs the CRDs of the chart, once for all tests of a run.
+//! Installs the CRDs of the chart. They are installed once for all tests of a run.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -8,22 +8,22 @@ use tokio::sync::OnceCell;
 
 use crate::{Env, chart, kubectl};
 
-/// The variable names a file that is empty at the start of a run of `cargo xtask test`. Each test of a run is a
-/// process.
+/// The environment variable that names a lock file. `cargo xtask test` creates the file empty at the start of a run.
+/// Each test of the run is a separate process.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
-/// CRDs are cluster-scoped: installed once for all tests of a process, and of a run.
+/// CRDs are cluster-scoped, so they are installed once for all tests of a process and of a run.
 static CRDS: OnceCell<()> = OnceCell::const_new();
 
-/// Installs the CRDs once per run.
+/// Installs the CRDs, unless this process has already installed them.
 ///
 /// # Errors
-/// If Helm or kubectl fails.
+/// Fails if Helm or kubectl fails.
 pub(crate) async fn install_once(env: &Env) -> Result<()> {
     CRDS.get_or_try_init(|| install_once_per_run(env)).await?;
     Ok(())
 }
 
-/// Installs the CRDs, unless another test of the same run already has.
+/// Installs the CRDs, unless another test of the same run has already installed them.
 async fn install_once_per_run(env: &Env) -> Result<()> {
     let Ok(path) = std::env::var(RUN_LOCK) else {
         return install(env).await;
@@ -43,10 +43,10 @@ async fn install_once_per_run(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Renders the CRDs from the chart and applies them, like an administrator who installs them separately.
+/// Renders the CRDs from the chart and applies them, as an administrator does who installs them separately.
 ///
 /// # Errors
-/// If Helm or kubectl fails.
+/// Fails if Helm or kubectl fails.
 async fn install(env: &Env) -> Result<()> {
     let chart = env.chart.to_string_lossy().into_owned();
     let rendered = chart::helm(

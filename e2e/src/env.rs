@@ -1,4 +1,4 @@
-//! Environment variables of the tests. `cargo xtask test`, `demo` and `bench` set them.
+//! The environment variables of the tests. `cargo xtask test`, `demo` and `bench` set them.
 
 use std::path::PathBuf;
 
@@ -12,17 +12,17 @@ use crate::retry::RetryPolicy;
 /// The environment of a run.
 #[derive(Clone, Debug)]
 pub struct Env {
-    /// The image of the operators as `repository:tag`. Every node has this image.
+    /// The image of the operators, as `repository:tag`. Every node has this image.
     pub image: String,
     /// The directory of the chart.
     pub chart: PathBuf,
-    /// The kubeconfig context, if it is not the current one.
+    /// The context in the kubeconfig. `None` means the current context.
     pub context: Option<String>,
-    /// The S3 server for pods and tests.
+    /// The S3 server that pods and tests use. `None` if there is none.
     pub s3: Option<S3>,
-    /// etcd versions whose images the nodes have, oldest first, without the leading `v`.
+    /// The versions of etcd whose images the nodes have, without the leading `v`, the oldest first.
     pub etcd_versions: Vec<String>,
-    /// The `xtask` executable that started the testbed. `None` on a user-provided cluster.
+    /// The `xtask` executable that started the testbed. `None` on a user's cluster.
     pub xtask: Option<PathBuf>,
     /// The names of the testbed's nodes.
     pub nodes: Vec<String>,
@@ -31,21 +31,21 @@ pub struct Env {
 /// An S3 server with credentials for full access.
 #[derive(Clone, Debug)]
 pub struct S3 {
-    /// Its URL, reachable from pods and from the tests.
+    /// The URL of the server, which pods and tests can reach.
     pub endpoint: String,
     /// Access key ID.
     pub access_key: String,
     /// Secret access key.
     pub secret_key: String,
-    /// The region for request signatures.
+    /// The region with which requests are signed.
     pub region: String,
 }
 
 impl Env {
-    /// Reads the environment variables.
+    /// Reads the environment variables of the run.
     ///
     /// # Errors
-    /// If a variable is missing; names the variable and how to set it.
+    /// Fails if a variable is missing. The error says how to set it.
     pub fn from_vars() -> Result<Self> {
         let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let need = |name: &str| {
@@ -90,26 +90,26 @@ impl Env {
     /// The S3 server.
     ///
     /// # Errors
-    /// If no server is configured; names the variables to set.
+    /// Fails if no server is configured. The error contains the variables to set.
     pub fn s3(&self) -> Result<&S3> {
         self.s3.as_ref().context(
             "no S3 server: set E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY (the testbed sets them)",
         )
     }
 
-    /// The newest release of a minor version (`3.5`) whose image the nodes have.
+    /// The newest release of a minor version, such as `3.5`, whose image the nodes have.
     ///
     /// # Errors
-    /// If the nodes have no such image.
+    /// Fails if the nodes have no such image.
     pub fn newest_of(&self, minor: &str) -> Result<String> {
         let newest = self.of_minor(minor).next_back();
         newest.with_context(|| format!("no node has an image of etcd {minor}"))
     }
 
-    /// The oldest and the newest release of a minor version (`3.5`) whose images the nodes have.
+    /// The oldest and the newest release of a minor version, such as `3.5`, whose images the nodes have.
     ///
     /// # Errors
-    /// If the nodes have fewer than two such images.
+    /// Fails if the nodes have fewer than two such images.
     pub fn oldest_and_newest_of(&self, minor: &str) -> Result<(String, String)> {
         let mut known = self.of_minor(minor);
         let both = known.next().zip(known.next_back());
@@ -124,7 +124,7 @@ impl Env {
         known.filter(move |version| version.starts_with(&prefix))
     }
 
-    /// `(repository, tag)` of the image of the operators.
+    /// The repository and the tag of the operators' image.
     #[must_use]
     pub fn image_parts(&self) -> (&str, &str) {
         self.image
@@ -135,7 +135,7 @@ impl Env {
     /// A client for the Kubernetes cluster under test.
     ///
     /// # Errors
-    /// If the kubeconfig or its context cannot be used.
+    /// Fails if the kubeconfig or its context cannot be used.
     pub async fn client(&self) -> Result<kube::Client> {
         let options = kube::config::KubeConfigOptions {
             context: self.context.clone(),
@@ -144,9 +144,9 @@ impl Env {
         let mut config = kube::Config::from_kubeconfig(&options)
             .await
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
-        // The API server closes idle watches before this timeout. Other requests are answered sooner.
+        // The API server closes idle watches before this timeout, and responds to other requests much earlier.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The retry layer needs a service that can be cloned; the buffer provides one.
+        // The retry layer requires a service that can be cloned. The buffer makes the service cloneable.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

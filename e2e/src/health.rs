@@ -1,4 +1,4 @@
-//! Watches the health of members (`grpc.health.v1`) as clients with health checks do: one stream that reports each
+//! Watches the health of members (`grpc.health.v1`) as clients with health checks do: with one stream that reports each
 //! change.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Endpoint;
 use tonic::{Request, Status};
 
-/// The pause before a new connection to a member that does not answer.
+/// The pause before a new connection to a member that does not respond.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Watches one member until it is dropped.
@@ -24,13 +24,13 @@ pub(crate) struct MemberHealth {
 }
 
 impl MemberHealth {
-    /// Starts the watch. The member counts as unhealthy until it reports otherwise.
+    /// Starts the watch. The member counts as unhealthy until it reports that it is healthy.
     pub(crate) fn watch(url: &str) -> Self {
         let serves = Arc::new(AtomicBool::new(false));
         let (url, flag) = (url.to_owned(), Arc::clone(&serves));
         let task = tokio::spawn(async move {
             loop {
-                // The cause does not matter: a member without a stream counts as unhealthy.
+                // The error is not needed: without a stream, the member counts as unhealthy, whatever the cause is.
                 drop(listen(&url, &flag).await);
                 flag.store(false, Ordering::Relaxed);
                 tokio::time::sleep(RECONNECT_INTERVAL).await;
@@ -39,7 +39,7 @@ impl MemberHealth {
         Self { serves, task }
     }
 
-    /// The last reported state.
+    /// Whether the member last reported itself as healthy.
     pub(crate) fn serves(&self) -> bool {
         self.serves.load(Ordering::Relaxed)
     }
@@ -70,13 +70,13 @@ async fn listen(url: &str, serves: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// Codec of the two messages. The request for all services is empty; the response has one number.
+/// The codec for the two messages. The request for all services is empty, and the response contains one number.
 #[derive(Clone, Copy)]
 struct HealthCodec;
 
-/// Field 1, a varint.
+/// The tag of field 1, a varint.
 const STATUS: u8 = 0x08;
-/// `HealthCheckResponse.SERVING`.
+/// The value of `HealthCheckResponse.SERVING`.
 const SERVING: u8 = 1;
 
 impl Codec for HealthCodec {

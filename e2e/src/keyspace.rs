@@ -1,4 +1,4 @@
-//! A client's view of an etcd cluster: write keys, read them back, compare revisions.
+//! A client of an etcd cluster. It writes keys, reads them back, and compares revisions.
 
 mod auth;
 
@@ -17,25 +17,26 @@ use crate::retry::retry_transient;
 use crate::tls::Identity;
 use crate::wait::{Poll, until};
 
-/// Concurrent writes.
+/// Number of concurrent writes.
 const IN_FLIGHT: usize = 64;
-/// How long a client Service may take to get a ready endpoint.
+/// How long it may take until a client Service has a ready endpoint.
 const SERVICE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A connection to an etcd cluster through a forwarded port.
+/// A connection to an etcd cluster, through a forwarded port.
 pub struct Keyspace {
     pub(crate) client: Client,
     _forward: PortForward,
 }
 
 impl Keyspace {
-    /// Connects through the client Service of the cluster.
+    /// Connects to the client Service of the cluster.
     ///
     /// # Errors
-    /// If the Service has no ready pod.
+    /// Fails if the Service has no ready pod.
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
         let service = format!("service/{cluster}-client");
-        // kubectl reads the Service once. The Service has no endpoints until the operator records the cluster ID.
+        // kubectl reads the endpoints of the Service only once. There are none until the operator has recorded the
+        // cluster ID.
         until(
             "the client Service reaches a pod",
             SERVICE_TIMEOUT,
@@ -50,7 +51,7 @@ impl Keyspace {
     /// Like [`Self::of_cluster`], for a cluster with TLS.
     ///
     /// # Errors
-    /// If the Service has no ready pod, or etcd rejects the identity.
+    /// Fails if the Service has no ready pod or etcd rejects the identity.
     pub async fn of_tls_cluster(
         env: &Env,
         namespace: &str,
@@ -60,10 +61,10 @@ impl Keyspace {
         Self::of_tls(env, namespace, cluster, identity.options()).await
     }
 
-    /// Like [`Self::of_tls_cluster`], with a user of etcd's authentication.
+    /// Like [`Self::of_tls_cluster`], but also logs in to etcd.
     ///
     /// # Errors
-    /// If the Service has no ready pod, or etcd rejects the identity or the user.
+    /// Fails if the Service has no ready pod, or if etcd rejects the identity or the user.
     pub async fn of_tls_cluster_as(
         env: &Env,
         namespace: &str,
@@ -97,10 +98,10 @@ impl Keyspace {
         .await
     }
 
-    /// Like [`Self::of_cluster`], with a user of etcd's authentication.
+    /// Like [`Self::of_cluster`], but also logs in to etcd.
     ///
     /// # Errors
-    /// If the Service has no ready pod, or etcd rejects the user.
+    /// Fails if the Service has no ready pod or etcd rejects the user.
     pub async fn of_cluster_as(
         env: &Env,
         namespace: &str,
@@ -124,10 +125,10 @@ impl Keyspace {
         .await
     }
 
-    /// Connects once to the pod of a member with TLS and reads from it.
+    /// Connects once to the pod of a member with TLS, and reads from the member.
     ///
     /// # Errors
-    /// If the member cannot be reached, or rejects the identity.
+    /// Fails if the member cannot be reached or rejects the identity.
     pub async fn of_tls_member(
         env: &Env,
         namespace: &str,
@@ -145,7 +146,7 @@ impl Keyspace {
     /// Connects to the pod of one member.
     ///
     /// # Errors
-    /// If the pod is not running.
+    /// Fails if the pod is not running.
     pub async fn of_pod(env: &Env, namespace: &str, pod: &str) -> Result<Self> {
         Self::connect(env, namespace, &format!("pod/{pod}")).await
     }
@@ -174,12 +175,13 @@ impl Keyspace {
         })
     }
 
-    /// Writes `count` keys under `prefix`. Each value is derived from its key. Returns the store's revision afterwards.
+    /// Writes `count` keys under `prefix`. Each value is derived from its key. Returns the revision of the store after
+    /// the writes.
     ///
-    /// Like other clients, this one retries a write that fails during a leader election.
+    /// Like ordinary clients, this client retries a write that fails during a leader election.
     ///
     /// # Errors
-    /// If a write is not acknowledged for longer than an election may take.
+    /// Fails if a write is not acknowledged for longer than an election may take.
     pub async fn fill(&self, prefix: &str, count: usize, progress: impl Fn(usize)) -> Result<i64> {
         let mut done = 0;
         let mut writes = stream::iter(0..count)
@@ -200,10 +202,10 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("put {key}"))
     }
 
-    /// Reads every key under `prefix` and compares its value. Returns the store's revision.
+    /// Reads every key under `prefix`, and compares its value with the written one. Returns the revision of the store.
     ///
     /// # Errors
-    /// If a key is missing or differs; names the first one.
+    /// Fails if a key is missing or its value differs. The error contains the first such key.
     pub async fn verify(&self, prefix: &str, count: usize) -> Result<i64> {
         let response = retry_transient(is_transient, async |_| {
             let options = GetOptions::new().with_prefix();
@@ -213,17 +215,20 @@ impl Keyspace {
         let response = response.await.context("read the keys back")?;
         ensure!(
             response.kvs().len() == count,
-            "{} keys under {prefix:?} were read back, {count} were written",
+            "{} keys under {prefix:?} were read back, but {count} were written",
             response.kvs().len()
         );
         let mut expected: Vec<String> = (0..count).map(|number| key(prefix, number)).collect();
         expected.sort();
         for (pair, expected) in response.kvs().iter().zip(&expected) {
             let found = pair.key_str()?;
-            ensure!(found == expected, "expected key {expected}, read {found}");
+            ensure!(
+                found == expected,
+                "expected key {expected}, but read {found}"
+            );
             ensure!(
                 pair.value_str()? == value(expected),
-                "the value of {expected} differs"
+                "the value of {expected} differs from the written one"
             );
         }
         Ok(response
@@ -234,7 +239,7 @@ impl Keyspace {
     /// Writes one key.
     ///
     /// # Errors
-    /// If etcd rejects the write.
+    /// Fails if etcd rejects the write.
     pub async fn write(&self, key: &str, value: Vec<u8>) -> Result<()> {
         let put = retry_transient(is_transient, async |_| {
             let mut kv = self.client.kv_client();
@@ -243,10 +248,10 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("write {key}"))
     }
 
-    /// Deletes every key under `prefix`. Returns the store's revision afterwards.
+    /// Deletes every key under `prefix`. Returns the revision of the store after the deletion.
     ///
     /// # Errors
-    /// Without a quorum.
+    /// Fails without a quorum.
     pub async fn delete(&self, prefix: &str) -> Result<i64> {
         let answer = retry_transient(is_transient, async |_| {
             let options = DeleteOptions::new().with_prefix();
@@ -259,10 +264,10 @@ impl Keyspace {
             .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
-    /// Raises the alarm CORRUPT for a member, as etcd does when it detects different data.
+    /// Raises the alarm CORRUPT for a member. etcd raises this alarm when it detects different data.
     ///
     /// # Errors
-    /// Without a quorum.
+    /// Fails without a quorum.
     pub async fn raise_corrupt(&self, member: u64) -> Result<()> {
         let raised = retry_transient(is_transient, async |_| {
             let mut options = AlarmOptions::new();
@@ -274,10 +279,10 @@ impl Keyspace {
         raised.await.map(drop).context("raise the alarm")
     }
 
-    /// Compacts the history before a revision.
+    /// Compacts the history before `revision`.
     ///
     /// # Errors
-    /// Without a quorum.
+    /// Fails without a quorum.
     pub async fn compact(&self, revision: i64) -> Result<()> {
         let compacted = retry_transient(is_transient, async |is_retry| {
             let options = CompactionOptions::new().with_physical();
@@ -290,15 +295,15 @@ impl Keyspace {
         compacted.await.context("compact")
     }
 
-    /// The store's revision, from a linearizable read.
+    /// The revision of the store, from a linearizable read.
     ///
     /// # Errors
-    /// Without a quorum.
+    /// Fails without a quorum.
     pub async fn revision(&self) -> Result<i64> {
         retry_transient(is_transient, async |_| self.read().await).await
     }
 
-    /// Like [`Self::revision`], without retries, so that a rejection is reported immediately.
+    /// Like [`Self::revision`], but without retries. A rejection is reported immediately.
     async fn read(&self) -> Result<i64> {
         let response = self.client.kv_client().get("revision", None).await?;
         Ok(response
@@ -306,10 +311,10 @@ impl Keyspace {
             .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
-    /// A snapshot in the format of `etcdctl snapshot save`: the database followed by its checksum.
+    /// A snapshot as `etcdctl snapshot save` writes it: the database and its checksum.
     ///
     /// # Errors
-    /// If the member does not send the complete snapshot.
+    /// Fails if the member does not send the complete snapshot.
     pub async fn snapshot(&self) -> Result<Vec<u8>> {
         let mut stream = self.client.maintenance_client().snapshot().await?;
         let mut content = Vec::new();
@@ -323,11 +328,11 @@ impl Keyspace {
         Ok(content)
     }
 
-    /// Watches a key from a revision, like a client that has seen all earlier changes. Returns the compact revision if
-    /// etcd cancels the watch because the revision is compacted, and 0 if the watch is served.
+    /// Watches a key from a revision, as a client does that has seen all earlier changes. Returns 0 if etcd serves the
+    /// watch. If the revision is compacted, etcd cancels the watch, and the function returns the compact revision.
     ///
     /// # Errors
-    /// If etcd does not answer.
+    /// Fails if etcd does not respond.
     pub async fn watch_from(&self, key: &str, revision: i64) -> Result<i64> {
         let options = WatchOptions::new().with_start_revision(revision);
         let mut watch = self.client.watch_client();
@@ -336,7 +341,7 @@ impl Keyspace {
         if answer.canceled() || answer.compact_revision() > 0 {
             return Ok(answer.compact_revision());
         }
-        // The first response only confirms the watch. A cancellation follows in the next one.
+        // The first response only confirms the watch. If etcd cancels the watch, it says so in the second response.
         let next = tokio::time::timeout(Duration::from_secs(30), stream.message()).await;
         Ok(match next {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
@@ -344,10 +349,10 @@ impl Keyspace {
         })
     }
 
-    /// `(name, is_learner)` of every member, from a linearizable list.
+    /// The name of every member, and whether the member is a learner. From a linearizable list.
     ///
     /// # Errors
-    /// Without a quorum.
+    /// Fails without a quorum.
     pub async fn members(&self) -> Result<Vec<(String, bool)>> {
         let response = retry_transient(is_transient, async |_| {
             Ok(self.client.cluster_client().member_list().await?)
@@ -363,7 +368,7 @@ impl Keyspace {
     /// The cluster ID.
     ///
     /// # Errors
-    /// If the member does not answer.
+    /// Fails if the member does not respond.
     pub async fn cluster_id(&self) -> Result<u64> {
         let response = retry_transient(is_transient, async |_| {
             Ok(self.client.maintenance_client().status().await?)
@@ -383,7 +388,7 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
-/// Accepts the error of a retry whose unacknowledged first attempt succeeded.
+/// Accepts the error of a retry if the retry failed only because the unacknowledged first attempt succeeded.
 fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
     match outcome {
         Err(etcd_client::Error::GRpcStatus(status))
@@ -398,10 +403,10 @@ fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Re
     }
 }
 
-/// True if etcd or the connection is only temporarily unavailable.
+/// Whether etcd or the connection is only temporarily unavailable.
 pub(crate) fn is_transient(error: &anyhow::Error) -> bool {
-    // gRPC codes: 14 is Unavailable, 4 is DeadlineExceeded, 2 is Unknown. etcd returns Unknown for a proposal that its
-    // leader dropped.
+    // The gRPC codes are Unavailable (14), DeadlineExceeded (4) and Unknown (2). etcd returns Unknown for a proposal
+    // that its leader has dropped.
     error.chain().any(|cause| {
         let error = cause.downcast_ref::<etcd_client::Error>();
         matches!(error, Some(etcd_client::Error::GRpcStatus(status)) if matches!(status.code() as i32, 2 | 4 | 14))

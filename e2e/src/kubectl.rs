@@ -1,4 +1,4 @@
-//! Runs `kubectl` as a user does: apply, exec, port-forward.
+//! Runs `kubectl` commands as a user does: apply, exec, port-forward.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tokio::time::timeout;
 use crate::Env;
 use crate::retry::{is_transient, retry_transient};
 
-/// Verbs that may be repeated.
+/// Verbs whose commands may be repeated.
 const IDEMPOTENT_VERBS: [&str; 17] = [
     "annotate", "apply", "auth", "cordon", "delete", "describe", "drain", "get", "label", "logs",
     "patch", "rollout", "scale", "set", "taint", "uncordon", "wait",
 ];
 
-/// How long kubectl may take to forward a port.
+/// How long kubectl may take until it forwards a port.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A `kubectl` command for the cluster under test.
@@ -34,16 +34,16 @@ pub fn command(env: &Env) -> Command {
 /// Runs `kubectl` and returns its output.
 ///
 /// # Errors
-/// If kubectl fails; with its complete error output.
+/// Fails if kubectl fails. The error contains its complete error output.
 pub async fn run(env: &Env, args: &[&str]) -> Result<String> {
     run_with_input(env, args, None).await
 }
 
-/// Runs `kubectl` with a text on its standard input. Idempotent commands are retried after transient errors of the API
+/// Runs `kubectl` with `input` as standard input. Idempotent commands are retried after transient errors of the API
 /// server.
 ///
 /// # Errors
-/// If kubectl fails; with its complete error output.
+/// Fails if kubectl fails. The error contains its complete error output.
 pub async fn run_with_input(env: &Env, args: &[&str], input: Option<&str>) -> Result<String> {
     let verb = verb(args);
     let idempotent = verb.is_some_and(|verb| IDEMPOTENT_VERBS.contains(&verb));
@@ -67,7 +67,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     found.map(|(_, word)| *word)
 }
 
-/// True if the retry failed only because the unacknowledged first attempt succeeded.
+/// Whether the retry failed only because the unacknowledged first attempt succeeded.
 fn succeeded_before(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {
@@ -106,18 +106,18 @@ async fn run_once(env: &Env, args: &[&str], input: Option<&str>) -> Result<Strin
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A port of a pod or Service, forwarded to this machine until the value is dropped.
+/// A port of a pod or Service that is forwarded to this machine, until this value is dropped.
 pub struct PortForward {
     _child: Child,
-    /// The local port, on 127.0.0.1.
+    /// The local port. It listens on 127.0.0.1.
     pub port: u16,
 }
 
 impl PortForward {
-    /// Forwards `port` of `target` (`pod/name`, `service/name`) to a free local port.
+    /// Forwards `port` of `target` (such as `pod/name` or `service/name`) to a free local port.
     ///
     /// # Errors
-    /// If kubectl exits before it forwards the port; with its error output.
+    /// Fails if kubectl ends before it forwards the port. The error contains its error output.
     pub async fn open(env: &Env, namespace: &str, target: &str, port: u16) -> Result<Self> {
         let mut child = command(env)
             .args([
@@ -149,7 +149,7 @@ impl PortForward {
                 break local;
             }
         };
-        // Drains the remaining output. Otherwise kubectl blocks on a full pipe.
+        // Reads the remaining output, because kubectl would block on a full pipe.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
@@ -161,7 +161,7 @@ impl PortForward {
     }
 }
 
-/// The local port of a line such as `Forwarding from 127.0.0.1:40123 -> 2379`.
+/// The local port in a line such as `Forwarding from 127.0.0.1:40123 -> 2379`.
 fn local_port(line: &str) -> Option<u16> {
     let (_, rest) = line.split_once("127.0.0.1:")?;
     rest.split(' ').next()?.parse().ok()
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_the_local_port_from_the_forwarding_line() {
+    fn parses_local_port_of_port_forward() {
         assert_eq!(
             local_port("Forwarding from 127.0.0.1:40123 -> 2379"),
             Some(40123)

@@ -1,5 +1,5 @@
-//! Searches for leaked secrets (invariant 14). No content of a Secret of the namespace and no etcd token may appear in
-//! logs, Events, objects, metrics, process arguments or environments.
+//! Searches for leaked secrets (invariant 14). Logs, Events, objects, metrics, process arguments and environments must
+//! contain neither the content of a Secret of the namespace nor an etcd token.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,24 +13,24 @@ use kube::api::ListParams;
 use crate::metrics::Page;
 use crate::{Sandbox, cluster_scenario, scenario};
 
-/// Shorter texts match by chance.
+/// Minimum length of a text that is searched for. Shorter texts would match by chance.
 const MIN_LENGTH: usize = 8;
-/// Keys of Secrets with public content: user names, configuration, locations. Certificates are recognized by their file
-/// extension.
+/// Keys of Secrets whose values are public: user names, configuration, locations. Certificates are recognized by the
+/// file extension of their key.
 const NOT_SECRET: [&str; 4] = ["username", "config", "namespace", "type"];
-/// The length of the random part of etcd's simple tokens. A dot and a number follow.
+/// Length of the random part of etcd's simple tokens. A dot and a number follow it.
 const TOKEN_LENGTH: usize = 16;
 
-/// A text that must not appear anywhere, and where it comes from.
+/// A text that must not appear anywhere, and the Secret that contains it.
 struct SecretValue {
     of: String,
     text: String,
 }
 
-/// Runs a test like [`scenario`] and searches for leaked secrets at its end.
+/// Runs a test like [`scenario`]. Searches for leaked secrets at its end.
 ///
 /// # Panics
-/// If the test fails, or a secret is found.
+/// Panics if the test fails or a secret is found.
 pub async fn scenario_without_leaks(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     scenario(name, async move |sandbox: &Sandbox| {
         body(sandbox).await?;
@@ -39,10 +39,10 @@ pub async fn scenario_without_leaks(name: &str, body: impl AsyncFnOnce(&Sandbox)
     .await;
 }
 
-/// Like [`scenario_without_leaks`], with the cluster operator alone.
+/// Like [`scenario_without_leaks`], but only with the cluster operator.
 ///
 /// # Panics
-/// If the test fails, or a secret is found.
+/// Panics if the test fails or a secret is found.
 pub async fn cluster_scenario_without_leaks(
     name: &str,
     body: impl AsyncFnOnce(&Sandbox) -> Result<()>,
@@ -54,10 +54,10 @@ pub async fn cluster_scenario_without_leaks(
     .await;
 }
 
-/// Searches everything that belongs to the namespace for the content of its Secrets.
+/// Searches all data of the namespace for the content of its Secrets.
 ///
 /// # Errors
-/// If a secret is found, with the place, the Secret and its key; or if a place cannot be read.
+/// Fails if a secret is found, or if data cannot be read. The error contains the place, the Secret and its key.
 pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     let secret_values = secret_values(sandbox).await?;
     ensure!(
@@ -86,12 +86,12 @@ pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The secret values of all Secrets, line by line, without public content.
+/// The secret values in all Secrets, line by line. Public values are left out.
 async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
     for secret in &secrets {
-        // Helm's release record contains only the chart, which is public.
+        // Helm's record of a release contains only the chart, which is public.
         let kind = secret.type_.as_deref().unwrap_or_default();
         if kind.starts_with("helm.sh/") {
             continue;
@@ -112,7 +112,7 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     Ok(secret_values)
 }
 
-/// The parts of a value that are secret on their own.
+/// The lines or list items of a value, each of which is secret.
 fn parts(value: &str) -> Vec<String> {
     if let Ok(list) = serde_json::from_str::<Vec<String>>(value) {
         return list;
@@ -120,7 +120,7 @@ fn parts(value: &str) -> Vec<String> {
     let lines = value.lines().map(str::trim);
     let is_content = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
     let bare = lines.filter(is_content).filter_map(|line| {
-        // A line of an AWS credentials file. The access key ID is not secret.
+        // A line in an AWS credentials file. The access key ID is not secret.
         match line.split_once('=') {
             Some((name, _)) if name.trim() == "aws_access_key_id" => None,
             Some((name, value)) if name.trim() == "aws_secret_access_key" => Some(value.trim()),
@@ -132,7 +132,7 @@ fn parts(value: &str) -> Vec<String> {
         .collect()
 }
 
-/// Everything of the namespace that users and programs can read, by place.
+/// All data of the namespace that users and programs can read, by place.
 async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
     let mut visible = BTreeMap::new();
     for kinds in [
@@ -153,7 +153,7 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         for container in containers {
             for previous in ["--previous=false", "--previous=true"] {
                 let words = ["logs", &name, "-c", &container, previous];
-                // A container that never started, or never restarted, has no such log.
+                // A container that never started has no log, and one that never restarted has no previous log.
                 if let Ok(text) = sandbox.kubectl(&words).await {
                     visible.insert(format!("the log of {name}/{container} {previous}"), text);
                 }
@@ -167,14 +167,14 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // Ensures that at least the metrics of the operator could be read.
+    // Fails if the metrics of the operator cannot be read, so that the search covers at least these.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }
 
-/// Arguments and environments of the etcd and operator processes of these pods. The nodes of the testbed run on this
-/// machine, so `/proc` lists them. Other tests give their operators credentials in variables, so processes of other pods
-/// are left out: the control group of a process contains the UID of its pod.
+/// The arguments and environments of the etcd and operator processes in these pods. `/proc` contains them, because the
+/// nodes of the testbed run on this machine. Processes of other pods are left out, because other tests pass credentials
+/// to their operators in environment variables. The control group of a process contains the UID of its pod.
 fn processes(pods: &[String]) -> BTreeMap<String, String> {
     let mut visible = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -201,7 +201,7 @@ fn is_separator(letter: char) -> bool {
     !letter.is_ascii_alphanumeric() && letter != '.'
 }
 
-/// True if a word has the form of a simple token: sixteen letters, a dot, a number.
+/// Whether a word looks like a simple token: sixteen letters, a dot, a number.
 fn is_token(word: &str) -> bool {
     word.split_once('.').is_some_and(|(letters, number)| {
         letters.len() == TOKEN_LENGTH

@@ -1,5 +1,5 @@
-//! The record of a writer: acknowledged writes and the gaps between them. The record uses only the responses to the
-//! writer, and no other source.
+//! The record of a writer: its acknowledged writes, and the gaps between them. The record uses no other source than the
+//! responses to the writer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +12,13 @@ use anyhow::Result;
 pub(crate) struct AcknowledgedWrite {
     /// The revision in etcd's response.
     pub(crate) revision: i64,
-    /// True if the write was sent more than once.
+    /// Whether the write was sent more than once.
     pub(crate) retried: bool,
 }
 
 impl AcknowledgedWrite {
-    /// True if the stored value and revision match this write. An unacknowledged attempt may still be applied after the
-    /// acknowledged one. It writes the same value at a later revision.
+    /// Whether the stored value and revision match this write. An earlier attempt without a response may be applied
+    /// after the acknowledged one. It then writes the same value at a later revision.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))
@@ -31,9 +31,9 @@ impl AcknowledgedWrite {
 pub struct Lost {
     /// The key of the write.
     pub key: String,
-    /// The revision of the acknowledgment.
+    /// The revision in the acknowledgment.
     pub revision: i64,
-    /// The revision of the value that is stored instead, if any.
+    /// The revision of the value that is stored now. `None` if the key is missing.
     pub found: Option<i64>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Ledger {
     begun: Instant,
     /// The acknowledged writes, by the number of their key.
     acknowledged: BTreeMap<u64, AcknowledgedWrite>,
-    /// The numbers of the keys whose writes were rejected or not answered.
+    /// The numbers of the keys whose writes were rejected or got no response.
     unknown: Vec<u64>,
     last: Instant,
     gap: Duration,
@@ -57,13 +57,13 @@ pub(crate) struct Ledger {
 pub struct Tally {
     /// Writes that etcd acknowledged.
     pub acknowledged: usize,
-    /// Writes that etcd rejected or did not answer in time. They may have been applied.
+    /// Writes that etcd rejected, or to which it did not respond in time. etcd may have applied them.
     pub unknown: usize,
-    /// Acknowledged writes that are missing or differ.
+    /// Acknowledged writes that are missing or whose values differ.
     pub lost: Vec<Lost>,
     /// The longest time between two acknowledged writes.
     pub gap: Duration,
-    /// The start of that gap, relative to the start of the writer.
+    /// The start of the longest gap, counted from the start of the writer.
     pub gap_begun: Duration,
     /// The error of the last failed write.
     pub last_error: String,
@@ -133,7 +133,6 @@ impl Ledger {
         self.acknowledged.len()
     }
 
-    /// The time since the last acknowledged write.
     pub(crate) fn silence(&self) -> Duration {
         self.last.elapsed()
     }
@@ -143,8 +142,8 @@ impl Ledger {
         &self.last_error
     }
 
-    /// Compares the acknowledged writes with the stored values and revisions. `silence`, the time since the last
-    /// acknowledged write, counts as a gap.
+    /// Compares the acknowledged writes with the stored values and revisions. `silence` is the time since the last
+    /// acknowledged write, and counts as a gap.
     pub(crate) fn tally(
         &self,
         found: &BTreeMap<String, (String, i64)>,
@@ -209,12 +208,12 @@ mod tests {
     }
 
     #[test]
-    fn gap_is_time_between_acknowledged_writes() {
+    fn measures_gap_between_acknowledged_writes() {
         let begun = Instant::now()
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // The time before the first write is not a gap, because the cluster did not exist yet.
+        // The time before the first write is no gap, because the cluster did not exist yet.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
@@ -251,7 +250,7 @@ mod tests {
                 .collect()
         };
         assert!(lost(&[kept(0, 5), kept(2, 7), kept(3, 8)]).is_empty());
-        // A different value, a different revision, and a missing key.
+        // The cases are a different value, a different revision, and a missing key.
         let other = (key("k/", 0), (value("k/", 1), 5));
         assert_eq!(
             lost(&[other, kept(2, 9)]),

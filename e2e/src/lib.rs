@@ -1,7 +1,7 @@
-//! The library of the end-to-end tests: a namespace with operators, typed waits, and a client's view of etcd.
+//! The library of the end-to-end tests: a namespace with operators, waits for conditions, and clients of etcd.
 //!
-//! The library sees the product as a user does: the chart, custom resources, `kubectl`, and etcd's API. Of the
-//! product's crates it uses `api` alone.
+//! The library uses the product only as a user does: through the chart, custom resources, `kubectl`, and etcd's API.
+//! The only crate of the product that it uses is `api`.
 
 pub mod bucket;
 pub mod chart;
@@ -39,18 +39,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// The deadline of a wait. A condition that holds within seconds on an idle machine may take minutes on a busy one. A
-/// wait ends when its condition holds, so only a failing test waits this long.
+/// How long a test waits for a condition. A condition that is met within seconds on an idle machine may take minutes on
+/// a busy one. A wait ends when its condition is met, so only a failing test waits this long.
 pub const DEADLINE: Duration = Duration::from_mins(5);
 
-/// Runs one step of a test. Prints its name and duration.
+/// Runs one step of a test. Prints the name and the duration of the step.
 ///
 /// # Errors
-/// If the step fails; with the name of the step.
+/// Fails if the step fails. The error contains the name of the step.
 pub async fn step<T>(name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     println!("step: {name}");
     let begun = Instant::now();
-    // Boxed, because all steps of a test together would exceed the stack of its thread.
+    // The future is boxed, because all steps of a test together would exceed the stack of its thread.
     let outcome = Box::pin(work).await;
     println!("step: {name}: {:.1} s", begun.elapsed().as_secs_f64());
     outcome.with_context(|| format!("step: {name}"))

@@ -1,8 +1,8 @@
-//! Manifests for the demo and the tests.
+//! Manifests that the demo and the tests use.
 
 use crate::env::S3;
 
-/// The Secret of the S3 examples, in the format of v1beta2.
+/// The Secret with the S3 credentials, in the format of v1beta2.
 #[must_use]
 pub fn aws_secret(s3: &S3, name: &str) -> String {
     format!(
@@ -12,13 +12,13 @@ pub fn aws_secret(s3: &S3, name: &str) -> String {
     )
 }
 
-/// An EtcdBackup that runs once, from a cluster to `path`, with the Secret `aws`.
+/// An EtcdBackup that backs the cluster up once to `path`, with the Secret `aws`.
 #[must_use]
 pub fn backup(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     backup_with(s3, name, cluster, path, "")
 }
 
-/// Like [`backup`], with additional lines under `spec`, each indented by two spaces.
+/// Like [`backup`], with more lines under `spec`. Each line must be indented by two spaces.
 #[must_use]
 pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);
@@ -28,13 +28,14 @@ pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -
     )
 }
 
-/// An EtcdRestore of a cluster from `path`, with the Secret `aws`.
+/// An EtcdRestore that restores the cluster from `path`, with the Secret `aws`.
 #[must_use]
 pub fn restore(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     restore_with(s3, name, &format!("{{name: {cluster}}}"), path, "")
 }
 
-/// Like [`restore`], with a complete `etcdCluster` and additional lines under `spec`, each indented by two spaces.
+/// Like [`restore`], with a complete `etcdCluster`, and with more lines under `spec`. Each line must be indented by two
+/// spaces.
 #[must_use]
 pub fn restore_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);

@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use crate::Sandbox;
 use crate::wait::{Poll, until};
 
-/// How long a metrics endpoint may take to answer. Requests pass through the API server and a kubelet.
+/// How long a metrics endpoint may take to respond. Requests pass through the API server and a kubelet.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One response of `/metrics`.
@@ -20,7 +20,7 @@ impl Page {
     /// Reads the metrics of one operator pod.
     ///
     /// # Errors
-    /// If the pod does not answer.
+    /// Fails if the pod does not respond.
     pub async fn of_pod(sandbox: &Sandbox, pod: &str) -> Result<Self> {
         Self::of_port(sandbox, pod, 8080).await
     }
@@ -28,7 +28,7 @@ impl Page {
     /// Reads the metrics of a member's etcd.
     ///
     /// # Errors
-    /// If etcd does not answer.
+    /// Fails if etcd does not respond.
     pub async fn of_member(sandbox: &Sandbox, pod: &str) -> Result<Self> {
         Self::of_port(sandbox, pod, 2381).await
     }
@@ -50,14 +50,14 @@ impl Page {
     /// Reads the metrics of the only pod of an operator, such as `etcd-operator`.
     ///
     /// # Errors
-    /// If the operator has no pod, or the pod does not answer.
+    /// Fails if the operator has no pod or the pod does not respond.
     pub async fn of_operator(sandbox: &Sandbox, operator: &str) -> Result<Self> {
         let pods = operator_pods(sandbox, operator).await?;
         let pod = pods.first().context("the operator has no pod")?;
         Self::of_pod(sandbox, &pod.name_any()).await
     }
 
-    /// The sum of all series with this name whose labels contain this text.
+    /// The sum of all series of the metric `name` whose labels contain the text `labels`.
     #[must_use]
     pub fn sum(&self, name: &str, labels: &str) -> f64 {
         let values = self.0.lines().filter_map(|line| {
@@ -73,7 +73,7 @@ impl Page {
 /// The pods of an operator that are not being deleted.
 ///
 /// # Errors
-/// If the API server does not answer.
+/// Fails if the API server does not respond.
 pub async fn operator_pods(sandbox: &Sandbox, operator: &str) -> Result<Vec<Pod>> {
     let selector = format!("app.kubernetes.io/component={operator}");
     let pods: kube::Api<Pod> = sandbox.api();

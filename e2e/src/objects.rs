@@ -1,4 +1,4 @@
-//! The custom resources as JSON. Tests read fields by the names that users see, so a renamed field fails a test.
+//! The custom resources as JSON. Tests read fields by the names that users see, so a test fails if a field is renamed.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::wait::{Poll, until};
 
-/// The kinds of the API.
+/// The kinds of the project's API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A cluster.
@@ -22,7 +22,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The resource for kube's dynamic API.
+    /// The resource of this kind, for kube's dynamic API.
     #[must_use]
     pub fn resource(self) -> ApiResource {
         let kind = format!("{self:?}");
@@ -33,26 +33,26 @@ impl Kind {
         ))
     }
 
-    /// The API for the objects of one namespace.
+    /// The API for the objects of this kind in one namespace.
     #[must_use]
     pub fn api(self, client: kube::Client, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(client, namespace, &self.resource())
     }
 }
 
-/// The field at a JSON pointer. `Null` if the field does not exist.
+/// The field at a JSON pointer. `Null` if the field is missing.
 #[must_use]
 pub fn field<'a>(object: &'a DynamicObject, pointer: &str) -> &'a Value {
     object.data.pointer(pointer).unwrap_or(&Value::Null)
 }
 
-/// True if the object has the condition with this status (`True`, `False`, `Unknown`).
+/// Whether the object has the condition `kind` with this status (`True`, `False` or `Unknown`).
 #[must_use]
 pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
     condition(object, kind).is_some_and(|found| found["status"] == status)
 }
 
-/// The condition of a type.
+/// The condition of the type `kind`. `None` if the object does not have it.
 #[must_use]
 pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value> {
     field(object, "/status/conditions")
@@ -61,7 +61,7 @@ pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value>
         .find(|condition| condition["type"] == kind)
 }
 
-/// True if the object has failed for this reason.
+/// Whether the object has the condition Failed with this reason.
 #[must_use]
 pub fn has_failed_for(object: &DynamicObject, reason: &str) -> bool {
     condition(object, "Failed")
@@ -74,7 +74,7 @@ pub fn ready_members(object: &DynamicObject) -> Vec<String> {
     strings(field(object, "/status/members/ready"))
 }
 
-/// `(name, id)` of the members in the status.
+/// The name and the ID of each member in the status.
 #[must_use]
 pub fn members(object: &DynamicObject) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -89,7 +89,7 @@ pub fn members(object: &DynamicObject) -> Vec<(String, String)> {
 /// The name of the leader.
 ///
 /// # Errors
-/// If the status names no leader.
+/// Fails if the status has no leader.
 pub fn leader(object: &DynamicObject) -> Result<String> {
     let leader = field(object, "/status/leader")
         .as_str()
@@ -104,7 +104,7 @@ pub fn leader(object: &DynamicObject) -> Result<String> {
 /// The name of a member that is not the leader.
 ///
 /// # Errors
-/// If the status names no leader, or no other member.
+/// Fails if the status has no leader or no other member.
 pub fn follower(object: &DynamicObject) -> Result<String> {
     let leader = leader(object)?;
     ready_members(object)
@@ -113,7 +113,7 @@ pub fn follower(object: &DynamicObject) -> Result<String> {
         .context("only the leader is ready")
 }
 
-/// True if the pod has the condition Ready.
+/// Whether the pod is Ready.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
@@ -122,7 +122,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|found| found.type_ == "Ready" && found.status == "True")
 }
 
-/// The node of a pod.
+/// The name of the pod's node. Empty if the pod has no node.
 #[must_use]
 pub fn node_of(pod: &Pod) -> &str {
     let spec = pod.spec.as_ref();
@@ -144,7 +144,7 @@ pub fn strings(value: &Value) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// The conditions in one line, for messages.
+/// The conditions of the object in one line, for messages.
 #[must_use]
 pub fn conditions_line(object: &DynamicObject) -> String {
     let mut line = String::new();
@@ -172,10 +172,10 @@ pub fn conditions_line(object: &DynamicObject) -> String {
     line
 }
 
-/// Waits until an object satisfies `holds`, and returns the object.
+/// Waits until an object satisfies `holds`. Returns the object.
 ///
 /// # Errors
-/// After `within`, with the object's conditions.
+/// Fails after `within`. The error contains the conditions of the object.
 pub async fn await_object(
     api: &Api<DynamicObject>,
     name: &str,
@@ -197,7 +197,7 @@ pub async fn await_object(
 /// Waits until a backup or restore has completed.
 ///
 /// # Errors
-/// If the object fails or does not complete in time; with its conditions.
+/// Fails if the backup or restore fails or does not complete in time. The error contains its conditions.
 pub async fn await_complete(
     api: &Api<DynamicObject>,
     name: &str,
@@ -218,7 +218,7 @@ pub async fn await_complete(
 /// Waits until a cluster has no pods and no volumes.
 ///
 /// # Errors
-/// If some remain; with their number.
+/// Fails if pods or volumes remain. The error contains their number.
 pub async fn await_no_data(
     client: &kube::Client,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! A client that reads continuously, over existing and new connections, and records which cluster answered. Clients may
+//! A client that reads continuously, over existing and new connections, and records which cluster responds. Clients may
 //! have to wait, but must never reach two clusters at the same time.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,43 +14,43 @@ use crate::{DEADLINE, Sandbox, until, wait::Poll};
 
 /// The time between two reads.
 const READ_INTERVAL: Duration = Duration::from_millis(60);
-/// The deadline of a read.
+/// Time limit for one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// One of this many reads uses a new connection.
+/// Of this many reads, one uses a new connection.
 const READS_PER_CONNECTION: u64 = 5;
 
-/// A client that reads in the background until [`Reader::finish`].
+/// A client that reads in the background until [`Reader::finish`] is called.
 pub struct Reader {
     task: JoinHandle<()>,
     answers: Arc<Mutex<Vec<Answer>>>,
 }
 
-/// An answered read.
+/// The response to a read.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     begun: Instant,
     ended: Instant,
     cluster_id: u64,
-    /// The number of keys in the answer.
+    /// The number of keys in the response.
     keys: i64,
 }
 
 /// The summary of all reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadSummary {
-    /// The cluster IDs, in the order of their first answers.
+    /// The cluster IDs, in the order of their first responses.
     pub clusters: Vec<u64>,
-    /// The number of answered reads.
+    /// The number of reads with a response.
     pub answered: usize,
-    /// The longest time between two answers.
+    /// The longest time between two responses.
     pub gap: Duration,
 }
 
 impl Reader {
-    /// Starts to count the keys with a prefix, through the client Service. Returns after the first answered read.
+    /// Starts to count the keys with this prefix, through the client Service. Returns after the first response.
     ///
     /// # Errors
-    /// If no read is answered.
+    /// Fails if no read gets a response.
     pub async fn start(sandbox: &Sandbox, cluster: &str, prefix: &str) -> Result<Self> {
         let access = Access {
             route: Route::to(sandbox, cluster).await?,
@@ -63,10 +63,10 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Waits until this many more reads are answered.
+    /// Waits until `count` more reads have got a response.
     ///
     /// # Errors
-    /// If the reads are not answered in time.
+    /// Fails if the reads get no response in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.answers().len();
         until(&format!("{count} more reads"), DEADLINE, async || {
@@ -83,7 +83,8 @@ impl Reader {
     /// Stops reading and returns the summary.
     ///
     /// # Errors
-    /// If a replaced cluster answered a read that started after its successor had answered, or if keys were missing.
+    /// Fails if keys are missing. Also fails if a replaced cluster responds to a read that started after the first
+    /// response of its successor.
     pub fn finish(self, keys: usize) -> Result<ReadSummary> {
         self.task.abort();
         summarize(&self.answers(), keys)
@@ -113,7 +114,7 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // Reads over two connections may complete in a different order than they started.
+        // The responses to reads over two connections may arrive in another order than the reads started.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(
@@ -158,7 +159,7 @@ async fn read(access: Access, prefix: String, answers: Arc<Mutex<Vec<Answer>>>) 
     }
 }
 
-/// One linearizable read, over the existing connection or a new one.
+/// Sends one linearizable read, over the existing connection or a new one.
 async fn read_once(
     access: &Access,
     connection: &mut Option<Connection>,
@@ -213,7 +214,7 @@ mod tests {
         assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
         assert!(summarize(&again, 3).is_err());
-        // This read started before the other cluster answered.
+        // This read started before the other cluster responded.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
         assert!(summarize(&crossed, 3).is_ok());
     }

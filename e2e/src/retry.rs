@@ -1,7 +1,7 @@
-//! Retries requests that fail temporarily on a busy machine. A test checks the operators, and must not fail because the
-//! API server timed out on a request of the test itself.
+//! Retries requests that fail temporarily on a busy machine. A test checks the operators. It must not fail because the
+//! API server timed out on one of the test's own requests.
 //!
-//! Only idempotent requests are retried, and only after errors that do not reveal the outcome of the request.
+//! Only idempotent requests are retried, and only after errors that leave the outcome of the request open.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Messages of `kubectl` and Helm when the API server, or the connection to it, is temporarily unavailable.
+/// Messages that `kubectl` and Helm print when the API server or the connection to it is temporarily unavailable.
 const TRANSIENT: [&str; 20] = [
     "unable to return a response in the time allotted",
     "Handler timeout",
@@ -40,15 +40,15 @@ const TRANSIENT: [&str; 20] = [
     "Client.Timeout exceeded",
     "the object has been modified",
 ];
-/// The API server reports this about another server, not about itself.
+/// With this message, the API server reports that another server is unavailable.
 const PROXY_ERROR: &str = "error trying to reach service";
 
-/// True if the text reports only a temporary failure of the API server.
+/// Whether the text reports only a temporary failure of the API server.
 pub(crate) fn is_transient(text: &str) -> bool {
     !text.contains(PROXY_ERROR) && TRANSIENT.iter().any(|words| text.contains(words))
 }
 
-/// Retries while the error is transient. The argument of `attempt` is true for a retry.
+/// Repeats `attempt` while its error is transient. The argument of `attempt` is true for a retry.
 pub(crate) async fn retry_transient<T>(
     is_transient: impl Fn(&Error) -> bool,
     mut attempt: impl AsyncFnMut(bool) -> Result<T>,
@@ -66,8 +66,8 @@ pub(crate) async fn retry_transient<T>(
     }
 }
 
-/// Complements kube's own policy, which retries after 429, 503 and 504. This policy also retries idempotent requests
-/// after 500 and after a broken connection.
+/// A retry policy in addition to kube's own, which retries after 429, 503 and 504. This policy also retries idempotent
+/// requests after 500 and after a broken connection.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     begun: Option<Instant>,
@@ -90,7 +90,7 @@ impl<T> Policy<Request<Body>, Response<T>, BoxError> for RetryPolicy {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        // A repeated DELETE could delete an object that was created again in the meantime.
+        // A repeated DELETE could delete an object that was created after the first attempt.
         if [Method::POST, Method::DELETE].contains(request.method()) {
             return None;
         }

@@ -1,5 +1,5 @@
-//! Checks that members are terminated one by one: each only after all members were ready again. The check uses the
-//! order in which the API server accepted the changes of the pods, and no clock.
+//! Checks that members are terminated one at a time, and each one only after all members were ready again. The check
+//! uses no clock, but the order in which the API server accepted the changes of the pods.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::wait::{Poll, until};
 use crate::watch::watch_until;
 use crate::{DEADLINE, Sandbox};
 
-/// Observes every change of a cluster's pods after [`RollingCheck::start`].
+/// Observes all changes of a cluster's pods after [`RollingCheck::start`].
 pub struct RollingCheck {
     pods: Api<Pod>,
     selector: String,
@@ -23,17 +23,17 @@ pub struct RollingCheck {
     task: JoinHandle<Result<()>>,
 }
 
-/// The observed state.
+/// What was observed so far.
 struct PodHistory {
     /// The number of members that must be ready between two terminations.
     size: usize,
     /// The existing pods, by UID.
     pods: BTreeMap<String, PodState>,
-    /// The names of the terminated pods, in order.
+    /// The names of the terminated pods, in the order of their termination.
     terminated: Vec<String>,
-    /// True if all members were ready after the last termination.
+    /// Whether all members have been ready since the last termination.
     all_ready: bool,
-    /// Pods that were terminated too early, each with the pod before it.
+    /// Pods that were terminated too early, each together with the pod that was terminated before it.
     overlapping: Vec<(String, String)>,
 }
 
@@ -44,10 +44,10 @@ struct PodState {
 }
 
 impl RollingCheck {
-    /// Starts to observe a cluster with this many members, all of which are ready.
+    /// Starts to observe a cluster of `size` members. All of them must be ready.
     ///
     /// # Errors
-    /// If not all members are ready.
+    /// Fails if not all members are ready.
     pub async fn start(sandbox: &Sandbox, cluster: &str, size: usize) -> Result<Self> {
         let pods = sandbox.api::<Pod>();
         let selector = format!("app=etcd,etcd_cluster={cluster}");
@@ -62,7 +62,7 @@ impl RollingCheck {
         let history = Arc::clone(&seen);
         let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
-            // Runs until the task is aborted.
+            // The watch runs until the task is aborted.
             watch_until(&watched, &of, &since, DEADLINE * 12, |change| {
                 history
                     .lock()
@@ -83,9 +83,9 @@ impl RollingCheck {
     /// Returns the number of terminated members.
     ///
     /// # Errors
-    /// If a member was terminated before all were ready again, or if changes were missed.
+    /// Fails if a member was terminated before all members were ready again, or if the watch missed changes.
     pub async fn finish(mut self) -> Result<usize> {
-        // The caller may have seen newer changes than the watch has delivered.
+        // The caller may have seen newer changes than the watch has delivered so far.
         let of = ListParams::default().labels(&self.selector);
         until(
             "the watch has delivered all changes",
@@ -135,7 +135,7 @@ impl PodHistory {
         for pod in pods {
             seen.take(WatchEvent::Added(pod));
         }
-        // Terminations before the start do not count.
+        // Terminations before the start are not counted.
         (seen.terminated, seen.overlapping) = (Vec::new(), Vec::new());
         seen.all_ready = seen.are_all_ready();
         seen
@@ -166,7 +166,7 @@ impl PodHistory {
         self.all_ready |= self.are_all_ready();
     }
 
-    /// True if the history has exactly these pods, with the same ones terminating.
+    /// Whether the history contains exactly these pods, and the same ones are terminating.
     fn matches(&self, pods: &[Pod]) -> bool {
         pods.len() == self.pods.len()
             && pods.iter().all(|pod| {
@@ -208,7 +208,7 @@ mod tests {
         PodHistory::of(3, all.to_vec())
     }
 
-    /// A pod is terminated, deleted, and created again under its name.
+    /// Terminates a pod, deletes it, and creates it again under its name.
     fn again(seen: &mut PodHistory, name: &str, back: bool) {
         let next = format!("{name}+");
         seen.take(WatchEvent::Modified(pod(name, name, true, true)));
@@ -237,7 +237,7 @@ mod tests {
         again(&mut seen, "b", true);
         assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
-        // Two at the same time, the first deleted without a grace period.
+        // Two pods are terminated concurrently, and the first one is deleted without a grace period.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));

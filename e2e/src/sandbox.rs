@@ -1,4 +1,4 @@
-//! The namespace of a test. The chart installs the operators in it, with the chart's RBAC.
+//! The namespace of a test. The chart installs the operators and their RBAC in it.
 
 mod cluster;
 
@@ -14,24 +14,24 @@ use crate::objects::Kind;
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Env, chart, crds, kubectl};
 
-/// The Helm release in the namespace of every test.
+/// The name of the Helm release in the namespace of every test.
 pub const RELEASE: &str = "etcd-operator";
 
 /// The namespace of a test, with its environment and client.
 pub struct Sandbox {
     /// The environment of the run.
     pub env: Env,
-    /// A client with the rights of a cluster administrator, because the test acts as the user and not as the operator.
+    /// A client with the rights of a cluster administrator, because a test acts as the user.
     pub client: kube::Client,
     /// The name of the namespace.
     pub namespace: String,
 }
 
-/// Runs a test in a new namespace with all operators. If the test fails, the objects, Events and logs of the namespace
-/// are printed.
+/// Runs a test in a new namespace with all operators. If the test fails, prints the objects, Events and logs of the
+/// namespace.
 ///
 /// # Panics
-/// If the test fails.
+/// Panics if the test fails.
 pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     bare_scenario(name, async |sandbox| {
         sandbox.install_operators().await?;
@@ -40,10 +40,11 @@ pub async fn scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>
     .await;
 }
 
-/// Like [`scenario`], with the cluster operator alone. The other operators would only use CPU time.
+/// Like [`scenario`], but only with the cluster operator. The test does not need the other operators, which would use
+/// CPU time.
 ///
 /// # Panics
-/// If the test fails.
+/// Panics if the test fails.
 pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     const ALONE: [&str; 4] = [
         "--set",
@@ -58,10 +59,10 @@ pub async fn cluster_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Re
     .await;
 }
 
-/// Like [`scenario`], in a namespace without operators.
+/// Like [`scenario`], but in a namespace without operators.
 ///
 /// # Panics
-/// If the test fails.
+/// Panics if the test fails.
 pub async fn bare_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Result<()>) {
     let outcome = async {
         let sandbox = Sandbox::create(name).await?;
@@ -82,10 +83,10 @@ pub async fn bare_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Resul
 }
 
 impl Sandbox {
-    /// Creates the namespace. The API server enforces the restricted pod security profile in it.
+    /// Creates the namespace. In this namespace, the API server enforces the restricted pod security profile.
     ///
     /// # Errors
-    /// If the environment is incomplete, or the API server does not answer.
+    /// Fails if the environment is incomplete or the API server does not respond.
     pub async fn create(name: &str) -> Result<Self> {
         let env = Env::from_vars()?;
         let client = env.client().await?;
@@ -104,7 +105,7 @@ impl Sandbox {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         until("the namespace is created", DEADLINE, async || {
             match namespaces.create(&PostParams::default(), &object).await {
-                // Created by an earlier attempt that was not answered: no other test uses this name.
+                // An earlier attempt without a response has created the namespace. No other test uses this name.
                 Err(kube::Error::Api(error)) if error.code == 409 => Ok(Poll::Done(())),
                 made => made.map(|_| Poll::Done(())).context("create the namespace"),
             }
@@ -117,18 +118,18 @@ impl Sandbox {
         })
     }
 
-    /// Installs the CRDs once per run, without operators.
+    /// Installs the CRDs without operators, unless they were installed in this run.
     ///
     /// # Errors
-    /// If Helm or kubectl fails.
+    /// Fails if Helm or kubectl fails.
     pub async fn install_crds(&self) -> Result<()> {
         crds::install_once(&self.env).await
     }
 
-    /// Installs the CRDs (once) and the three operators, and waits until the operators are ready.
+    /// Installs the CRDs (once per run) and the three operators. Waits until the operators are ready.
     ///
     /// # Errors
-    /// If Helm fails or a Deployment does not become available.
+    /// Fails if Helm fails or a Deployment does not become available.
     pub async fn install_operators(&self) -> Result<()> {
         self.install_operators_with(&[]).await
     }
@@ -136,7 +137,7 @@ impl Sandbox {
     /// Like [`Self::install_operators`], with additional Helm arguments.
     ///
     /// # Errors
-    /// If Helm fails or a Deployment does not become available.
+    /// Fails if Helm fails or a Deployment does not become available.
     pub async fn install_operators_with(&self, settings: &[&str]) -> Result<()> {
         self.install_crds().await?;
         let mut all = vec!["--set", "crds.install=false"];
@@ -145,10 +146,10 @@ impl Sandbox {
         self.await_operators().await
     }
 
-    /// Waits until all Deployments are available. Only operators have Deployments here.
+    /// Waits until all Deployments in the namespace are available. Only operators have Deployments here.
     ///
     /// # Errors
-    /// If a Deployment does not become available.
+    /// Fails if a Deployment does not become available.
     pub async fn await_operators(&self) -> Result<()> {
         let deployments: Api<Deployment> = self.api();
         until("all operators are available", DEADLINE, async || {
@@ -193,7 +194,7 @@ impl Sandbox {
     /// Runs `kubectl apply -f -` in this namespace.
     ///
     /// # Errors
-    /// If kubectl fails; with its error output.
+    /// Fails if kubectl fails. The error contains its error output.
     pub async fn apply(&self, manifest: &str) -> Result<String> {
         kubectl::run_with_input(
             &self.env,
@@ -203,11 +204,11 @@ impl Sandbox {
         .await
     }
 
-    /// Runs `kubectl apply --dry-run=server -f -` in this namespace: checks whether the API server accepts the
+    /// Runs `kubectl apply --dry-run=server -f -` in this namespace. It checks whether the API server accepts the
     /// manifest.
     ///
     /// # Errors
-    /// If kubectl fails; with its error output.
+    /// Fails if kubectl fails. The error contains its error output.
     pub async fn dry_run(&self, manifest: &str) -> Result<String> {
         let words = [
             "-n",
@@ -223,17 +224,17 @@ impl Sandbox {
     /// Runs `kubectl` in this namespace.
     ///
     /// # Errors
-    /// If kubectl fails; with its error output.
+    /// Fails if kubectl fails. The error contains its error output.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut all = vec!["-n", &self.namespace];
         all.extend_from_slice(args);
         kubectl::run(&self.env, &all).await
     }
 
-    /// Waits until an operator has this many pods. A terminating pod counts, because it may still act.
+    /// Waits until an operator has `count` pods. Terminating pods count too, because they may still act.
     ///
     /// # Errors
-    /// If the number differs at the deadline.
+    /// Fails if the number differs at the deadline.
     pub async fn await_operator_pods(&self, operator: &str, count: usize) -> Result<()> {
         let what = format!("{operator} has {count} pods");
         let selector = format!("app.kubernetes.io/component={operator}");
@@ -250,11 +251,11 @@ impl Sandbox {
         .await
     }
 
-    /// Waits for an Event about an object whose `type reason: message` contains all these words. Events and status are
-    /// separate writes, so the Event may follow the status.
+    /// Waits for an Event about the object whose text `type reason: message` contains all these words. The Event may
+    /// come after the status, because both are separate writes.
     ///
     /// # Errors
-    /// If there is no such Event in time; with the existing Events.
+    /// Fails if no such Event is published in time. The error contains the existing Events.
     pub async fn await_event(&self, kind: Kind, name: &str, words: &[&str]) -> Result<()> {
         let what = format!("an Event about {name} with {words:?}");
         until(&what, DEADLINE, async || {
@@ -269,10 +270,10 @@ impl Sandbox {
         .await
     }
 
-    /// The Events about an object, as lines of `type reason: message`.
+    /// The Events about the object, each as `type reason: message`.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// Fails if the API server does not respond.
     pub async fn events(&self, kind: Kind, name: &str) -> Result<Vec<String>> {
         use k8s_openapi::api::events::v1::Event;
         let events: Api<Event> = self.api();
@@ -296,7 +297,7 @@ impl Sandbox {
             .collect())
     }
 
-    /// Requests the deletion of the namespace, and does not wait for it.
+    /// Requests the deletion of the namespace. Does not wait until it is deleted.
     pub async fn delete(&self) {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         if let Err(error) = namespaces
@@ -307,7 +308,7 @@ impl Sandbox {
         }
     }
 
-    /// Prints objects, Events and logs for the analysis of a failure.
+    /// Prints objects, Events and logs, so that a failure can be analyzed.
     pub async fn print_state(&self) {
         eprintln!("----- state of namespace {} -----", self.namespace);
         let commands: [&[&str]; 7] = [

@@ -1,5 +1,5 @@
-//! The state of a store at one revision, for comparison: every key with its value, revisions and lease, all leases, and
-//! etcd's hash.
+//! The state of an etcd store at one revision, for comparisons. It contains every key with its value, revisions and
+//! lease, all leases, and etcd's hash.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::Keyspace;
 use crate::keyspace::is_transient;
 use crate::retry::retry_transient;
 
-/// The TTL of the leases. It is longer than any test.
+/// The TTL of the leases in seconds. It is longer than any test.
 const LEASE_TTL_SECONDS: i64 = 7200;
 
 /// A stored key.
@@ -30,27 +30,27 @@ pub struct StoredKey {
 pub struct StoreState {
     /// The revision.
     pub revision: i64,
-    /// `HashKV` at that revision: the hash and the compact revision.
+    /// The result of `HashKV` at that revision: the hash, and the compact revision.
     pub hash: (u32, i64),
     keys: BTreeMap<Vec<u8>, StoredKey>,
-    /// The leases and their granted TTLs.
+    /// The leases, each with its granted TTL in seconds.
     leases: BTreeMap<i64, i64>,
 }
 
 impl StoreState {
-    /// The current state. No client may write in the meantime.
+    /// Reads the current state. No client may write at the same time.
     ///
     /// # Errors
-    /// If etcd does not answer.
+    /// Fails if etcd does not respond.
     pub async fn now(keys: &Keyspace) -> Result<Self> {
         let revision = keys.revision().await?;
         Self::at(keys, revision).await
     }
 
-    /// The state at a revision. The leases are the current ones.
+    /// Reads the state at a revision. The leases are the current ones.
     ///
     /// # Errors
-    /// If etcd does not answer, or has compacted that revision.
+    /// Fails if etcd does not respond or has compacted the revision.
     pub async fn at(keys: &Keyspace, revision: i64) -> Result<Self> {
         let hash = retry_transient(is_transient, async |_| {
             let mut client = keys.client.maintenance_client();
@@ -65,11 +65,11 @@ impl StoreState {
         })
     }
 
-    /// Parses the output of `etcdctl get` and `etcdctl lease timetolive` (`-w json`). The output has no hash, so
+    /// Parses the output of `etcdctl get` and `etcdctl lease timetolive` (`-w json`). This output contains no hash, so
     /// compare the result with [`Self::ensure_same_keys`].
     ///
     /// # Errors
-    /// If a field is missing.
+    /// Fails if a field is missing.
     pub fn from_etcdctl(answer: &Value, leases: &Value) -> Result<Self> {
         let revision = answer["header"]["revision"].as_i64();
         let pairs = answer["kvs"].as_array().context("no keys")?;
@@ -91,23 +91,23 @@ impl StoreState {
     /// Compares this state with a restored one.
     ///
     /// # Errors
-    /// If the states differ; names the first difference.
+    /// Fails if the states differ. The error contains the first difference.
     pub fn ensure_same(&self, restored: &Self) -> Result<()> {
         ensure!(self.revision == restored.revision);
         self.ensure_same_keys(restored)?;
         ensure!(
             self.hash == restored.hash,
-            "hash {:?}, before {:?}",
+            "the hash is {:?}, but was {:?}",
             restored.hash,
             self.hash
         );
         Ok(())
     }
 
-    /// Compares keys and leases alone, for a restore with a higher revision.
+    /// Compares only keys and leases, for a restore with a higher revision.
     ///
     /// # Errors
-    /// If the states differ; names the first difference.
+    /// Fails if the states differ. The error contains the first difference.
     pub fn ensure_same_keys(&self, restored: &Self) -> Result<()> {
         for (key, before) in &self.keys {
             let after = restored.keys.get(key);
@@ -123,7 +123,7 @@ impl StoreState {
         );
         ensure!(
             self.leases == restored.leases,
-            "leases {:?}, before {:?}",
+            "the leases are {:?}, but were {:?}",
             restored.leases,
             self.leases
         );
@@ -131,7 +131,7 @@ impl StoreState {
     }
 }
 
-/// Empty fields are missing in the output.
+/// Parses one key. The output omits empty fields.
 fn etcdctl_key(pair: &Value) -> Result<(Vec<u8>, StoredKey)> {
     let bytes = |field: &str| {
         let text = pair.get(field).cloned();
@@ -182,10 +182,10 @@ async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
 }
 
 impl Keyspace {
-    /// Writes data that exercises the comparison: keys with several versions, deleted keys, and keys with leases.
+    /// Writes data that the comparison must handle: keys with several versions, deleted keys, and keys with leases.
     ///
     /// # Errors
-    /// If etcd rejects a write.
+    /// Fails if etcd rejects a write.
     pub async fn fill_mixed(&self, prefix: &str, count: usize) -> Result<()> {
         let grant = async |seconds| {
             let granted = retry_transient(is_transient, async |_| {

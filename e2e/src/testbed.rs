@@ -1,6 +1,6 @@
-//! Injects faults into the testbed: nodes, control plane daemons, DNS, files on volumes.
+//! Injects faults into the testbed: into nodes, daemons of the control plane, DNS, and files on volumes.
 //!
-//! Only tests in a module `alone` break components that other tests use.
+//! Only tests in a module `alone` may break components that other tests use.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -23,7 +23,7 @@ impl<'a> Testbed<'a> {
     /// The testbed of a sandbox.
     ///
     /// # Errors
-    /// On a user-provided cluster, where faults are not allowed.
+    /// Fails on a user's cluster, where faults are not allowed.
     pub fn of(sandbox: &'a Sandbox) -> Result<Self> {
         let xtask = sandbox
             .env
@@ -33,11 +33,10 @@ impl<'a> Testbed<'a> {
         Ok(Self { sandbox, xtask })
     }
 
-    /// Runs a test body that injects faults. Afterwards, restarts everything that is still stopped, even if the body
-    /// failed.
+    /// Runs a test that injects faults. Afterwards starts everything that is stopped, even if the test failed.
     ///
     /// # Errors
-    /// If the body fails, or a component does not start again.
+    /// Fails if the test fails or a component does not start again.
     pub async fn with_faults(
         sandbox: &'a Sandbox,
         body: impl AsyncFnOnce(&Self) -> Result<()>,
@@ -45,17 +44,17 @@ impl<'a> Testbed<'a> {
         let testbed = Self::of(sandbox)?;
         let outcome = body(&testbed).await;
         if outcome.is_err() {
-            // Prints the state before the repair changes it.
+            // The state is printed before the repair changes it.
             sandbox.print_state().await;
         }
         let repaired = testbed.repair().await;
         outcome.and(repaired)
     }
 
-    /// Starts every stopped node and daemon, resets DNS to its default configuration, and uncordons all nodes.
+    /// Starts every stopped node and daemon, resets the configuration of DNS, and uncordons all nodes.
     ///
     /// # Errors
-    /// If a component does not start.
+    /// Fails if a component does not start.
     pub async fn repair(&self) -> Result<()> {
         self.run(&["mend"]).await?;
         for node in self.nodes() {
@@ -70,10 +69,10 @@ impl<'a> Testbed<'a> {
         self.sandbox.env.nodes.clone()
     }
 
-    /// Stops a node like a power failure.
+    /// Stops a node as a power failure does.
     ///
     /// # Errors
-    /// If there is no such node.
+    /// Fails if the node does not exist.
     pub async fn kill_node(&self, node: &str) -> Result<()> {
         self.run(&["node", "kill", node]).await.map(drop)
     }
@@ -81,15 +80,15 @@ impl<'a> Testbed<'a> {
     /// Starts a stopped node and waits until it is ready.
     ///
     /// # Errors
-    /// If the node does not become ready.
+    /// Fails if the node does not become ready.
     pub async fn start_node(&self, node: &str) -> Result<()> {
         self.run(&["node", "start", node]).await.map(drop)
     }
 
-    /// Stops only the kubelet of a node. [`Self::start_node`] starts it again.
+    /// Stops only the kubelet of a node. [`Self::start_node`] starts the kubelet again.
     ///
     /// # Errors
-    /// If there is no such node.
+    /// Fails if the node does not exist.
     pub async fn stop_kubelet(&self, node: &str) -> Result<()> {
         self.run(&["node", "stop-kubelet", node]).await.map(drop)
     }
@@ -97,32 +96,32 @@ impl<'a> Testbed<'a> {
     /// Stops a daemon of the control plane, such as `kube-apiserver` or `coredns`.
     ///
     /// # Errors
-    /// If there is no such daemon.
+    /// Fails if the daemon does not exist.
     pub async fn stop_daemon(&self, name: &str) -> Result<()> {
         self.run(&["daemon", "stop", name]).await.map(drop)
     }
 
-    /// Starts a daemon and waits until it answers.
+    /// Starts a daemon, and waits until it responds.
     ///
     /// # Errors
-    /// If the daemon does not answer.
+    /// Fails if the daemon does not respond.
     pub async fn start_daemon(&self, name: &str) -> Result<()> {
         self.run(&["daemon", "start", name]).await.map(drop)
     }
 
-    /// Configures the cache of DNS: `nocache` or `cache30`.
+    /// Configures the DNS cache. `mode` is `nocache` or `cache30`.
     ///
     /// # Errors
-    /// If DNS does not start.
+    /// Fails if DNS does not start.
     pub async fn dns(&self, mode: &str) -> Result<()> {
         self.run(&["dns", mode]).await.map(drop)
     }
 
-    /// Waits until the containers of a pod have stopped. Asks the container runtime, because the API server may be
-    /// down.
+    /// Waits until the containers of a pod have stopped. Queries the container runtime, because the API server may be
+    /// stopped.
     ///
     /// # Errors
-    /// If the containers still run at the deadline.
+    /// Fails if the containers still run at the deadline.
     pub async fn await_containers_stopped(&self, pod: &Pod) -> Result<()> {
         let node = node_of(pod);
         let status = pod.status.as_ref();
@@ -154,18 +153,18 @@ impl<'a> Testbed<'a> {
         .await
     }
 
-    /// Kills the containers of all pods at the same time, like the kernel when memory runs out.
+    /// Kills the containers of all these pods at the same time, as the kernel does when memory is exhausted.
     ///
     /// # Errors
-    /// If one of the containers is not running.
+    /// Fails if one of the containers is not running.
     pub async fn kill_containers(&self, pods: &[Pod]) -> Result<()> {
         self.signal_containers(pods, "SIGKILL").await
     }
 
-    /// Sends a signal to the first process of every container of the pods. `SIGSTOP` makes them hang.
+    /// Sends a signal to the first process of every container in the pods. `SIGSTOP` makes the containers hang.
     ///
     /// # Errors
-    /// If one of the containers is not running.
+    /// Fails if one of the containers is not running.
     pub async fn signal_containers(&self, pods: &[Pod], signal: &str) -> Result<()> {
         let mut script = String::new();
         for pod in pods {
@@ -187,11 +186,11 @@ impl<'a> Testbed<'a> {
         self.script(&script).await.map(drop)
     }
 
-    /// Runs a shell script in the testbed's namespaces, which contain the nodes' processes and volumes. Returns its
-    /// output.
+    /// Runs a shell script in the testbed's namespaces, in which the processes and volumes of the nodes are visible.
+    /// Returns its output.
     ///
     /// # Errors
-    /// If the script fails; with its error output.
+    /// Fails if the script fails. The error contains its error output.
     pub async fn script(&self, script: &str) -> Result<String> {
         self.run(&["exec", "--", "sh", "-euc", script]).await
     }

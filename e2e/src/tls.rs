@@ -19,18 +19,18 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-/// The keys of a peer Secret in v1beta2: certificate, private key, CA certificates.
+/// The keys of a peer Secret in v1beta2, in this order: certificate, private key, CA certificates.
 pub const PEER: [&str; 3] = ["peer.crt", "peer.key", "peer-ca.crt"];
-/// Like [`PEER`], of a server Secret.
+/// The keys of a server Secret, in the order of [`PEER`].
 pub const SERVER: [&str; 3] = ["server.crt", "server.key", "server-ca.crt"];
-/// Like [`PEER`], of the operator's client Secret.
+/// The keys of the operator's client Secret, in the order of [`PEER`].
 pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-client-ca.crt"];
-/// The keys of Secrets from cert-manager.
+/// The keys of a Secret from cert-manager, in the order of [`PEER`].
 pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
-/// The validity, in seconds relative to now: from an hour ago to a year from now.
+/// The validity of a valid certificate, in seconds relative to now: from one hour ago to one year from now.
 const VALID: (i64, i64) = (-3_600, 365 * 86_400);
-/// Expired an hour ago.
+/// The validity of an expired certificate, in seconds relative to now. It ended an hour ago.
 const EXPIRED: (i64, i64) = (-86_400, -3_600);
 
 /// A certificate authority.
@@ -53,7 +53,7 @@ impl Authority {
     /// Creates an authority.
     ///
     /// # Errors
-    /// If no random numbers are available.
+    /// Fails if no random numbers are available.
     pub fn new(name: &str) -> Result<Self> {
         let mut own = CertificateParams::default();
         own.distinguished_name.push(DnType::CommonName, name);
@@ -67,10 +67,10 @@ impl Authority {
         })
     }
 
-    /// An existing authority, from its common name, certificate and private key.
+    /// Uses an existing authority, with its common name, certificate and private key.
     ///
     /// # Errors
-    /// If the key is invalid.
+    /// Fails if the key is invalid.
     pub fn of(name: &str, certificate: &str, key: &str) -> Result<Self> {
         let mut own = CertificateParams::default();
         own.distinguished_name = DistinguishedName::new();
@@ -91,7 +91,7 @@ impl Authority {
     /// Issues a certificate for servers and clients with these DNS names.
     ///
     /// # Errors
-    /// If a name is invalid.
+    /// Fails if a name is invalid.
     pub fn sign(&self, names: &[String]) -> Result<Signed> {
         self.signed(
             names,
@@ -106,15 +106,15 @@ impl Authority {
     /// Issues a client certificate.
     ///
     /// # Errors
-    /// If no random numbers are available.
+    /// Fails if no random numbers are available.
     pub fn client(&self) -> Result<Signed> {
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], VALID)
     }
 
-    /// Issues a client certificate that is valid for this long.
+    /// Issues a client certificate that is valid for the duration `life`.
     ///
     /// # Errors
-    /// If no random numbers are available.
+    /// Fails if no random numbers are available.
     pub fn client_for(&self, life: Duration) -> Result<Signed> {
         let end = i64::try_from(life.as_secs())?;
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], (-3_600, end))
@@ -123,7 +123,7 @@ impl Authority {
     /// Issues an expired client certificate.
     ///
     /// # Errors
-    /// If no random numbers are available.
+    /// Fails if no random numbers are available.
     pub fn expired_client(&self) -> Result<Signed> {
         self.signed(&[], &[ExtendedKeyUsagePurpose::ClientAuth], EXPIRED)
     }
@@ -131,7 +131,7 @@ impl Authority {
     /// Issues an expired certificate for servers and clients with these DNS names.
     ///
     /// # Errors
-    /// If a name is invalid.
+    /// Fails if a name is invalid.
     pub fn sign_expired(&self, names: &[String]) -> Result<Signed> {
         self.signed(
             names,
@@ -168,7 +168,7 @@ impl Authority {
         })
     }
 
-    /// The identity of a client with this certificate, which trusts this authority.
+    /// A client that presents this certificate and trusts this authority.
     #[must_use]
     pub fn identity(&self, signed: Option<&Signed>, name: &str) -> Identity {
         Identity {
@@ -179,7 +179,7 @@ impl Authority {
     }
 }
 
-/// The manifest of a Secret. `keys` as in [`PEER`].
+/// The manifest of a TLS Secret. `keys` has the order of [`PEER`].
 #[must_use]
 pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String {
     json!({
@@ -196,18 +196,18 @@ pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String 
 pub struct Identity {
     /// The trusted CA certificates, in PEM.
     pub ca: String,
-    /// The client certificate, if any.
+    /// The client certificate. `None` if the client presents none.
     pub own: Option<Signed>,
-    /// The expected name in the server certificate.
+    /// The name that the server certificate must contain.
     pub name: String,
 }
 
 impl Identity {
-    /// Sends a plain HTTP request over TLS and returns the response. Every accepted client gets a response, whatever
-    /// its status.
+    /// Sends an HTTP request over TLS, and returns the response. Every client whose certificate is accepted gets a
+    /// response, with any status.
     ///
     /// # Errors
-    /// If either side rejects the other's certificate.
+    /// Fails if one side rejects the certificate of the other.
     pub async fn ask(&self, port: u16, path: &str) -> Result<String> {
         let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut roots = rustls::RootCertStore::empty();

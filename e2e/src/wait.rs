@@ -1,4 +1,4 @@
-//! Waits for conditions instead of fixed times.
+//! Waits for conditions, instead of waiting for a fixed time.
 
 use std::time::{Duration, Instant};
 
@@ -7,17 +7,17 @@ use tokio::time::timeout;
 
 /// The pause between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The deadline of a single poll. The next poll may succeed.
+/// Time limit for one poll. If a poll times out, the next one may succeed.
 const POLL_TIMEOUT: Duration = Duration::from_secs(90);
-/// Messages of `kubectl` when the API server denies a request.
+/// Messages that `kubectl` prints when the API server denies a request.
 const DENIED: [&str; 3] = [
     "Error from server (Forbidden)",
     "Error from server (Unauthorized)",
     "error: You must be logged in to the server",
 ];
 
-/// Messages of denials that are temporary: a quota that is exceeded or not counted yet, a terminating namespace, and a
-/// new namespace without a ServiceAccount.
+/// Messages of temporary denials: a quota that is exceeded or not counted yet, a terminating namespace, and a new
+/// namespace without a ServiceAccount.
 const TEMPORARY: [&str; 5] = [
     "exceeded quota",
     "status unknown for quota",
@@ -28,19 +28,20 @@ const TEMPORARY: [&str; 5] = [
 
 /// The result of one poll.
 pub enum Poll<T> {
-    /// The condition holds.
+    /// The condition is met.
     Done(T),
-    /// The condition does not hold yet. The text describes the current state.
+    /// The condition is not met yet. The text describes the current state.
     NotYet(String),
 }
 
-/// Polls until the condition holds.
+/// Polls until the condition is met.
 ///
-/// An error of a single poll counts as [`Poll::NotYet`], because errors often end while the test waits. A denial by the
-/// API server ends the wait, because waiting grants no rights. Temporary denials do not end the wait.
+/// If a single poll fails, the wait continues as after [`Poll::NotYet`], because errors often end during the wait. If
+/// the API server denies a request, the wait ends, because waiting grants no permission. Temporary denials do not end
+/// the wait.
 ///
 /// # Errors
-/// After `within`, with the last state; immediately, if the API server denies a request.
+/// Fails after `within`. The error contains the last state. Fails immediately if the API server denies a request.
 pub async fn until<T>(
     what: &str,
     within: Duration,
@@ -49,10 +50,10 @@ pub async fn until<T>(
     poll_until(what, within, poll, is_denial).await
 }
 
-/// Like [`until`], but also waits for rights: a denial counts as [`Poll::NotYet`].
+/// Like [`until`], but a denial does not end the wait. Use it to wait for a permission.
 ///
 /// # Errors
-/// After `within`, with the last state.
+/// Fails after `within`. The error contains the last state.
 pub async fn until_allowed<T>(
     what: &str,
     within: Duration,
@@ -61,7 +62,7 @@ pub async fn until_allowed<T>(
     poll_until(what, within, poll, |_| false).await
 }
 
-/// True if the API server denied a request of this client or of `kubectl`.
+/// Whether the API server denied a request of this client or of `kubectl`.
 fn is_denial(error: &Error) -> bool {
     let has = |text: &str, words: &[&str]| words.iter().any(|words| text.contains(words));
     error.chain().any(|cause| {
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ends_wait_on_denial_but_not_on_failure() {
+    async fn denial_ends_wait_but_other_failure_does_not() {
         let printed = |text: &str| anyhow!("kubectl get pods: {text}");
         for (error, ends) in [
             (answer(403), true),

@@ -1,4 +1,4 @@
-//! Observes every change of objects, including states that end before the next poll.
+//! Observes every change of objects. A poll would miss states that end before the next poll.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use kube::api::{Api, WatchEvent, WatchParams};
 use serde::de::DeserializeOwned;
 use tokio::time::{sleep, timeout};
 
-/// The pause before a new watch.
+/// The pause before the next watch.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Passes every change after a resource version to `check` until `check` returns a value. The API server may close a
-/// watch at any time; the next watch continues at the last version.
+/// Passes every change after the resource version `since` to `check`, until `check` returns a value. The API server may
+/// close a watch at any time. The next watch then continues at the last version.
 ///
 /// # Errors
-/// After `within`, or if the API server no longer has the changes since that version.
+/// Fails after `within`, or if the API server no longer has the changes after that version.
 pub async fn watch_until<K, T>(
     api: &Api<K>,
     params: &WatchParams,
@@ -31,7 +31,7 @@ where
     let mut since = since.to_owned();
     let found = async {
         loop {
-            // A failed watch is started again and delivers the missed changes.
+            // After a failed watch, the next one delivers the missed changes.
             if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {

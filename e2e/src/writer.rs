@@ -1,7 +1,7 @@
-//! A client that writes continuously. Every acknowledged write must exist at the end, whatever happened in between.
+//! A client that writes continuously. At the end, every acknowledged write must exist, whatever faults occurred.
 //!
-//! The client behaves like an application: it uses the client Service, reconnects after errors, and sets a deadline for
-//! each write. Every key is written once, so a missing key proves a lost write.
+//! The client behaves like an application. It uses the client Service, reconnects after errors, and sets a deadline for
+//! each write. It writes every key only once, so a missing key proves a lost write.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -24,19 +24,19 @@ use crate::{DEADLINE, Sandbox};
 
 /// The prefix of the keys.
 const PREFIX: &str = "written/";
-/// The prefix of a health-aware client, which writes concurrently with the other client.
+/// The prefix of the keys of the health-aware client, which may write concurrently with the other client.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
-/// The time between two writes. The load is small enough for every test.
+/// The time between two writes. It is long enough that the writes do not load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
-/// The deadline of a write. The outcome of a later write is unknown.
+/// Time limit for one write. If the limit is exceeded, the outcome of the write is unknown.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a retrying client repeats one write. This covers an election and a short freeze of the machine.
+/// How long a retrying client repeats one write. This is longer than an election or a short freeze of the machine.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause between two attempts of a retrying client.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often a client writes, and how long it repeats one write.
+/// The time between two writes, and how long a write is repeated.
 #[derive(Clone, Copy)]
 struct WritePattern {
     every: Duration,
@@ -44,7 +44,7 @@ struct WritePattern {
     prefix: &'static str,
 }
 
-/// A client that writes in the background until [`Writer::finish`].
+/// A client that writes in the background until [`Writer::finish`] is called.
 pub struct Writer {
     task: JoinHandle<()>,
     ledger: Arc<Mutex<Ledger>>,
@@ -62,16 +62,16 @@ pub(crate) struct Access {
 /// The address of the cluster.
 #[derive(Clone)]
 pub(crate) enum Route {
-    /// The address of the client Service, which this machine can reach on the testbed.
+    /// The address of the client Service. On the testbed, this machine can reach it.
     Service {
         services: Box<Api<Service>>,
         name: String,
-        /// The first known address. It replaces a lookup while the API server is down, like a cached DNS record.
+        /// The first known address. Like a cached DNS record, it is used while the API server is stopped.
         first: String,
     },
-    /// The Services of all members, each with the member's health.
+    /// The Services of all members, each with the health of the member.
     Members(Arc<Vec<(String, MemberHealth)>>),
-    /// A forwarded port, the only way to a user-provided cluster.
+    /// A forwarded port, which is the only way to reach a user's cluster.
     Forward {
         env: Box<crate::Env>,
         namespace: String,
@@ -79,19 +79,19 @@ pub(crate) enum Route {
     },
 }
 
-/// A connection. The forwarded port is closed with it.
+/// A connection. When it is dropped, its forwarded port is closed.
 pub(crate) struct Connection {
     pub(crate) client: Client,
-    /// The index of the member, for a connection to one member.
+    /// The index of the member, if the connection leads to one member.
     member: Option<usize>,
     _forward: Option<PortForward>,
 }
 
 impl Writer {
-    /// Starts to write. Returns after the first acknowledged write.
+    /// Starts the writes. Returns after the first acknowledged write.
     ///
     /// # Errors
-    /// If no write is acknowledged.
+    /// Fails if no write is acknowledged.
     pub async fn start(sandbox: &Sandbox, cluster: &str) -> Result<Self> {
         let pattern = WritePattern {
             every: WRITE_INTERVAL,
@@ -104,7 +104,7 @@ impl Writer {
     /// Like [`Self::start`], for a cluster with TLS.
     ///
     /// # Errors
-    /// If no write is acknowledged.
+    /// Fails if no write is acknowledged.
     pub async fn start_tls(sandbox: &Sandbox, cluster: &str, identity: &Identity) -> Result<Self> {
         let pattern = WritePattern {
             every: WRITE_INTERVAL,
@@ -114,11 +114,11 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, Some(identity.clone())).await
     }
 
-    /// Like [`Self::start`], with the retries of ordinary client libraries. A failed write is repeated over a new
-    /// connection, and counts as failed after 30 s.
+    /// Like [`Self::start`], but retries like an ordinary client library. The client repeats a failed write over a new
+    /// connection. After 30 s, the write counts as failed.
     ///
     /// # Errors
-    /// If no write is acknowledged.
+    /// Fails if no write is acknowledged.
     pub async fn start_retrying(sandbox: &Sandbox, cluster: &str, every: Duration) -> Result<Self> {
         let pattern = WritePattern {
             every,
@@ -128,12 +128,12 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, None).await
     }
 
-    /// Like [`Self::start_retrying`], as etcd recommends for clients: with the addresses of all members, and without
-    /// members that report themselves as unhealthy. Its keys have another prefix, so it can run concurrently with a
-    /// client of the Service.
+    /// Like [`Self::start_retrying`], but follows etcd's recommendation for clients. The client has the addresses of
+    /// all members, and does not use members that report themselves as unhealthy. Its keys have another prefix, so it
+    /// can run concurrently with a client of the Service.
     ///
     /// # Errors
-    /// If no write is acknowledged.
+    /// Fails if no write is acknowledged.
     pub async fn start_health_aware(
         sandbox: &Sandbox,
         cluster: &str,
@@ -178,10 +178,10 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Waits until this many more writes are acknowledged, which shows that the cluster serves clients.
+    /// Waits until `count` more writes are acknowledged, which shows that the cluster serves clients.
     ///
     /// # Errors
-    /// If the writes are not acknowledged in time.
+    /// Fails if the writes are not acknowledged in time.
     pub async fn await_more(&self, count: usize) -> Result<()> {
         let before = self.acknowledged();
         until(&format!("{count} more writes"), DEADLINE, async || {
@@ -208,31 +208,31 @@ impl Writer {
         self.with_ledger(Ledger::silence)
     }
 
-    /// Reads back with another identity, after etcd stopped accepting the certificate of the writer.
+    /// Uses another identity to read the keys back, because etcd no longer accepts the certificate of the writer.
     pub fn read_as(&mut self, identity: &Identity) {
         self.access.identity = Some(identity.clone());
     }
 
-    /// Stops writing, reads every acknowledged write back, and returns the summary.
+    /// Stops the writes, reads every acknowledged write back, and returns the summary.
     ///
     /// # Errors
-    /// If an acknowledged write is lost, or the cluster does not serve.
+    /// Fails if an acknowledged write is lost or the cluster does not serve.
     pub async fn finish(self, what: &str) -> Result<Tally> {
         let tally = self.finish_counting(what).await?;
         ensure!(
             tally.lost.is_empty(),
-            "{what}: acknowledged writes are lost: {tally}; the first of them: {:?}",
+            "{what}: acknowledged writes are lost: {tally}; the first lost writes: {:?}",
             tally.lost.iter().take(5).collect::<Vec<_>>()
         );
         Ok(tally)
     }
 
-    /// Like [`Self::finish`], but a lost write is counted and is not an error.
+    /// Like [`Self::finish`], but only counts lost writes instead of failing.
     ///
     /// # Errors
-    /// If the cluster does not serve.
+    /// Fails if the cluster does not serve.
     pub async fn finish_counting(self, what: &str) -> Result<Tally> {
-        // The task is aborted between two writes, so the ledger has an entry for each write.
+        // The task is aborted only between two writes, so the ledger has an entry for each write.
         self.task.abort();
         let silence = self.silence();
         let found = until("all keys are read back", DEADLINE, async || {
@@ -255,7 +255,7 @@ impl Writer {
         })
         .await?;
         let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
-        // Directly to standard error, because the test harness hides the output of passing tests.
+        // Written to standard error directly, because the test harness hides the output of passing tests.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }
@@ -305,7 +305,7 @@ impl Route {
 }
 
 impl Access {
-    /// True if the member of this connection reports itself as unhealthy.
+    /// Whether the member of this connection reports itself as unhealthy.
     fn must_reconnect(&self, connection: &Connection) -> bool {
         let Route::Members(members) = &self.route else {
             return false;
@@ -359,7 +359,7 @@ impl Access {
     }
 }
 
-/// The current address of the client Service. A Service that is created again has a new address.
+/// The current address of the client Service. A Service that was created again has a new address.
 async fn address(services: &Api<Service>, name: &str) -> Result<String> {
     let service = services.get(name).await.context("the client Service")?;
     let address = service.spec.and_then(|spec| spec.cluster_ip);
@@ -395,7 +395,7 @@ async fn write(pattern: WritePattern, access: Access, ledger: Arc<Mutex<Ledger>>
     }
 }
 
-/// One write, over the existing connection or a new one.
+/// Sends one write, over the existing connection or a new one.
 async fn attempt(
     access: &Access,
     connection: &mut Option<Connection>,
@@ -422,7 +422,7 @@ async fn attempt(
         let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // Opening a forwarded port may take longer than a write.
+    // It may take longer to open a forwarded port than to write.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

@@ -378,12 +378,12 @@ impl EtcdBackupSpec {
         }
     }
 
-    /// Name of the Secret with the client certificate. An empty name means none.
+    /// The name of the Secret with the client certificate. `None` if the field is missing or empty.
     pub fn client_tls_secret(&self) -> Option<&str> {
         given(self.client_tls_secret.as_ref())
     }
 
-    /// True if backups follow a schedule or an interval.
+    /// Whether backups follow a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.backup_policy
             .as_ref()
@@ -392,7 +392,7 @@ impl EtcdBackupSpec {
 }
 
 impl BackupPolicy {
-    /// True if backups follow a schedule or an interval.
+    /// Whether backups follow a schedule or an interval.
     pub fn is_periodic(&self) -> bool {
         self.schedule.is_some()
             || self
@@ -402,19 +402,19 @@ impl BackupPolicy {
 }
 
 impl S3Source {
-    /// Name of the Secret with the credentials. An empty name means none.
+    /// The name of the Secret with the credentials. `None` if the field is missing or empty.
     pub fn aws_secret(&self) -> Option<&str> {
         given(self.aws_secret.as_ref())
     }
 
-    /// URL of the endpoint. An empty URL means AWS.
+    /// The URL of the endpoint. `None` if the field is missing or empty, which means AWS.
     pub fn endpoint(&self) -> Option<&str> {
         given(self.endpoint.as_ref())
     }
 }
 
 impl EtcdBackup {
-    /// The conditions of the status; empty without a status.
+    /// The conditions of the status. Empty if the object has no status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

@@ -238,7 +238,7 @@ impl EtcdClusterSpec {
             .is_some_and(|access| access.enabled)
     }
 
-    /// Time for which a member may be down on a dead node before the operator replaces it.
+    /// How long a member may be down on a lost node before the operator replaces it.
     pub fn replace_after(&self) -> std::time::Duration {
         self.member_replacement
             .as_ref()
@@ -249,7 +249,7 @@ impl EtcdClusterSpec {
             ))
     }
 
-    /// Time for which the operator keeps the volume of a member that a third party removed from etcd.
+    /// How long the operator keeps the volume of a member that another client or a user has removed from etcd.
     pub fn keep_volumes(&self) -> std::time::Duration {
         self.member_replacement
             .as_ref()
@@ -267,7 +267,7 @@ impl EtcdClusterSpec {
         policy == Some(&RecoveryPolicy::Automatic)
     }
 
-    /// Time for which quorum must have been lost before an automatic recovery starts.
+    /// How long the quorum must have been lost before an automatic recovery starts.
     pub fn recover_after(&self) -> std::time::Duration {
         self.recovery
             .as_ref()
@@ -280,7 +280,7 @@ impl EtcdClusterSpec {
 }
 
 impl EtcdCluster {
-    /// The conditions of the status; empty without a status.
+    /// The conditions of the status. Empty if the object has no status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

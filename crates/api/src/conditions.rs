@@ -1,12 +1,13 @@
 //! Conditions: types, reasons, and the function that sets a condition.
 //!
-//! The caller passes the time in.
+//! The functions do not read a clock. The caller passes the time.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::text::text_enum;
 
-/// Declares a closed enum of reasons for conditions, Events and metrics. The text of a reason is the name of its variant.
+/// Declares a closed enum of reasons for conditions, Events and metrics. The text of each reason is the name of its
+/// variant.
 #[macro_export]
 macro_rules! reasons {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$about:meta])* $variant:ident,)+ }) => {
@@ -20,14 +21,15 @@ macro_rules! reasons {
             /// All reasons.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// The text in objects.
+            /// The text of the reason in objects.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => stringify!($variant),)+
                 }
             }
 
-            /// The reason of this text; `None` for a text that another release has written.
+            /// The reason with this text. `None` if the text is not in this enum, for example because another release
+            /// has written it.
             pub fn parse(text: &str) -> Option<Self> {
                 let mut all = Self::ALL.iter().copied();
                 all.find(|reason| reason.as_str() == text)
@@ -212,7 +214,7 @@ pub enum ConditionStatus {
 }
 
 impl ConditionStatus {
-    /// The text in the object.
+    /// The text of the status in objects.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -235,14 +237,14 @@ pub struct Finding {
     pub kind: ConditionType,
     /// Whether the condition holds.
     pub status: ConditionStatus,
-    /// Cause, as one word.
+    /// The cause, as one word in PascalCase.
     pub reason: Reason,
-    /// Cause as a sentence. For a problem: the field and the remedy.
+    /// The cause, as a sentence. For a problem, it contains the field and the remedy.
     pub message: String,
 }
 
 impl Finding {
-    /// A finding of type `kind`.
+    /// Creates the content of a condition of the type `kind`.
     pub fn new(
         kind: ConditionType,
         status: impl Into<ConditionStatus>,
@@ -258,11 +260,11 @@ impl Finding {
     }
 }
 
-/// Longest message of a condition, in bytes. Longer messages are cut.
+/// Maximum length of a condition's message in bytes. Longer messages are cut off.
 pub const MAX_MESSAGE: usize = 32 * 1024;
 
-/// Sets a condition in place and keeps the order of the list. The transition time changes only if the status
-/// changes. Returns whether the condition changed.
+/// Sets a condition in the list and keeps the order of the list. The transition time changes only if the status
+/// changes. Returns whether the condition has changed.
 pub fn set(
     conditions: &mut Vec<Condition>,
     finding: &Finding,
@@ -302,7 +304,7 @@ pub fn set(
     }
 }
 
-/// The condition of this type.
+/// The condition of this type. `None` if the list does not contain it.
 pub fn find<'a>(conditions: &'a [Condition], kind: &ConditionType) -> Option<&'a Condition> {
     conditions
         .iter()

@@ -1,6 +1,6 @@
-//! Durations in the form of Go (`60s`, `1h30m`), which is the form that Kubernetes uses.
+//! Durations in the format of Go (`60s`, `1h30m`), which Kubernetes uses.
 //!
-//! The text is kept as given: an invalid text must stay readable so that validation can report it.
+//! The text is stored unchanged, so that validation can report an invalid text.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub struct DurationText(pub String);
 
 impl DurationText {
-    /// The duration, or `None` if the text is invalid.
+    /// The duration. `None` if the text is invalid.
     pub fn parse(&self) -> Option<Duration> {
         let mut rest = self.0.as_str();
         let mut total = Duration::ZERO;

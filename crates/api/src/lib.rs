@@ -1,9 +1,9 @@
 //! The API of the project: the three kinds of `etcd.database.coreos.com/v1beta2`, their names and labels, and
 //! the validation that needs no I/O.
 //!
-//! Types and pure functions only: no client, no I/O, no clock, no randomness. The schema contains every check
-//! that an API server can make (bounds, enums, CEL). `validate` repeats the checks that protect an operator
-//! from objects stored before the schema existed.
+//! This crate contains only types and pure functions: no client, no I/O, no clock, no randomness. The schema contains
+//! every check that an API server can make (bounds, enums, CEL rules). `validate` repeats those checks that protect an
+//! operator from objects that are older than the schema.
 
 #![allow(
     unreachable_pub,

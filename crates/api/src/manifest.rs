@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::EtcdClusterSpec;
 
-/// Suffix that turns the key of a backup into the key of its manifest.
+/// Suffix that is appended to the key of a backup to get the key of its manifest.
 pub const MANIFEST_SUFFIX: &str = ".manifest.json";
 
 /// The key of the manifest of the backup at `key`.
@@ -19,41 +19,41 @@ pub fn manifest_key(key: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BackupManifest {
-    /// Format of this manifest: 1.
+    /// Version of the manifest's format, which is 1.
     pub format_version: u32,
-    /// Version of the etcd server the snapshot came from.
+    /// Version of the etcd server that sent the snapshot.
     pub etcd_version: String,
     /// Cluster ID, in hexadecimal without leading zeros.
     #[serde(rename = "clusterID")]
     pub cluster_id: String,
-    /// Revision of the snapshot itself.
+    /// Revision of the snapshot itself, not the revision at the start of the stream.
     pub revision: i64,
-    /// Size of the snapshot as etcd sent it, its trailing hash included, in bytes, uncompressed.
+    /// Size in bytes of the snapshot as etcd sent it: uncompressed, with the hash at its end.
     pub size: i64,
-    /// SHA-256 of the snapshot as etcd sent it, its trailing hash included, in hexadecimal. If the stored
-    /// object is not compressed, `sha256sum` of the object gives the same value.
+    /// SHA-256, in hexadecimal, of the snapshot as etcd sent it, with the hash at its end. If the stored object is not
+    /// compressed, `sha256sum` of the object prints the same value.
     pub sha256: String,
-    /// etcd's own hash of the keys at that revision (`HashKV`). A restore compares this hash. Not set for
+    /// etcd's own hash of the keys at that revision (`HashKV`), with which a restore compares its keys. `None` for
     /// large databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<u32>,
     /// How the stored object is compressed: `none` or `zstd`.
     pub compression: String,
-    /// Size of the stored object in bytes, if it differs from `size`.
+    /// Size of the stored object in bytes. `None` if it equals `size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
-    /// The store's identifier of this upload of the object (an entity tag, a generation). After a crash, the
-    /// operator recognizes its own upload by the tag. No other check uses the tag, because a copy of the
-    /// object has a different one.
+    /// The store's identifier of this upload, such as an entity tag or a generation. After a crash, the operator
+    /// recognizes its own upload by this identifier. No other check uses it, because a copy of the object has another
+    /// identifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_tag: Option<String>,
-    /// When the snapshot was taken.
+    /// Time at which the snapshot was taken.
     pub created_at: Time,
-    /// UID of the EtcdBackup. An operator that crashed before it wrote the status recognizes its own backup
+    /// UID of the EtcdBackup. If an operator crashed before it wrote the status, the next process recognizes the backup
     /// by this UID.
     #[serde(rename = "backupUID", default, skip_serializing_if = "Option::is_none")]
     pub backup_uid: Option<String>,
-    /// The EtcdCluster that was backed up, if known.
+    /// The EtcdCluster that was backed up. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ManifestCluster>,
 }

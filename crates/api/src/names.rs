@@ -1,6 +1,6 @@
-//! All names that connect objects: group, labels, annotations, Service names, member names, URLs.
+//! All names that connect objects: API group, labels, annotations, Service names, member names and URLs.
 //!
-//! Pure text functions: no lookups.
+//! Pure functions on texts, which look up nothing.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -26,69 +26,70 @@ pub const LABEL_ROLE: &str = "etcd.database.coreos.com/role";
 pub const ROLE_VOTER: &str = "voter";
 /// Value of [`LABEL_ROLE`] for a learner.
 pub const ROLE_LEARNER: &str = "learner";
-/// Value of [`LABEL_ROLE`] for a drained voter. The client Service has no endpoint for this voter because it
-/// is about to stop or is being defragmented.
+/// Value of [`LABEL_ROLE`] for a drained voter. The client Service does not select this voter, because it is about to
+/// stop or is being defragmented.
 pub const ROLE_BUSY: &str = "busy";
-/// Label with the end of the cluster token, on every pod. The client Service selects by this label, so that
-/// it never includes pods of another cluster with the same name. Such pods remain from an abandoned bootstrap
-/// or from the time before a restore.
+/// Label with the end of the cluster token, on every pod. The client Service selects by this label. So it never selects
+/// pods of another cluster with the same name, which may remain from an abandoned bootstrap or from the time before a
+/// restore.
 pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
-/// Label that no pod has. The client Service selects by this label until the cluster ID is recorded, so that
-/// the Service has no endpoints before.
+/// Label that no pod has. Until the cluster ID is recorded, the client Service selects by this label, so that it has no
+/// endpoints.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
-/// Pod annotation without meaning. A change of this annotation makes the kubelet sync the pod at once.
+/// Pod annotation whose value has no meaning. A change of the value makes the kubelet sync the pod at once.
 pub const ANNOTATION_NUDGED: &str = "etcd.database.coreos.com/nudged";
 /// Pod annotation with the time at which the pod was drained from the client Service ([`ROLE_BUSY`]).
 pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";
-/// Pod annotation with the etcd version that the pod was created for.
+/// Pod annotation with the etcd version for which the pod was created.
 pub const ANNOTATION_VERSION: &str = "etcd.version";
-/// Pod annotation with the image that the operator requested. A webhook may have changed the image of the
-/// pod.
+/// Pod annotation with the image that the operator requested. The image in the pod may differ, because a webhook may
+/// have changed it.
 pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";
-/// Pod annotation with the version that ran before the image was changed in place, and the restart count of
-/// the container at that time. The operator removes the annotation when the member is healthy again.
+/// Pod annotation with two values from the time at which the image was changed in place: the version that ran before,
+/// and the restart count of the container. The operator removes the annotation when the member is healthy again.
 pub const ANNOTATION_CHANGED: &str = "etcd.database.coreos.com/image-changed";
 /// Annotation with the cluster token, on every pod and PVC.
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
-/// Annotation with the cluster ID once known, on every pod and PVC.
+/// Annotation with the cluster ID, on every pod and PVC. It is missing until the ID is known.
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
 /// Annotation on the PVC of a first member: the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
-/// Annotation on the PVC of a member that was removed from etcd. `operator` is set before the operator
-/// removes the member. Any other value is the time at which the operator noticed that the member was missing
-/// from etcd's list, with the suffix `/majority` if a majority of the voters was missing.
+/// Annotation on the PVC of a member that was removed from etcd. The operator sets the value `operator` before it
+/// removes the member itself. Any other value is the time at which the operator noticed that the member was missing in
+/// etcd's list. It has the suffix `/majority` if a majority of the voters was missing.
 pub const ANNOTATION_REMOVED: &str = "etcd.database.coreos.com/removed";
-/// Annotation on a member's Service, set before the operator creates a pod for the member. If the annotation
-/// is set, a missing pod may be a lost pod.
+/// Annotation on the Service of a member. The operator sets it before it creates a pod for the member. So if the
+/// annotation is set, a missing pod may be a lost pod.
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
-/// Restore lock: annotation on an `EtcdCluster` with the UID of the `EtcdRestore` that holds the lock.
+/// Annotation that is the restore lock of an `EtcdCluster`. Its value is the UID of the `EtcdRestore` that holds the
+/// lock.
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
-/// Annotation on an `EtcdCluster` that lost its quorum: a user approves the recovery by setting the cluster
-/// ID as the value.
+/// Annotation on an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting the cluster ID as
+/// the value.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
-/// Annotation on an `EtcdCluster`: a new value requests new generated CAs. The Secret of a CA carries the
-/// value that it was created for.
+/// Annotation on an `EtcdCluster`. A new value requests new generated CAs. The Secret of a CA contains the value for
+/// which it was created.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
-/// Pod annotation with a digest of the CAs that etcd trusts. etcd reads the CAs only when it starts.
+/// Pod annotation with a digest of the CAs that etcd trusts. etcd reads the CAs only at its start.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
-/// Common name of the operators' generated certificate. No other generated certificate has this name, so etcd
-/// can have a user of this name.
+/// Common name in the operators' generated certificate. No other generated certificate has this name, so a user of etcd
+/// can have it.
 pub const OPERATOR_USER: &str = "etcd-operator";
-/// Pod annotation with the CAs that etcd started with, for peers and for clients. For static Secrets, each CA
-/// is identified by its name and key, so that a reissued CA counts as the same. For generated certificates:
-/// the first sixteen digits of each fingerprint.
+/// Pod annotation with the CAs that etcd has trusted since its start, for peers and for clients. With static Secrets, a
+/// CA is identified by its name and key, so that a reissued CA counts as the same. With generated certificates, a CA is
+/// identified by the first sixteen digits of its fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
-/// Pod annotation with the `spec.TLS` that the pod was created with.
+/// Pod annotation with the `spec.TLS` with which the pod was created.
 pub const ANNOTATION_TLS: &str = "etcd.database.coreos.com/tls";
-/// Pod annotation with a digest of the member's certificates. A change makes the kubelet reload the Secrets
+/// Pod annotation with a digest of the member's certificates. A change of the value makes the kubelet read the Secrets
 /// at once.
 pub const ANNOTATION_CERTIFICATES: &str = "etcd.database.coreos.com/certificates";
-/// Annotation on a new `EtcdCluster` that joins an existing etcd cluster and takes it over: the client URLs
-/// of the existing cluster, separated by commas.
+/// Annotation on a new `EtcdCluster` that joins an existing etcd cluster and takes it over. Its value is the client
+/// URLs of the existing cluster, separated by commas.
 pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
-/// Finalizer of an `EtcdBackup` with the deletion policy `Delete`: the operator deletes the stored backups
-/// first.
+/// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator deletes the stored backups before it
+/// removes the finalizer.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
 /// Finalizer of an `EtcdRestore` that may hold the restore lock of an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
@@ -110,7 +111,7 @@ pub const METRICS_PORT: u16 = 2381;
 pub const CONTAINER_ETCD: &str = "etcd";
 /// Name of the data volume in a member pod.
 pub const VOLUME_DATA: &str = "etcd-data";
-/// Name of the volume with the tools of a seed pod.
+/// Name of the volume with the tools, in the pod of a seed.
 pub const VOLUME_TOOLS: &str = "tools";
 /// Mount path of the data volume.
 pub const DATA_MOUNT: &str = "/var/etcd";
@@ -124,8 +125,8 @@ pub const MANAGER_BACKUP: &str = "etcd-backup-operator";
 /// Field manager of the restore operator.
 pub const MANAGER_RESTORE: &str = "etcd-restore-operator";
 
-/// Maximum length of the name of an `EtcdCluster`: a member's Service name, `<cluster>-<suffix>`, has at most
-/// 63 characters.
+/// Maximum length of the name of an `EtcdCluster`. A member's Service is named `<cluster>-<suffix>`, and the name of a
+/// Service has at most 63 characters.
 pub const MAX_CLUSTER_NAME: usize = 63 - 1 - MEMBER_SUFFIX;
 /// Length of the random suffix of a member's name.
 pub const MEMBER_SUFFIX: usize = 10;
@@ -160,9 +161,9 @@ pub fn network_policy(cluster: &str) -> String {
 /// Purpose of a generated certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CertificateUse {
-    /// Connections of a member with other members, as client and server.
+    /// Certificate of a member for connections with other members, as client and as server.
     Peer,
-    /// Server certificate of a member for clients.
+    /// Certificate of a member as the server for clients.
     Server,
     /// Client certificate of the operators.
     Operator,
@@ -171,7 +172,7 @@ pub enum CertificateUse {
 }
 
 impl CertificateUse {
-    /// The purpose as a word, for names and labels.
+    /// The purpose as a word that is a part of names and labels.
     pub fn word(self) -> &'static str {
         match self {
             Self::Peer => "peer",
@@ -182,8 +183,8 @@ impl CertificateUse {
     }
 }
 
-/// Name of the Secret with a generated certificate. `owner` is a member, or the cluster for the certificates
-/// of operators and clients.
+/// Name of the Secret with a generated certificate. `owner` is the name of the member. For the certificates of
+/// operators and clients, it is the name of the cluster.
 pub fn certificate_secret(owner: &str, used: CertificateUse) -> String {
     format!("{owner}-{}-tls", used.word())
 }
@@ -193,12 +194,12 @@ pub fn peer_authority_secret(cluster: &str) -> String {
     format!("{cluster}-peer-ca")
 }
 
-/// Name of the Secret with the CA for the members' server certificates and the client certificates.
+/// Name of the Secret with the CA for server certificates of members and for client certificates.
 pub fn client_authority_secret(cluster: &str) -> String {
     format!("{cluster}-client-ca")
 }
 
-/// A member's name: the cluster name and a suffix from ten random bytes, which the caller provides. The pod,
+/// The name of a member: the name of the cluster, and a suffix from ten random bytes that the caller provides. The pod,
 /// the PVC and the Service of the member have the same name.
 pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
     let suffix =
@@ -206,8 +207,8 @@ pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
     format!("{cluster}-{}", suffix.iter().collect::<String>())
 }
 
-/// The cluster of a member, by the member's name; `None` if the name is not a member's name. Names from
-/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized: use the label.
+/// The name of the cluster in a member's name. `None` if the text is not a member's name. Names from
+/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized, so use the label for these.
 pub fn cluster_of_member(member: &str) -> Option<&str> {
     let (cluster, suffix) = member.rsplit_once('-')?;
     let known =
@@ -215,7 +216,7 @@ pub fn cluster_of_member(member: &str) -> Option<&str> {
     (known && is_cluster_name(cluster)).then_some(cluster)
 }
 
-/// Whether `name` can be the name of an `EtcdCluster`: a DNS-1035 label of at most [`MAX_CLUSTER_NAME`].
+/// Whether `name` can be the name of an `EtcdCluster`: a DNS-1035 label of at most [`MAX_CLUSTER_NAME`] characters.
 pub fn is_cluster_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     name.len() <= MAX_CLUSTER_NAME
@@ -226,7 +227,7 @@ pub fn is_cluster_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
 }
 
-/// The member in the host name of a peer or client URL: the first label.
+/// The name of the member in a peer or client URL, which is the first label of the host name. `None` for an IP address.
 pub fn member_of_url(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     if rest.starts_with('[') {
@@ -252,8 +253,8 @@ pub fn member_labels(cluster: &str, member: &str) -> BTreeMap<String, String> {
     labels
 }
 
-/// The value of [`LABEL_TOKEN`]: the end of the token, cut to the maximum length of a label value. Tokens
-/// differ at their end.
+/// The value of [`LABEL_TOKEN`]: the end of the token, cut to the maximum length of a label value. Tokens differ at
+/// their end.
 pub fn token_label(token: &str) -> &str {
     let begin = token.len().saturating_sub(63);
     let end = token.get(begin..).unwrap_or_default();
@@ -265,7 +266,7 @@ pub fn cluster_selector(cluster: &str) -> String {
     format!("{LABEL_APP}={APP},{LABEL_CLUSTER}={cluster}")
 }
 
-/// Whether the operator reserves a label key. `spec.pod.labels` may not contain reserved keys.
+/// Whether the operator reserves a label key. `spec.pod.labels` must not contain reserved keys.
 pub fn is_reserved_label(key: &str) -> bool {
     key == LABEL_APP || key.starts_with("etcd_") || key.starts_with("etcd.database.coreos.com/")
 }
@@ -275,16 +276,16 @@ pub fn is_reserved_annotation(key: &str) -> bool {
     key == ANNOTATION_VERSION || key.starts_with("etcd.database.coreos.com/")
 }
 
-/// The addresses of the members of one cluster. All URLs are built here.
+/// Builds the addresses of the members of one cluster. No other code builds member URLs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// Namespace of the cluster.
     pub namespace: String,
     /// Name of the `EtcdCluster`.
     pub cluster: String,
-    /// Whether a member's host name is that of its Service or of its pod.
+    /// Whether the host name of a member is the name of its Service or of its pod.
     pub member: MemberAddress,
-    /// `spec.pod.ClusterDomain`: empty, or the domain with or without its leading dot.
+    /// `spec.pod.ClusterDomain`: empty, or the domain with or without a leading dot.
     pub cluster_domain: String,
     /// Whether peers use TLS.
     pub peer_tls: bool,
@@ -315,7 +316,7 @@ impl Addresses {
         )
     }
 
-    /// The peer URL of a member on a given listener: `tls` and port.
+    /// The peer URL of a member on a listener, which is given by TLS and port.
     pub fn peer_url_on(&self, member: &str, (tls, port): (bool, u16)) -> String {
         format!("{}://{}:{port}", scheme(tls), self.host(member))
     }
@@ -329,8 +330,8 @@ impl Addresses {
         )
     }
 
-    /// The client URL of a member at an IP address. Certificates contain host names, so with TLS the part
-    /// after `#` names the host to verify the certificate against.
+    /// The client URL of a member at an IP address. Certificates contain host names, so with TLS the part after `#` is
+    /// the host name against which the certificate is verified.
     pub fn client_url_at(&self, address: IpAddr, member: &str) -> String {
         let at = SocketAddr::new(address, CLIENT_PORT);
         let url = format!("{}://{at}", scheme(self.client_tls));
@@ -466,7 +467,7 @@ mod tests {
         };
         assert_eq!(at(&plain, "10.0.0.7"), "http://10.0.0.7:2379");
         assert_eq!(at(&plain, "fd00::7"), "http://[fd00::7]:2379");
-        // The fragment is the name to verify the certificate against.
+        // The part after `#` is the host name against which the certificate is verified.
         assert_eq!(
             at(&addresses, "10.0.0.7"),
             "https://10.0.0.7:2379#main-x.prod.svc"

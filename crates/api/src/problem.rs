@@ -1,4 +1,4 @@
-//! A problem of an object, as a message for users: the field, the problem, the remedy.
+//! A problem of an object as a message for users, with the field, the problem and the remedy.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
 pub struct Problem {
     /// JSON path of the field, such as `spec.s3.path`.
     pub field: String,
-    /// The problem, as the predicate of a sentence with the field as the subject, such as `is missing`.
+    /// The problem, as the predicate of a sentence whose subject is the field, such as `is missing`.
     pub problem: String,
-    /// What the user must do, in the imperative.
+    /// The remedy, as an instruction.
     pub remedy: String,
 }
 
 impl Problem {
-    /// A problem of `field`.
+    /// Creates a problem of `field`.
     pub fn new(
         field: impl Into<String>,
         problem: impl Into<String>,
@@ -30,7 +30,7 @@ impl Problem {
         }
     }
 
-    /// A text that this release does not know.
+    /// The problem of a text that this release does not know.
     pub(crate) fn unknown(field: impl Into<String>, text: &str, known: &[&str]) -> Self {
         Self::new(
             field,
@@ -39,7 +39,7 @@ impl Problem {
         )
     }
 
-    /// An invalid duration; `None` if the text is valid or not given.
+    /// The problem of an invalid duration. `None` if the text is valid or missing.
     pub(crate) fn invalid_duration(
         field: impl Into<String>,
         text: Option<&DurationText>,
@@ -52,7 +52,7 @@ impl Problem {
         ))
     }
 
-    /// An invalid name of a cluster; `None` if the name is valid.
+    /// The problem of an invalid cluster name. `None` if the name is valid.
     pub(crate) fn invalid_cluster_name(field: impl Into<String>, name: &str) -> Option<Self> {
         (!is_cluster_name(name)).then(|| {
             Self::new(
@@ -74,13 +74,13 @@ impl fmt::Display for Problem {
     }
 }
 
-/// All problems in one line, for the message of a condition.
+/// All problems in one line, as the message of a condition.
 pub fn summary(problems: &[Problem]) -> String {
     let lines: Vec<String> = problems.iter().map(Problem::to_string).collect();
     lines.join("; ")
 }
 
-/// The names of the fields that are flagged as set.
+/// The names of those fields whose flag is true.
 pub(crate) fn names_of_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<String> {
     let set = fields.into_iter().filter(|(set, _)| *set);
     set.map(|(_, field)| field.to_owned()).collect()
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn message_names_field_problem_and_remedy() {
+    fn message_contains_field_problem_and_remedy() {
         let problem = Problem::new("spec.size", "is 9", "use 1 to 7");
         assert_eq!(problem.to_string(), "spec.size is 9: use 1 to 7");
         assert_eq!(

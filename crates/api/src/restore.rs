@@ -147,8 +147,8 @@ pub struct EtcdRestoreSpec {
     /// volumes are deleted when the new cluster is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_old_data: Option<DurationText>,
-    /// Number of revisions to skip, so that no client sees a revision twice. Required if clients cache, such
-    /// as Kubernetes. Set together with `markCompacted`.
+    /// Number of revisions to skip, so that no client sees one revision with two contents. Required if clients such as
+    /// Kubernetes cache keys. Set together with `markCompacted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub bump_revision: Option<i64>,
@@ -249,8 +249,8 @@ pub struct EtcdRestoreStatus {
     /// The cluster that the restore replaces, as found when the restore began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<ReplacesStatus>,
-    /// Why a restore over an existing cluster was abandoned: before the operator changed anything of that
-    /// cluster, or because the seed and its data were lost after the old members had stopped.
+    /// Why a restore over an existing cluster was abandoned. Either a problem occurred before the operator changed the
+    /// existing cluster, or the seed and its data were lost after the old members had stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abandoned: Option<AbandonedStatus>,
     /// Time at which the operator started the restore.
@@ -350,7 +350,7 @@ impl EtcdRestoreSpec {
 }
 
 impl EtcdRestore {
-    /// The conditions of the status; empty without a status.
+    /// The conditions of the status. Empty if the object has no status.
     pub fn conditions(&self) -> &[Condition] {
         self.status
             .as_ref()

@@ -1,6 +1,6 @@
 //! Parts of the schema that several types share.
 //!
-//! Schemas of Kubernetes types are embedded without their descriptions: the CRD must stay small enough for
+//! The schemas of Kubernetes types are embedded without their descriptions. Otherwise the CRD would be too large for
 //! `kubectl apply` (262144 bytes) and for Helm's release Secret (1 MiB).
 
 use std::collections::BTreeMap;
@@ -17,13 +17,13 @@ pub(crate) fn embedded<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema
     Schema::try_from(schema).unwrap_or_default()
 }
 
-/// The schema of a list of a Kubernetes type, of at most 32 items.
+/// The schema of a list of a Kubernetes type. The list has at most 32 items.
 pub(crate) fn embedded_list<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let items = embedded::<T>(generator);
     json_schema!({ "type": "array", "maxItems": 32, "items": items })
 }
 
-/// The schema of a container's environment. The length of names is bounded because CEL rules match them.
+/// The schema of a container's environment variables. The length of names is limited, because CEL rules match them.
 pub(crate) fn environment(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = embedded_list::<EnvVar>(generator).to_value();
     if let Some(name) = schema.pointer_mut("/items/properties/name") {
@@ -37,17 +37,17 @@ pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
 }
 
-/// The schema of an object that is recorded unchanged. The spec that it comes from is validated instead.
+/// The schema of an object that is recorded unchanged. It is not validated, because the spec from which it comes is.
 pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
 
-/// The schema of the name of an object: at most 253 characters, not empty.
+/// The schema of an object's name, which has 1 to 253 characters.
 pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "maxLength": 253 })
 }
 
-/// The schema of the name of an object where an empty text means "not given", as in coreos/etcd-operator.
+/// The schema of an object's name. An empty text means that the name is missing, as in coreos/etcd-operator.
 pub(crate) fn optional_object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "maxLength": 253 })
 }
@@ -65,7 +65,7 @@ fn strip_descriptions(schema: &mut Value) {
     }
 }
 
-/// Reads `null` as the empty value. Go writes `null` for an empty list or map.
+/// Reads `null` as an empty value. Go writes `null` for an empty list or map.
 pub(crate) fn null_as_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -74,8 +74,8 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads a list and skips the items that cannot be parsed: a status written by another release must not make
-/// its object unreadable.
+/// Reads a list, and skips items that cannot be parsed. So a status that another release has written does not make its
+/// object unreadable.
 pub(crate) fn readable_items<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -88,7 +88,7 @@ where
         .collect())
 }
 
-/// An empty text means "not given", as in coreos/etcd-operator.
+/// The text. `None` if it is missing or empty, which has the same meaning in coreos/etcd-operator.
 pub(crate) fn given(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }

@@ -205,7 +205,7 @@ pub struct LocalSource {
     pub path: String,
 }
 
-/// The storage blocks of a spec. Exactly one may be set: the block of the storage type.
+/// The storage blocks of a spec. Exactly one may be set, which is the block of the storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     /// `spec.s3`.
@@ -222,10 +222,10 @@ pub struct Blocks<'a> {
     pub local: Option<&'a LocalSource>,
 }
 
-/// The storage block that a spec selects.
+/// A reference to the storage block that a spec selects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StorageSource<'a> {
-    /// S3 or a store that speaks its protocol.
+    /// S3 or a store that supports the S3 protocol.
     S3(&'a S3Source),
     /// Azure Blob Storage.
     Abs(&'a AbsSource),
@@ -239,12 +239,12 @@ pub enum StorageSource<'a> {
     Local(&'a LocalSource),
 }
 
-/// A storage block on its own, for transfer between processes: the block under its JSON name. Contains names
-/// of Secrets, but no credentials.
+/// A storage block without the rest of its spec, which processes pass to each other. In JSON, the block has its name as
+/// the key. It contains names of Secrets, but no credentials.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StorageBlock {
-    /// S3 or a store that speaks its protocol.
+    /// S3 or a store that supports the S3 protocol.
     S3(S3Source),
     /// Azure Blob Storage.
     Abs(AbsSource),
@@ -271,7 +271,7 @@ impl StorageBlock {
         }
     }
 
-    /// The block with another path.
+    /// The same block with another path.
     #[must_use]
     pub fn at(mut self, path: String) -> Self {
         match &mut self {
@@ -300,11 +300,11 @@ impl From<StorageSource<'_>> for StorageBlock {
 }
 
 impl<'a> Blocks<'a> {
-    /// The block of the storage type. `prefix` and `type_field` name the fields in the error: `spec` and
+    /// The block of the storage type. `prefix` and `type_field` are the names of fields for the error: `spec` and
     /// `storageType`, or `backupStorageType` in a restore.
     ///
     /// # Errors
-    /// The storage type is unknown, or its block is missing.
+    /// Fails if the storage type is unknown or its block is missing.
     pub fn select(
         &self,
         storage_type: &StorageType,
@@ -356,7 +356,7 @@ impl<'a> Blocks<'a> {
             || self.local.is_some()
     }
 
-    /// The problems of the storage type, its block and the block's path.
+    /// The problems of the storage type, of its block, and of the path in the block.
     pub fn problems(
         &self,
         storage_type: &StorageType,
@@ -379,7 +379,7 @@ fn unknown_storage_type(text: &str, prefix: &str, type_field: &str) -> Problem {
 }
 
 impl StorageSource<'_> {
-    /// The JSON name of the block.
+    /// The name of the block in JSON.
     pub fn block(&self) -> &'static str {
         match self {
             Self::S3(_) => "s3",
@@ -391,7 +391,7 @@ impl StorageSource<'_> {
         }
     }
 
-    /// The path in the spec.
+    /// The path in the block.
     pub fn path(&self) -> &str {
         match self {
             Self::S3(source) => &source.path,
@@ -403,7 +403,7 @@ impl StorageSource<'_> {
         }
     }
 
-    /// Whether the path begins with a bucket or container.
+    /// Whether the path starts with a bucket or a container.
     pub fn has_bucket(&self) -> bool {
         !matches!(self, Self::Pvc(_) | Self::Local(_))
     }
@@ -455,7 +455,7 @@ pub enum PathError {
     /// No character follows the first slash.
     #[error("the key is missing")]
     NoKey,
-    /// The key names a folder.
+    /// The key ends with a slash, so it would be a folder.
     #[error("the key ends in a slash")]
     EndsInSlash,
 }
@@ -464,7 +464,7 @@ impl ObjectPath {
     /// Splits `<bucket>/<key>` at the first slash.
     ///
     /// # Errors
-    /// The bucket or the key is missing, or the key ends in a slash.
+    /// Fails if the bucket or the key is missing, or if the key ends with a slash.
     pub fn parse(path: &str) -> Result<Self, PathError> {
         let (bucket, key) = path.split_once('/').ok_or(PathError::NoSlash)?;
         if bucket.is_empty() {
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn path_error_names_missing_part() {
+    fn path_error_reports_missing_part() {
         let cases = [
             ("bucket", PathError::NoSlash),
             ("", PathError::NoSlash),

@@ -1,5 +1,5 @@
-//! Enums that are stored as text and keep an unknown text, so that an object stored by another release can
-//! always be read. The schema lists only the known texts; `validate` rejects all others.
+//! Enums that are stored as text. They keep an unknown text, so that an object that another release has written can
+//! always be read. The schema lists only the known texts, and `validate` rejects all others.
 
 /// Declares an enum of texts with a last variant `Unknown(String)`.
 macro_rules! text_enum {
@@ -8,7 +8,7 @@ macro_rules! text_enum {
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $name {
             $($(#[$variant_meta])* $variant,)+
-            /// A text this release does not know.
+            /// A text that this release does not know.
             Unknown(String),
         }
 

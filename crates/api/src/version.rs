@@ -18,7 +18,7 @@ const NEWEST_SUPPORTED: (u64, u64) = (3, 7);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EtcdVersion(semver::Version);
 
-/// The text is not a version.
+/// The error for a text that is not a version.
 #[derive(Debug, Error)]
 #[error("{text:?} is not a version such as 3.6.16")]
 pub struct VersionError {
@@ -27,22 +27,22 @@ pub struct VersionError {
     source: semver::Error,
 }
 
-/// Test coverage of a version.
+/// Whether the project tests a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// A minor release the project tests.
+    /// A minor release that the project tests.
     Tested,
-    /// Older than the tested releases. Accepted because old manifests name 3.2.13.
+    /// Older than the tested releases. Accepted because old manifests contain 3.2.13.
     Older,
     /// Newer than the tested releases.
     Newer,
 }
 
 impl EtcdVersion {
-    /// Parses a version. Leading `v`s are dropped, as in coreos/etcd-operator.
+    /// Parses a version. Every leading `v` is ignored, as in coreos/etcd-operator.
     ///
     /// # Errors
-    /// The text is not a semantic version.
+    /// Fails if the text is not a semantic version.
     pub fn parse(text: &str) -> Result<Self, VersionError> {
         semver::Version::parse(text.trim_start_matches('v'))
             .map(Self)
@@ -52,7 +52,7 @@ impl EtcdVersion {
             })
     }
 
-    /// Major and minor number.
+    /// The major and the minor number.
     pub fn minor(&self) -> (u64, u64) {
         (self.0.major, self.0.minor)
     }
@@ -62,7 +62,7 @@ impl EtcdVersion {
         &self.0
     }
 
-    /// Test coverage of this version.
+    /// Whether the project tests this version.
     pub fn support(&self) -> Support {
         match self.minor() {
             minor if minor < OLDEST_SUPPORTED => Support::Older,
@@ -71,23 +71,23 @@ impl EtcdVersion {
         }
     }
 
-    /// Whether members can join as learners (3.4).
+    /// Whether members can join as learners (since 3.4).
     pub fn has_learners(&self) -> bool {
         self.minor() >= (3, 4)
     }
 
-    /// Whether `--max-learners` allows several learners at once (3.6). The flag has no `experimental-` prefix
-    /// since 3.6.
+    /// Whether `--max-learners` allows several learners at once (since 3.6). Since 3.6, the flag has no prefix
+    /// `experimental-`.
     pub fn has_max_learners(&self) -> bool {
         self.minor() >= (3, 6)
     }
 
-    /// Whether `--peer-skip-client-san-verification` has its name without the `experimental-` prefix (3.6).
+    /// Whether the flag `--peer-skip-client-san-verification` exists without the prefix `experimental-` (since 3.6).
     pub fn has_stable_flag_names(&self) -> bool {
         self.minor() >= (3, 6)
     }
 
-    /// Whether etcd accepts `--tls-min-version` (3.4.25, 3.5.8, 3.6).
+    /// Whether etcd accepts the flag `--tls-min-version` (since 3.4.25, 3.5.8 and 3.6).
     pub fn has_tls_min_version(&self) -> bool {
         let patch = self.0.patch;
         match self.minor() {
@@ -97,12 +97,12 @@ impl EtcdVersion {
         }
     }
 
-    /// Whether the image contains `etcdutl` for snapshots (3.5). Older images have only `etcdctl`.
+    /// Whether the image contains `etcdutl` for snapshots (since 3.5). Older images contain only `etcdctl`.
     pub fn has_etcdutl(&self) -> bool {
         self.minor() >= (3, 5)
     }
 
-    /// Whether etcd serves `/readyz` and `/livez` (3.4.29, 3.5.11, 3.6). Older releases serve only `/health`.
+    /// Whether etcd serves `/readyz` and `/livez` (since 3.4.29, 3.5.11 and 3.6). Older releases serve only `/health`.
     pub fn has_readyz(&self) -> bool {
         let patch = self.0.patch;
         match self.minor() {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn capabilities_match_release() {
-        // (version, learners, max-learners, etcdutl, readyz)
+        // The columns are the version, learners, max-learners, etcdutl and readyz.
         let cases = [
             ("3.3.27", false, false, false, false),
             ("3.4.28", true, false, false, false),

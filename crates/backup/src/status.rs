@@ -203,7 +203,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         }
         Verdict::DeletionBlocked(trouble) => {
             let message = format!(
-                "the stored backups cannot be removed yet: {}; or set spec.deletionPolicy to Retain",
+                "the stored backups cannot be removed yet: {}. To keep the backups, set spec.deletionPolicy to Retain",
                 trouble.message
             );
             vec![retention(false, trouble.reason, message)]

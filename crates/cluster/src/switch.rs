@@ -145,10 +145,10 @@ fn exchange(
 ) -> Result<Next, String> {
     if here.clients == Clients::Tls || there.clients == Clients::Tls {
         return Err(
-            "clients cannot change between static and generated certificates in one step, because neither trust the \
-             others, and the cluster keeps its settings: restore spec.TLS with acceptPlaintext: true, change all \
-             clients to http:// when TLSReady is True, then set the other certificates with acceptPlaintext: true, \
-             and when TLSReady is True again, change all clients to https:// and remove acceptPlaintext"
+            "clients cannot change between static and generated certificates in one step, because the two sets do \
+             not trust each other. The cluster keeps its settings. Restore spec.TLS with acceptPlaintext: true. When \
+             TLSReady is True, change all clients to http://. Then set the other certificates with acceptPlaintext: \
+             true. When TLSReady is True again, change all clients to https:// and remove acceptPlaintext"
                 .to_owned(),
         );
     }

@@ -1,27 +1,27 @@
-//! Access to a cluster: TLS material and credentials, in memory only.
+//! TLS material and credentials for the access to a cluster. Kept in memory only.
 //!
-//! `Debug` prints which kinds of access are set, never their content (invariant 14).
+//! `Debug` prints whether TLS and credentials are set, never their content (invariant 14).
 
 use std::fmt;
 
 /// Access to the members of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// For `https` URLs; `None` if the cluster uses plain HTTP.
+    /// TLS material for `https` URLs. `None` if the cluster uses plain HTTP.
     pub tls: Option<TlsAccess>,
-    /// For clusters with authentication enabled.
+    /// Credentials. `None` if the cluster has no authentication.
     pub credentials: Option<Credentials>,
 }
 
-/// PEM bytes, as in a Secret.
+/// TLS material as PEM bytes.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct TlsAccess {
-    /// The CA certificate that signed the members' certificates.
+    /// The CA certificate with which the client verifies the members' certificates.
     pub ca: Vec<u8>,
-    /// The client's certificate chain and key, if the members require a client certificate.
+    /// The certificate chain and the key of the client. `None` if the members require no client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The etcd user that is the common name of the certificate, if no other certificate has this name. The
-    /// client creates this user when it enables authentication.
+    /// The common name of the client's certificate, if etcd should have a user with this name. The client creates this
+    /// user when it enables authentication. `None` if another certificate has the same common name.
     pub user: Option<String>,
 }
 
@@ -40,12 +40,12 @@ pub struct Credentials {
     pub user: String,
     /// The user's password.
     pub password: String,
-    /// Previous passwords that may still be valid during a password change.
+    /// Previous passwords. They may still be valid while the password is being changed.
     pub former: Vec<String>,
 }
 
 impl Credentials {
-    /// The passwords to try, the current password first.
+    /// The passwords in the order of the login attempts: first the current password, then the previous ones.
     pub(crate) fn passwords(&self) -> impl Iterator<Item = &str> {
         let former = self.former.iter().filter(|one| **one != self.password);
         std::iter::once(&self.password)
@@ -60,9 +60,9 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Splits an endpoint into the client URL and the host name after `#`. The certificate is verified against
-/// this name if it differs from the host of the URL: members are dialed at pod IP addresses, but certificates
-/// contain host names. Verification is never skipped.
+/// Splits an endpoint into the client URL and the host name after `#`. The operators dial members at pod IP addresses,
+/// but certificates contain host names. So the client verifies the certificate against the name after `#`. Verification
+/// is never skipped.
 pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
     match endpoint.split_once('#') {
         Some((url, name)) => (url, Some(name)),
@@ -74,7 +74,7 @@ pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
 mod tests {
     use super::*;
 
-    /// Invariant 14.
+    /// Invariant 14: the debug output contains no secret.
     #[test]
     fn invariant_14_debug_output_contains_no_secret() {
         let access = Access {

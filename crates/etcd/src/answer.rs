@@ -1,4 +1,4 @@
-//! Translates errors of etcd and of the transport into [`Error`]. Pure.
+//! Converts errors of etcd and of the connection into [`Error`]. Pure.
 
 use std::error::Error as StdError;
 
@@ -7,7 +7,7 @@ use http_body_util::LengthLimitError;
 use crate::limits::MAX_ANSWER;
 use crate::port::Error;
 
-/// gRPC status codes, as numbered by the protocol.
+/// gRPC status codes, with the numbers of the protocol.
 mod code {
     pub(super) const DEADLINE_EXCEEDED: i32 = 4;
     pub(super) const PERMISSION_DENIED: i32 = 7;
@@ -17,32 +17,32 @@ mod code {
     pub(super) const UNAUTHENTICATED: i32 = 16;
 }
 
-/// etcd's error for the promotion of a voter.
+/// etcd's error for the promotion of a member that is already a voter.
 pub(crate) const ALREADY_VOTER: &str = "etcdserver: can only promote a learner member";
 
-/// End of etcd's error for a revision that is already compacted.
+/// Last words of etcd's error for a revision that was compacted.
 pub(crate) const COMPACTED: &str = "required revision has been compacted";
 
 /// etcd's errors for a user or role that already exists.
 pub(crate) const USER_EXISTS: &str = "user name already exists";
 pub(crate) const ROLE_EXISTS: &str = "role name already exists";
 
-/// End of etcd's error for a read that an election interrupts.
+/// Last words of etcd's error for a read that an election interrupts.
 pub(crate) const LEADER_CHANGED: &str = "leader changed";
 
-/// A learner's error for every call except `Status`.
+/// The error with which a learner rejects every call except `Status`.
 pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for learner";
 
-/// Translates an error of the client library for a call to `endpoint`.
+/// Converts an error of the client library. `endpoint` is the member that was called.
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
-            // A status that was created locally has a source; a status from etcd has none.
+            // A status that the library created locally has a source. A status from etcd has none.
             if let Some(cause) = status.source() {
                 if is_too_long(cause) {
                     let limit = MAX_ANSWER >> 10;
                     return Error::Other(format!(
-                        "{endpoint}: the answer has more than {limit} KiB: check that the endpoint is an etcd member"
+                        "{endpoint}: the response has more than {limit} KiB: check that the endpoint is an etcd member"
                     ));
                 }
                 return transport(endpoint, &chain(cause));
@@ -82,7 +82,7 @@ fn chain(error: &dyn StdError) -> String {
 
 fn transport(endpoint: &str, text: &str) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
-    // Texts for closed connections that also contain a TLS word.
+    // Texts of closed connections. They contain a word that would otherwise mean a TLS error.
     const CLOSED: [&str; 2] = ["close_notify", "handshake eof"];
     let full = format!("{endpoint}: {text}");
     let closed = CLOSED.iter().any(|word| text.contains(word));
@@ -93,14 +93,14 @@ fn transport(endpoint: &str, text: &str) -> Error {
     }
 }
 
-/// The texts come from etcd's `rpctypes` and have not changed since 3.4.
+/// Converts an error response of etcd. The texts are those of etcd's `rpctypes`, which have not changed since 3.4.
 fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     let full = || format!("{endpoint}: {}", message.trim_start_matches("etcdserver: "));
     if message.contains("member not found") {
         return Error::MemberNotFound;
     }
-    // The member ID is a hash of the URLs and the time in seconds: the same ID means the same URLs, added
-    // within the same second.
+    // etcd derives the member ID from the URLs and the time in seconds. So an existing ID means that a member with the
+    // same URLs was added within the same second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }
@@ -132,7 +132,7 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     }
 }
 
-/// Selects the most specific error of several members: an answer from etcd takes precedence over no answer.
+/// The most useful error of several members. A response from etcd takes precedence over a missing response.
 pub(crate) fn most_specific(errors: Vec<Error>) -> Error {
     fn rank(error: &Error) -> u8 {
         match error {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn distinguishes_permanent_errors() {
+    fn classifies_permanent_errors() {
         assert!(matches!(
             answered("e", 5, "etcdserver: member not found"),
             Error::MemberNotFound
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_answer_over_unreachable() {
+    fn error_response_takes_precedence_over_unreachable() {
         let error = most_specific(vec![
             Error::Unreachable("a".into()),
             Error::Unavailable("b: no leader".into()),

@@ -1,4 +1,5 @@
-//! The connection to a member: presents the token in every request, and limits every answer except a snapshot.
+//! The connection to a member. It adds the token to every request, and limits the size of every response except a
+//! snapshot.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
@@ -16,17 +17,17 @@ use tower::{BoxError, Service};
 
 use crate::limits::MAX_ANSWER;
 
-/// The header with the token (`rpctypes.TokenFieldNameGRPC`).
+/// The header that contains the token (`rpctypes.TokenFieldNameGRPC`).
 const HEADER: &str = "token";
-/// The call that issues a token. It is sent without a token, because an expired token would make it fail.
+/// The call that issues a token. The request contains no token, because etcd would reject an expired one.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-/// The only call with an answer of any size: a stream of messages of at most 4 MiB.
+/// The only call without a size limit here. Its response is a stream of messages of at most 4 MiB.
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
 
 /// The current token of a client.
 pub(crate) type Token = Arc<RwLock<Option<HeaderValue>>>;
 
-/// Creates the connections of a client.
+/// Creates connections that share the token of a client.
 pub(crate) struct MemberChannels(pub(crate) Token);
 
 impl BalancedChannelBuilder for MemberChannels {

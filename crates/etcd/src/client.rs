@@ -1,6 +1,8 @@
-//! The real client, based on `etcd-client`: one connection for each member, kept until it fails or is idle.
+//! The real client, based on `etcd-client`. It has one connection for each member, until the connection fails or is
+//! idle.
 //!
-//! The client makes no membership decisions. It connects, calls within a deadline, and translates the answer.
+//! The client makes no decisions about membership. It connects, sends a call within a deadline, and converts the
+//! response.
 
 mod auth;
 mod convert;
@@ -51,12 +53,12 @@ pub struct EtcdClient {
 }
 
 impl EtcdClient {
-    /// A client for one cluster, or for several clusters with the same access.
+    /// Creates a client for one cluster, or for several clusters with the same access.
     pub fn new(access: Access) -> Self {
         Self::with_deadlines(access, Deadlines::default())
     }
 
-    /// Like [`EtcdClient::new`], with the given deadlines.
+    /// Like [`EtcdClient::new`], but with these deadlines.
     pub fn with_deadlines(access: Access, deadlines: Deadlines) -> Self {
         Self {
             session: Session::new(access.credentials.clone(), has_certificate(&access)),
@@ -67,7 +69,7 @@ impl EtcdClient {
         }
     }
 
-    /// The same client with another maximum size of a snapshot in bytes, for tests.
+    /// The same client with another limit for the size of a snapshot in bytes, for tests.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_max_snapshot(mut self, bytes: u64) -> Self {
@@ -88,7 +90,7 @@ impl EtcdClient {
         if url.starts_with("https://") {
             let Some(tls) = &self.access.tls else {
                 return Err(Error::Tls(format!(
-                    "{endpoint}: an https URL needs the cluster's CA certificate"
+                    "{endpoint}: an https URL requires the cluster's CA certificate"
                 )));
             };
             let mut config = TlsOptions::new().ca_certificate(Certificate::from_pem(&tls.ca));
@@ -101,7 +103,7 @@ impl EtcdClient {
             options = options.with_tls(config);
         } else if !url.starts_with("http://") {
             return Err(Error::Other(format!(
-                "{endpoint}: a client URL must begin with http:// or https://"
+                "{endpoint}: a client URL must start with http:// or https://"
             )));
         }
         self.session
@@ -122,14 +124,14 @@ impl EtcdClient {
         }
     }
 
-    /// Closes connections that were not used for [`Deadlines::idle`]: their members may no longer exist.
+    /// Closes connections that were not used for [`Deadlines::idle`], because their members may no longer exist.
     pub fn close_idle(&self) {
         let idle = self.deadlines.idle;
         self.connections()
             .retain(|_, connection| connection.answered.elapsed() < idle);
     }
 
-    /// Calls one member within `deadline`, including the connection.
+    /// Sends a call to one member. `deadline` includes the time for the connection.
     async fn ask<T, C, F>(&self, endpoint: &str, deadline: Duration, call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -139,8 +141,7 @@ impl EtcdClient {
         self.ask_hedged(endpoint, deadline, &NOT_HEDGED, call).await
     }
 
-    /// Like [`Self::ask`], concurrent with calls to other members. `overtaken` is set once another member has
-    /// answered.
+    /// Like [`Self::ask`], while other members get the same call. `overtaken` is set when another member has responded.
     async fn ask_hedged<T, C, F>(
         &self,
         endpoint: &str,
@@ -156,8 +157,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // For a short call to one member the client certificate is sufficient. Such a call does not wait
-            // for a login, because no member issues a token without a quorum.
+            // For a short call to one member, the client certificate is sufficient. Such a call does not wait for a
+            // login, because without a quorum no member issues a token.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()
@@ -182,14 +183,14 @@ impl EtcdClient {
                 answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
-                // The member restarted and lost the token, the token has expired, or the member does not
-                // accept the certificate as a user.
+                // The member requires a new token. Either it restarted and lost the token, or the token has expired, or
+                // the member does not accept the certificate as a user.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
                 answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // This also happens if the certificate's user has fewer permissions.
-                let text = format!("{endpoint}: no member has answered the login yet");
+                // The call may also be denied because the user of the certificate has fewer permissions.
+                let text = format!("{endpoint}: no member has issued a token yet");
                 return Err(Error::Unavailable(text));
             }
             match answer {
@@ -215,7 +216,7 @@ impl EtcdClient {
         answer
     }
 
-    /// Retries a read that an election interrupts. A new leader is usually elected within a second.
+    /// Repeats a read that an election interrupts. A new leader is usually elected within a second.
     async fn ask_through_election<T, C, F>(
         &self,
         endpoint: &str,
@@ -243,8 +244,8 @@ impl EtcdClient {
         }
     }
 
-    /// The members in the order to try them: the most recently answering member first, and at most
-    /// [`MAX_ENDPOINTS`].
+    /// The members in the order in which they are called, at most [`MAX_ENDPOINTS`]. The member that responded most
+    /// recently comes first.
     fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
         let connections = self.connections();
         let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
@@ -257,7 +258,8 @@ impl EtcdClient {
         ordered
     }
 
-    /// A read that any member may answer. If a member does not answer, the next member is asked concurrently.
+    /// Sends a read that any member may answer. If a member does not respond in time, the next member gets the same
+    /// read concurrently.
     async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -297,9 +299,9 @@ impl EtcdClient {
         }
     }
 
-    /// A change. The next member is tried only if the previous member certainly did not apply the change, or
-    /// if a second application does no harm. Changes name members by ID or URL, so etcd rejects a duplicate.
-    /// A member that does not answer may have applied the change, so a timeout ends the call.
+    /// Sends a change. The next member gets the change only if the previous one certainly did not apply it, or if a
+    /// second application is harmless. Changes contain a member's ID or URL, so etcd rejects duplicates. A member that
+    /// does not respond may have applied the change, so a timeout ends the call.
     async fn change<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -325,7 +327,7 @@ impl EtcdClient {
     }
 }
 
-/// Whether the client has a certificate, which may name a user (`AuthInfoFromTLS` in etcd's
+/// Whether the client has a certificate. The common name of the certificate may be a user (`AuthInfoFromTLS` in etcd's
 /// `server/auth/store.go`).
 fn has_certificate(access: &Access) -> bool {
     let tls = access.tls.as_ref();
@@ -336,9 +338,9 @@ fn has_certificate(access: &Access) -> bool {
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // Before 3.5 the list itself is always local, and the library never requests a linearizable list.
-            // A linearizable read of an empty range on the same member has the same effect: the member has
-            // applied everything that was committed when the read arrived.
+            // etcd before 3.5 always returns its local list, and the library never requests a linearizable list. So a
+            // linearizable read of an empty range is sent first, on the same member. When the read returns, the member
+            // has applied everything that was committed before the read.
             let barrier = client
                 .get(
                     [0_u8],
@@ -371,7 +373,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // The library requests the member's local list, which is intended here.
+        // The library requests the local list of the member, which is correct here.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             members_from(list.header(), list.members())
@@ -470,7 +472,7 @@ impl Etcd for EtcdClient {
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             match client.member_promote(id.0).await {
-                // The member is already a voter: an earlier promotion succeeded but its answer was lost.
+                // The member is already a voter, because an earlier promotion succeeded and its response was lost.
                 Err(etcd_client::Error::GRpcStatus(status))
                     if status.message() == ALREADY_VOTER =>
                 {
@@ -545,7 +547,7 @@ impl Etcd for EtcdClient {
             .await?;
         Ok(answer.map(|answer| KeyHash {
             hash: answer.hash(),
-            // etcd reports -1 for a store that was never compacted.
+            // etcd reports -1 if the store was never compacted.
             compacted: answer.compact_version().max(0),
         }))
     }

@@ -1,7 +1,7 @@
-//! An in-memory cluster for the operators' tests, with etcd's membership rules and failures on demand.
+//! A cluster in memory for the operators' tests. It follows etcd's membership rules and fails on demand.
 //!
-//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server, except for
-//! the minimum age of a connection: a member that is up counts as connected.
+//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it
+//! requires no minimum age of a connection: a member that is up counts as connected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -19,23 +19,23 @@ use crate::port::{
 /// One member of a [`FakeEtcd`].
 #[derive(Clone, Debug)]
 pub struct FakeMember {
-    /// The entry in the member list.
+    /// The member's entry in the member list.
     pub member: Member,
     /// Whether the member runs and is connected.
     pub up: bool,
-    /// Whether the learner's log is close enough to the leader's for a promotion.
+    /// Whether the log of the learner is close enough to the leader's log for a promotion.
     pub caught_up: bool,
-    /// The version, as reported by `status`.
+    /// The version that `status` reports.
     pub version: String,
-    /// The revision, as reported by `status`.
+    /// The revision that `status` reports.
     pub revision: i64,
-    /// The database size in bytes, as reported by `status`.
+    /// The size of the database in bytes that `status` reports.
     pub db_size: i64,
-    /// Free bytes of the database. A defragmentation releases them.
+    /// Number of free bytes in the database. A defragmentation releases them.
     pub free: i64,
 }
 
-/// The state of a [`FakeEtcd`], public for tests.
+/// The state of a [`FakeEtcd`]. Tests read and change it.
 #[derive(Clone, Debug)]
 pub struct FakeState {
     /// The cluster's ID.
@@ -56,13 +56,13 @@ pub struct FakeState {
     pub snapshot: Vec<Bytes>,
     /// The hash of every member's keys.
     pub hash: Option<KeyHash>,
-    /// The result of a login; `None` without credentials.
+    /// The result of a login. `None` if the client has no credentials.
     pub login: Option<Login>,
     /// Health data by address and port.
     pub pulses: BTreeMap<String, Pulse>,
-    /// Duration of a `status` call.
+    /// How long a `status` call takes.
     pub slow: Duration,
-    /// Results of the next calls: `Some` fails the call, `None` lets it succeed.
+    /// The results of the next calls. `Some` fails a call, `None` lets it succeed.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }
@@ -74,7 +74,7 @@ pub struct FakeEtcd {
 }
 
 impl FakeEtcd {
-    /// A formed cluster of running voters. `client_url` returns the URL of a member by its name.
+    /// Creates a formed cluster whose voters run. `client_url` returns the client URL for a member's name.
     pub fn formed(cluster_id: u64, names: &[&str], client_url: impl Fn(&str) -> String) -> Self {
         let members: Vec<FakeMember> = (1..)
             .zip(names)
@@ -122,7 +122,7 @@ impl FakeEtcd {
         answer
     }
 
-    /// Starts the member that was added as `id`, with its name and client URL.
+    /// Starts the member with the ID `id`, which was added before. Sets its name and its client URL.
     pub fn start(&self, id: MemberId, name: &str, client_url: &str) {
         self.with(|state| {
             if let Some(member) = state.find(id) {
@@ -212,7 +212,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // The new member counts as neither started nor connected.
+        // The new member itself counts neither as started nor as connected.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn removes_dead_voter_but_not_needed_one() {
+    async fn removes_dead_voter_but_keeps_quorum() {
         let (etcd, via) = three();
         etcd.with(|state| state.find(MemberId(3)).unwrap().up = false);
         let live = etcd.remove_member(&via, MemberId(2)).await;

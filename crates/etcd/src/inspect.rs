@@ -1,14 +1,15 @@
 //! Calculates the SHA-256 and the revision of a snapshot stream, in constant memory.
 //!
-//! A snapshot is a bbolt file (pages of fixed size, little endian) followed by 32 bytes, the SHA-256 of the
-//! file. The revision is the last key of the `key` bucket, at the right edge of its tree.
+//! A snapshot is a bbolt file (pages of fixed size, little endian) and the 32-byte SHA-256 of the file. The revision of
+//! the snapshot is the last key of the `key` bucket. This key is at the right edge of the bucket's tree.
 //!
-//! Pages arrive in file order, not in tree order. The file also contains free pages: old pages and, because
-//! etcd commits while it sends, pages newer than the snapshot. Therefore the greatest key is not the revision
-//! of the snapshot. The inspector keeps a few bytes of each page to follow the right edge at the end: the
-//! last child of a branch, the last revision of a leaf. Only the leaves with the greatest revisions are kept.
+//! Pages arrive in the order of the file, not in the order of the tree. The file also contains pages outside of the
+//! tree: old pages, and pages that etcd has committed while it sends. Such pages may have greater keys than the
+//! snapshot. So the inspector keeps a few bytes of each page, and follows the right edge of the tree at the end. It
+//! keeps the last child of each branch page, and the last revision of each leaf page. Of the leaf pages, it keeps only
+//! those with the greatest revisions.
 //!
-//! No I/O. Nothing except the right edge is interpreted.
+//! No I/O. Only the right edge of the tree is interpreted.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -22,32 +23,31 @@ mod walk;
 
 pub use walk::{Revisions, WalkError};
 
-/// Length of the SHA-256 after the file, in bytes.
+/// Length in bytes of the SHA-256 after the file.
 const TRAILER: usize = 32;
 
-/// Alignment of etcd's file in bytes. A length of a multiple plus 32 means that the SHA-256 is present.
+/// etcd's file has a length that is a multiple of this number of bytes. If 32 more bytes follow, they are the SHA-256.
 const ALIGNMENT: u64 = 512;
 
 /// Result of the inspection of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspected {
-    /// Size in bytes, including the SHA-256.
+    /// Size in bytes, including the SHA-256 at the end.
     pub size: u64,
-    /// SHA-256 of all bytes, including the trailing SHA-256. `sha256sum` of the stored object gives the same
-    /// value.
+    /// SHA-256 of all bytes, including the SHA-256 at the end. `sha256sum` of the stored object prints the same value.
     pub sha256: [u8; 32],
-    /// Whether the SHA-256 followed the file. If so, it matched.
+    /// Whether the snapshot ends with a SHA-256. A SHA-256 that does not match is an error.
     pub trailer: bool,
-    /// The newest revision in the snapshot, as reported by `etcdutl snapshot status`.
+    /// The newest revision in the snapshot. `etcdutl snapshot status` reports the same revision.
     pub revision: i64,
-    /// The compaction revision, 0 if the store was never compacted. It is greater than `revision` if the
-    /// newest keys were deleted and compacted; etcd continues from the greater of both.
+    /// The compaction revision, 0 if the store was never compacted. It is greater than `revision` if the newest keys
+    /// were deleted and compacted. etcd then continues from the compaction revision.
     pub compacted: i64,
 }
 
 impl Inspected {
-    /// The revision of an etcd that starts from this snapshot. An empty store has revision 1, and the
-    /// revision is never below the compaction revision.
+    /// The revision that an etcd started from this snapshot has. An empty store has revision 1, and the revision is
+    /// never lower than the compaction revision.
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
@@ -56,10 +56,10 @@ impl Inspected {
 /// Why a stream is not a complete snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InspectError {
-    /// The SHA-256 at the end does not match the received bytes: the stream was damaged or truncated.
-    #[error("the snapshot's SHA-256 does not match what etcd sent with it")]
+    /// The SHA-256 at the end does not match the received bytes, because the stream was damaged or truncated.
+    #[error("the snapshot's SHA-256 does not match the SHA-256 that etcd sent with it")]
     ChecksumMismatch,
-    /// Length is neither sector-aligned nor aligned plus a 32-byte SHA-256.
+    /// The length is neither a multiple of the sector size nor 32 bytes more than a multiple.
     #[error("the snapshot is truncated after {size} bytes")]
     Truncated {
         /// Bytes received.
@@ -68,7 +68,7 @@ pub enum InspectError {
     /// The first pages are not meta pages of an etcd database.
     #[error("this is not an etcd database")]
     NotADatabase,
-    /// The tree of keys is damaged.
+    /// The tree of the keys is damaged.
     #[error("the database's tree of keys is broken at page {page}")]
     Broken {
         /// The missing or damaged page.
@@ -80,7 +80,7 @@ pub enum InspectError {
 pub struct Inspector {
     size: u64,
     body: Sha256,
-    /// The last bytes: part of the file or the SHA-256, known only at the end.
+    /// The last bytes so far. Whether they are a part of the file or the SHA-256 is known only at the end.
     held: Vec<u8>,
     pages: Pages,
 }
@@ -92,7 +92,7 @@ impl Default for Inspector {
 }
 
 impl Inspector {
-    /// An inspector at the start of a snapshot.
+    /// Creates an inspector for a new snapshot.
     pub fn new() -> Self {
         Self {
             size: 0,
@@ -102,12 +102,12 @@ impl Inspector {
         }
     }
 
-    /// Number of bytes so far.
+    /// Number of bytes that were pushed so far.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Adds the next bytes.
+    /// Adds the next bytes of the snapshot.
     pub fn push(&mut self, chunk: &[u8]) {
         self.size += chunk.len() as u64;
         if chunk.len() >= TRAILER {
@@ -131,10 +131,10 @@ impl Inspector {
         self.pages.push(bytes);
     }
 
-    /// Returns the result after the last byte.
+    /// Returns the result. Call this function after the last byte.
     ///
     /// # Errors
-    /// The stream is not a complete snapshot.
+    /// Fails if the stream is not a complete snapshot.
     pub fn finish(mut self) -> Result<Inspected, InspectError> {
         let beyond = self.size % ALIGNMENT;
         let trailer = beyond == TRAILER as u64;
@@ -160,26 +160,26 @@ impl Inspector {
     }
 }
 
-/// A revision key in the overflow pages of a page.
+/// A revision key whose bytes are in the overflow pages of a page, and therefore arrive later.
 struct Pending {
     page: u64,
-    /// Offset from the beginning of the file.
+    /// Offset of the key from the start of the file.
     at: u64,
     bytes: Vec<u8>,
 }
 
-/// The kept parts of the pages.
+/// The parts of the pages that are kept.
 struct Pages {
     offset: u64,
     page_size: usize,
     buffer: Vec<u8>,
-    /// Transaction and root of all buckets, from the meta page with the greatest transaction.
+    /// Transaction number and root page of the bucket tree, from the meta page with the greatest transaction.
     root: Option<(u64, u64)>,
-    /// Branch pages with their last child, in file order.
+    /// The branch pages, each with its last child, in the order of the file.
     branches: Vec<(u64, u64)>,
-    /// Pages with buckets or with the store's metadata, in file order.
+    /// The pages that list buckets or contain the store's metadata, in the order of the file.
     notes: Vec<(u64, Note)>,
-    /// The leaves with the greatest last revisions.
+    /// The leaf pages with the greatest last revisions.
     leaves: BinaryHeap<Reverse<(i64, u64)>>,
     pending: Vec<Pending>,
 }
@@ -188,7 +188,7 @@ struct Pages {
 const SMALLEST_PAGE: usize = 4096;
 const LARGEST_PAGE: usize = 1 << 16;
 
-/// Maximum number of pending overflow keys. Only a forged file has more.
+/// Maximum number of pending keys. Only a forged file has more.
 const MAX_PENDING: usize = 4096;
 
 impl Pages {
@@ -226,7 +226,7 @@ impl Pages {
         }
     }
 
-    /// Collects the bytes of pending overflow keys.
+    /// Adds the bytes that belong to pending keys.
     fn serve_pending(&mut self, bytes: &[u8]) {
         let mut done = Vec::new();
         for (index, pending) in self.pending.iter_mut().enumerate() {
@@ -243,7 +243,7 @@ impl Pages {
         }
     }
 
-    /// Processes the complete page in the buffer. `later` contains the available bytes after the page.
+    /// Processes the complete page in the buffer. `later` contains those following bytes that have already arrived.
     fn page(&mut self, later: &[u8]) {
         let id = self.offset / self.page_size as u64 - 1;
         if id < 2 {
@@ -283,8 +283,8 @@ impl Pages {
     }
 
     fn keep_leaf(&mut self, page: u64, revision: i64) {
-        /// Maximum number of kept leaves, 2 MiB. The right edge is lost only if etcd writes more leaves than
-        /// this while it sends.
+        /// Maximum number of leaf pages that are kept (2 MiB of memory). The right edge is lost only if etcd writes
+        /// more leaf pages than this while it sends.
         const MAX_LEAVES: usize = 1 << 17;
         if self.leaves.len() == MAX_LEAVES {
             if let Some(Reverse((least, _))) = self.leaves.peek()
@@ -297,7 +297,7 @@ impl Pages {
         self.leaves.push(Reverse((revision, page)));
     }
 
-    /// The last revision and the compaction revision, from the root of the last transaction.
+    /// Returns the last revision and the compaction revision. Starts at the root of the last transaction.
     fn right_edge(&self) -> Result<(i64, i64), InspectError> {
         let (_, root) = self.root.ok_or(InspectError::NotADatabase)?;
         let buckets = self.note(root).ok_or(InspectError::Broken { page: root })?;
@@ -308,7 +308,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // The bucket is inlined in the root page.
+            // The bucket is so small that its content is inlined in the root page.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };
@@ -321,7 +321,7 @@ impl Pages {
     }
 
     fn last_revision(&self, root: u64) -> Result<i64, InspectError> {
-        /// Maximum depth: a deeper tree would have more pages than a file can contain.
+        /// Maximum depth of the tree. A deeper tree would have more pages than a file can contain.
         const MAX_DEPTH: usize = 64;
         let mut page = root;
         for _ in 0..MAX_DEPTH {
@@ -345,7 +345,7 @@ impl Pages {
 }
 
 impl Pending {
-    /// Collects the missing bytes from `bytes`, which begin at `offset` of the file.
+    /// Copies the missing bytes of the key from `bytes`. `offset` is the position of `bytes` in the file.
     fn collect(&mut self, offset: u64, bytes: &[u8]) {
         let next = self.at + self.bytes.len() as u64;
         if self.bytes.len() < REVISION_KEY && next >= offset {

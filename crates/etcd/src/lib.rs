@@ -1,7 +1,7 @@
-//! The etcd port: the operators' interface to an etcd cluster as a trait, with a real client and a fake.
+//! The etcd port: the interface of the operators to an etcd cluster, as a trait, with a real client and a fake.
 //!
-//! Callers address members by client URL. The crate has no knowledge of Kubernetes. Every call has a deadline
-//! that is enforced: a member that does not answer delays its caller no longer than the deadline.
+//! Callers address members by client URL. The crate does not know Kubernetes. Every call has a deadline that the client
+//! enforces, so a member that does not respond delays its caller no longer than the deadline.
 
 mod access;
 mod answer;

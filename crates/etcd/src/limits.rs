@@ -1,39 +1,39 @@
-//! Limits of what a member may answer. The user who creates an EtcdBackup chooses the endpoints, so an answer may be of any
-//! size. Pure.
+//! Limits for responses of a member. The user who creates an EtcdBackup chooses the endpoints, so a response may have
+//! any size. Pure.
 
-/// Maximum number of members in a list. A list with more members is rejected, not shortened: unknown is not empty
-/// (invariant 1).
+/// Maximum number of members in a list. A longer list is rejected, not shortened, because a shortened list would hide
+/// members (invariant 1).
 pub(crate) const MAX_MEMBERS: usize = 32;
 
-/// Maximum number of client URLs, and of peer URLs, of one member.
+/// Maximum number of client URLs of one member, and of its peer URLs.
 pub(crate) const MAX_URLS: usize = 32;
 
-/// Maximum number of client URLs of all members. Callers ask every URL of a list concurrently.
+/// Maximum number of client URLs in a list. Callers send requests to all URLs of a list concurrently.
 const MAX_CLIENT_URLS: usize = 128;
 
-/// Maximum length of a URL or name in bytes.
+/// Maximum length of a URL or a name in bytes.
 const MAX_URL: usize = 2_048;
 
-/// Maximum number of members that one call tries.
+/// Maximum number of members to which one call is sent.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
 
-/// Maximum size in bytes of the answer to a call other than a snapshot. The largest is a member list with a few KiB.
+/// Maximum size in bytes of every response except a snapshot. The largest response is a member list with a few KiB.
 pub(crate) const MAX_ANSWER: usize = 512 << 10;
 
-/// Maximum size of a snapshot in bytes. The size of a database is limited by its quota; etcd recommends at most 8 GiB.
+/// Maximum size of a snapshot in bytes. A database is limited by its quota, for which etcd recommends at most 8 GiB.
 pub(crate) const MAX_SNAPSHOT: u64 = 100 << 30;
 
-/// Maximum length of a text that becomes part of a condition, in characters.
+/// Maximum number of characters of an etcd text in a condition.
 const MAX_TEXT: usize = 1_000;
 
-/// Names and URLs of a member.
+/// The name and the URLs of a member.
 pub(crate) struct MemberText<'a> {
     pub(crate) name: &'a str,
     pub(crate) peer_urls: &'a [String],
     pub(crate) client_urls: &'a [String],
 }
 
-/// Returns an error if a member list exceeds a limit. `count` is its number of members.
+/// Fails if a member list exceeds a limit. `count` is the number of members in the list.
 pub(crate) fn check_members<'a>(
     count: usize,
     members: impl Iterator<Item = MemberText<'a>>,
@@ -71,7 +71,7 @@ pub(crate) fn check_members<'a>(
     Ok(())
 }
 
-/// A text of a member, shortened to a length that fits into a condition.
+/// The text of a member, shortened so that it fits into a condition.
 pub(crate) fn shortened(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }
@@ -80,7 +80,7 @@ pub(crate) fn shortened(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Lists with `count` members that have `urls` URLs of `length` bytes each.
+    /// Checks a list of `count` members. Each has `urls` URLs of `length` bytes.
     fn check(count: usize, urls: usize, length: usize) -> Result<(), String> {
         let urls = vec!["u".repeat(length); urls];
         let members = (0..count).map(|_| MemberText {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_etcd_member_list_limits() {
+    fn hostile_etcd_member_list_is_limited() {
         for (count, urls, length) in [(0, 0, 0), (7, 4, 300), (32, 4, 2_048), (4, 32, 10)] {
             assert_eq!(check(count, urls, length), Ok(()));
         }

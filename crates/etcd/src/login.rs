@@ -1,25 +1,25 @@
-//! The login of a client. All members share it, because every member of a cluster knows each token.
+//! The login of a client. All calls of the client share it, because a token is valid at every member of the cluster.
 //!
-//! etcd's rules (`server/auth/store.go`, `simple_token.go`, `api/v3rpc/interceptor.go`):
-//! - A voter issues a token through a quorum. A learner issues none.
-//! - Each member forgets a token five minutes after it was last used there, and at a restart.
-//! - A learner requires a token like other members, for `Status` since 3.5.26 and 3.6.9.
-//! - While authentication is disabled, no token is issued or required.
+//! The rules of etcd (`server/auth/store.go`, `simple_token.go`, `api/v3rpc/interceptor.go`):
+//! - A voter issues a token through a quorum. A learner issues no tokens.
+//! - A member forgets a token at a restart, and five minutes after its last use on that member.
+//! - A learner requires a token like every member. Since 3.5.26 and 3.6.9, also for `Status`.
+//! - While authentication is disabled, tokens are neither issued nor required.
 //!
-//! The client therefore requests a token from any member that issues one, presents it to all members, and
-//! requests a new one if a member does not know it.
+//! So the client requests a token from any member that issues one, and presents it to all members. If a member does not
+//! know the token, the client requests a new one.
 //!
-//! Certificates: if members require client certificates, a client with a certificate that names a user needs
-//! no token. Without a quorum, no token is issued and the certificate is the only way to authenticate. etcd
-//! checks the certificate only if no token is presented (`AuthInfoFromCtx` in
-//! `server/etcdserver/v3_server.go`). The client therefore drops a token that a member does not know.
+//! Certificates: if members require client certificates, a client whose certificate names a user needs no token.
+//! Without a quorum no token is issued, and the certificate is the only way to authenticate. etcd checks the
+//! certificate only if the request has no token (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`). So the client
+//! drops a token that a member does not know.
 //!
-//! Suspect logins: a token ends with a position in the log of the cluster that issued it. A member with a
-//! shorter log does not reject the token: it blocks the call (`isValidSimpleToken` in `simple_token.go`).
-//! This happens with a member that lags, and after a restore or recovery with a member of the new cluster. A
-//! login therefore becomes suspect if a call is not answered. A client without a certificate presents a
-//! suspect token until it has a new one, because a missing answer has other causes too. A client with a
-//! certificate presents only the certificate meanwhile.
+//! Suspect logins: a token contains a position in the log of the cluster that issued it. If the log of a member ends
+//! before this position, the member does not reject the token, but blocks the call (`isValidSimpleToken` in
+//! `simple_token.go`). This happens if the member lags, or if it belongs to a new cluster after a restore or recovery.
+//! So a login becomes suspect when a call gets no response. A missing response can also have other causes. So a client
+//! without a certificate uses the suspect token until it has a new one. A client with a certificate uses only the
+//! certificate until then.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -36,28 +36,25 @@ use crate::channel::{MemberChannels, Token};
 use crate::limits::MAX_ENDPOINTS;
 use crate::port::{Error, Login};
 
-/// Time for which a rejected login is not repeated: each attempt costs the member a slow password hash.
+/// How long a rejected login is not repeated. Each attempt costs the member a slow password hash.
 const REJECTION_CACHE: Duration = Duration::from_secs(3);
-/// Time without login attempts after no member has answered: calls that need no login must not wait for one.
+/// How long no login is attempted after no member has responded. Calls that need no login must not wait for one.
 const NO_ANSWER_BACKOFF: Duration = Duration::from_secs(2);
-/// Time after which the client checks again whether authentication is enabled. Calls keep using the existing
-/// token meanwhile. Without a quorum no new token is issued, but a member keeps a token that is used
-/// regularly.
+/// After this time, the client checks again whether authentication is enabled. Until the check ends, calls use the
+/// existing token. Without a quorum no new token is issued, but a member keeps a token that is used regularly.
 const LOGIN_CACHE: Duration = Duration::from_mins(4);
 
-/// Minimum duration of an unanswered call that makes a login suspect. The value is below the shortest timeout
-/// of any caller: the cluster operator allows 250 ms for members that are not ready, and members that block
-/// calls do not become ready. A read that another member answers meanwhile does not count
-/// ([`Session::watch`]).
+/// A call makes its login suspect if it had no response for at least this time. The time is shorter than the shortest
+/// timeout of a caller: the cluster operator waits 250 ms for members that are not ready, and members that block calls
+/// do not become ready. A read does not count if another member has responded first ([`Session::watch`]).
 const MIN_UNANSWERED: Duration = Duration::from_millis(200);
-/// Minimum time between two suspect logins: a new login costs a member a password hash, and the cluster a log
-/// entry.
+/// Minimum time between two suspect logins. A new login costs a member a password hash, and the cluster a log entry.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The flag of a call that is made to one member only: no other member can answer first.
+/// The `overtaken` flag of a call that is sent to only one member, so no other member can respond first.
 pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
 
-/// The result of a login, and its number.
+/// The result of a login. Logins are numbered, so that a caller can name the login that it has used.
 #[derive(Clone, Debug)]
 struct LoginResult {
     login: Login,
@@ -65,7 +62,7 @@ struct LoginResult {
     number: u64,
 }
 
-/// The login state, and the time since which no member has answered.
+/// The result of the last login, and the time since which no member has responded.
 #[derive(Debug, Default)]
 struct State {
     found: Option<LoginResult>,
@@ -77,16 +74,16 @@ struct State {
 /// State of a suspect login.
 #[derive(Debug, Default)]
 struct Suspect {
-    /// Time at which a login last became suspect.
+    /// The time at which a login last became suspect.
     since: Option<Instant>,
-    /// The suspect login that is presented until there is a new one.
+    /// The number of the suspect login that calls use until a new login exists.
     presented: Option<u64>,
-    /// The suspect login that is replaced by the certificate, and its token.
+    /// The suspect login that is not used while the certificate authenticates the client, with its token.
     suspended: Option<(LoginResult, HeaderValue)>,
 }
 
 impl State {
-    /// The login that calls use, unless it is `stale` or an old rejection.
+    /// The login that calls may use. `None` if the login is `stale` or an old rejection.
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
         let rejected = matches!(found.login, Login::Refused(_));
@@ -108,24 +105,23 @@ pub(crate) struct Session {
     with_certificate: bool,
     token: Token,
     found: Mutex<State>,
-    /// Held during a login, so that concurrent calls share one login.
+    /// Locked during a login, so that concurrent calls share one login.
     login_lock: tokio::sync::Mutex<()>,
-    /// Number of passwords that were rejected so far.
+    /// Number of passwords that etcd has rejected so far.
     pub(crate) rejected: AtomicUsize,
-    /// The members of the last call. If the member of a call is a learner, another one of them issues the
-    /// token.
+    /// The members of the last call. If the called member is a learner, another of these members issues the token.
     members: Mutex<Vec<String>>,
 }
 
-/// The result of a login at one member.
+/// The response of one member to a login.
 pub(crate) enum Answer {
     /// The token, and the index of the accepted password.
     Token(String, usize),
-    /// Authentication is off.
+    /// Authentication is disabled.
     Off,
-    /// All passwords are rejected.
+    /// The member rejects all passwords.
     Rejected,
-    /// The member did not answer, or issues no token.
+    /// The member did not respond, or issues no tokens.
     Unavailable,
 }
 
@@ -138,7 +134,7 @@ impl Session {
         }
     }
 
-    /// Connects like the library, with the current token in every call and limited answers.
+    /// Connects as the library does. In addition, each call contains the current token, and responses are limited.
     pub(crate) async fn connect(
         &self,
         url: &str,
@@ -152,7 +148,7 @@ impl Session {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the members that may issue a token.
+    /// Sets the members from which a token may be requested.
     pub(crate) fn set_members(&self, via: &[String]) {
         if self.credentials.is_some() {
             let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +157,7 @@ impl Session {
         }
     }
 
-    /// The current login, unless it is too old.
+    /// The result of the current login. `None` if there is no login or it is too old.
     pub(crate) fn current(&self) -> Option<Login> {
         let known = self.found();
         let recent = |found: &LoginResult| found.at.elapsed() < LOGIN_CACHE;
@@ -178,8 +174,8 @@ impl Session {
             .map(|(login, _)| login)
     }
 
-    /// Watches a call that presents this login. A call that is dropped without an answer makes the login
-    /// suspect, unless it was overtaken: then another member has answered with the same login.
+    /// Watches a call that presents this login. If the call is dropped without a response, the login becomes suspect.
+    /// It does not if `overtaken` is set, because another member has then responded to the same login.
     pub(crate) fn watch<'a>(
         &'a self,
         login: Option<u64>,
@@ -193,7 +189,7 @@ impl Session {
         }
     }
 
-    /// Makes a login suspect after a member did not answer a call that presented it.
+    /// Makes a login suspect, because a member did not respond to a call that presented it.
     fn mark_suspect(&self, number: u64) {
         let mut known = self.found();
         let known = &mut *known;
@@ -214,12 +210,12 @@ impl Session {
         }
     }
 
-    /// Takes the suspect login that a caller should replace. Each suspect login is taken once.
+    /// The suspect login that the caller should replace. Returned to only one caller.
     pub(crate) fn take_suspect(&self) -> Option<u64> {
         self.found().suspect.presented.take()
     }
 
-    /// Presents the suspended login again, if the certificate is not sufficient.
+    /// Uses the suspended login again, because the certificate is not sufficient. Returns its number.
     pub(crate) fn restore_login(&self) -> Option<u64> {
         let mut known = self.found();
         if known.found.is_some() {
@@ -232,37 +228,35 @@ impl Session {
         Some(number)
     }
 
-    /// Whether the client has credentials.
     pub(crate) fn has_credentials(&self) -> bool {
         self.credentials.is_some()
     }
 
-    /// The number of the current login, without a call.
+    /// The number of the current login. Sends no request.
     pub(crate) fn login_number(&self) -> Option<u64> {
         let known = self.found();
         known.usable(None).map(|(_, number)| number)
     }
 
-    /// Drops the token, so that etcd checks the certificate.
+    /// Drops the token. Without a token, etcd checks the certificate.
     pub(crate) fn drop_token(&self) {
         let mut known = self.found();
         (known.found, known.suspect.suspended) = (None, None);
         *self.token.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Whether the client has a certificate.
     pub(crate) fn has_certificate(&self) -> bool {
         self.with_certificate
     }
 
-    /// Forgets the login after a change of authentication, and that no member has answered.
+    /// Forgets the login, because authentication has changed. Also forgets that no member has responded.
     pub(crate) fn forget(&self) {
         let mut known = self.found();
         (known.found, known.no_answer_since) = (None, None);
         (known.suspect.presented, known.suspect.suspended) = (None, None);
     }
 
-    /// Returns the current login unless it is `stale`, else logs in. `endpoint` is asked first.
+    /// Returns the current login, unless it is `stale`. Otherwise logs in, at `endpoint` first.
     pub(crate) async fn ensure<A, F>(
         &self,
         endpoint: &str,
@@ -323,7 +317,7 @@ impl Session {
             });
             return into_result(self.record(login, header));
         }
-        // No member issues a token: the existing token is used, or the call is made without a token.
+        // No member issues a token. The call uses the existing token, or no token.
         self.found().no_answer_since = Some(Instant::now());
         if self.with_certificate && stale.is_some() {
             self.drop_token();
@@ -347,7 +341,7 @@ impl Session {
     }
 }
 
-/// A call that has no answer yet.
+/// A call without a response so far.
 pub(crate) struct PendingCall<'a> {
     session: &'a Session,
     login: Option<u64>,
@@ -356,7 +350,7 @@ pub(crate) struct PendingCall<'a> {
 }
 
 impl PendingCall<'_> {
-    /// Marks the call as answered, with any result.
+    /// Marks the call as answered. The result of the call does not matter.
     pub(crate) fn answered(mut self) {
         self.login = None;
     }
@@ -389,9 +383,9 @@ fn into_result((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Er
     }
 }
 
-/// Logs in at one member with the first password that it accepts. `rejected` counts the passwords that were
-/// already rejected. Each attempt costs the member a hash, so a client that times out continues with the next
-/// password.
+/// Logs in at one member with the first password that the member accepts. `rejected` is the number of passwords that
+/// were already rejected. Each attempt costs the member a password hash. So a client that timed out continues with the
+/// next password.
 pub(crate) async fn log_in(
     client: &Client,
     credentials: &Credentials,
@@ -412,7 +406,7 @@ pub(crate) async fn log_in(
                     rejected.store(0, Ordering::Relaxed);
                     return Answer::Off;
                 }
-                // etcd also returns these errors for a user without a password and for an unknown user.
+                // etcd returns the same errors for an unknown user, and for a user without a password.
                 if !text.contains("authentication failed") && !text.contains("no password") {
                     return Answer::Unavailable;
                 }
@@ -425,9 +419,9 @@ pub(crate) async fn log_in(
     Answer::Rejected
 }
 
-/// Whether a member requires a token, or does not know the presented one.
+/// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // Some calls of older releases return other texts with the code `Unknown`.
+    // Some calls of older releases return other texts, with the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

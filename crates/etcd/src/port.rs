@@ -10,11 +10,11 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use serde::{Deserialize, Serialize};
 
-/// The 64-bit ID of an etcd cluster, displayed in hexadecimal as in `etcdctl`.
+/// The 64-bit ID of an etcd cluster. Displayed in hexadecimal, as `etcdctl` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClusterId(pub u64);
 
-/// The 64-bit ID of a member, displayed in hexadecimal as in `etcdctl`.
+/// The 64-bit ID of a member. Displayed in hexadecimal, as `etcdctl` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(pub u64);
 
@@ -27,7 +27,7 @@ impl fmt::Display for ClusterId {
 impl FromStr for ClusterId {
     type Err = ParseIntError;
 
-    /// Parses an ID in the format of etcd and its tools. Leading zeros are accepted.
+    /// Parses an ID as etcd and its tools write it. Leading zeros are accepted.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         u64::from_str_radix(text.trim(), 16).map(Self)
     }
@@ -42,80 +42,79 @@ impl fmt::Display for MemberId {
 /// One entry of etcd's member list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The member's ID. Membership changes address members only by ID.
+    /// The ID of the member. Calls that change the membership name a member by its ID.
     pub id: MemberId,
-    /// Empty until the member has started for the first time.
+    /// The name. Empty until the member has started for the first time.
     pub name: String,
     /// The registered peer URLs.
     pub peer_urls: Vec<String>,
-    /// Empty until the member has started for the first time.
+    /// The client URLs. Empty until the member has started for the first time.
     pub client_urls: Vec<String>,
-    /// Whether the member is a learner: it receives the log and has no vote.
+    /// Whether the member is a learner. A learner receives the log, but has no vote.
     pub is_learner: bool,
 }
 
 /// A linearizable member list, confirmed by a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
-    /// From the response header.
+    /// The cluster ID in the response header.
     pub cluster_id: ClusterId,
-    /// Sorted by ID.
+    /// The members, sorted by ID.
     pub members: Vec<Member>,
 }
 
-/// The status of one member (`Maintenance.Status`), answered locally, without a quorum.
+/// The status of one member (`Maintenance.Status`). The member answers without a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// From the response header: the cluster of the member, in its own view.
+    /// The cluster ID in the response header. This is the cluster that the member belongs to in its own view.
     pub cluster_id: ClusterId,
-    /// From the response header: the member that answered.
+    /// The ID of the member that responded, from the response header.
     pub member_id: MemberId,
-    /// The etcd version the member runs, such as `3.6.16`.
+    /// The etcd version that the member runs, such as `3.6.16`.
     pub version: String,
-    /// `None` if the member knows no leader.
+    /// The leader. `None` if the member knows no leader.
     pub leader: Option<MemberId>,
     /// Whether the member is a learner in its own view.
     pub is_learner: bool,
-    /// The store revision applied on this member.
+    /// The store revision up to which the member has applied.
     pub revision: i64,
     /// The raft term of the member.
     pub raft_term: u64,
-    /// The index of the last committed raft entry the member knows.
+    /// The index of the last raft entry that the member knows to be committed.
     pub raft_index: u64,
-    /// The index of the last raft entry the member has applied.
+    /// The index of the last raft entry that the member has applied.
     pub raft_applied_index: u64,
     /// Size of the database file in bytes.
     pub db_size: i64,
-    /// Used part of the database in bytes.
+    /// Size in bytes of the used part of the database.
     pub db_size_in_use: i64,
     /// Problems that the member reports: alarms, corruption, no leader.
     pub errors: Vec<String>,
-    /// The storage version of the member's data, such as `3.6.0`. Reported by etcd 3.6 and later.
+    /// The storage version of the member's data, such as `3.6.0`. `None` before etcd 3.6.
     pub storage_version: Option<String>,
-    /// The target version of an enabled downgrade, such as `3.5`. Reported by etcd 3.6 and later.
+    /// The target version of an enabled downgrade, such as `3.5`. `None` without a downgrade and before etcd 3.6.
     pub downgrade: Option<String>,
 }
 
-/// Health data from a member's listener for health and metrics. This listener opens before the client
-/// listener.
+/// Health data from a member's listener for health and metrics. This listener opens earlier than the client listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulse {
-    /// The member that answered.
+    /// The ID of the member that responded.
     pub member_id: MemberId,
-    /// Whether the member knows a leader. A learner never starts an election, so it still reports a leader
-    /// after it lost the connection to the leader.
+    /// Whether the member knows a leader. A learner never starts an election, so it reports a leader even after it has
+    /// lost the connection to the leader.
     pub has_leader: bool,
-    /// The index of the last raft entry the member has applied.
+    /// The index of the last raft entry that the member has applied.
     pub raft_applied_index: u64,
-    /// The members that this member has a connection with. A broken connection is noticed at once, or after 5
+    /// The members with which this member has a connection. The member notices a broken connection at once, or after 5
     /// s of silence.
     pub peers: BTreeSet<MemberId>,
 }
 
-/// Type of an alarm.
+/// The kind of an alarm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AlarmKind {
-    /// The database has reached its quota; the cluster rejects writes.
+    /// The database has reached its quota, and the cluster rejects writes.
     NoSpace,
     /// The member's data differs from the data of other members.
     Corrupt,
@@ -126,24 +125,24 @@ pub enum AlarmKind {
 pub struct Alarm {
     /// The member that raised the alarm.
     pub member: MemberId,
-    /// Type of the alarm.
+    /// The kind of the alarm.
     pub kind: AlarmKind,
 }
 
 /// The result of adding a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Added {
-    /// The ID that etcd assigned to the new member.
+    /// The ID that etcd has assigned to the new member.
     pub id: MemberId,
-    /// The member list after the addition, for the new member's `--initial-cluster`.
+    /// The member list after the addition. The new member needs it for `--initial-cluster`.
     pub members: Members,
 }
 
-/// etcd's own hash of the keys at a revision (`HashKV`). Hashes are comparable if revision and compaction
-/// revision are equal, across versions of etcd.
+/// etcd's hash of the keys at a revision (`HashKV`). Two hashes can be compared if their revisions and compaction
+/// revisions are equal, even between versions of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyHash {
-    /// CRC-32C over every revision of every key that is not compacted.
+    /// CRC-32C of all revisions of all keys that are not compacted.
     pub hash: u32,
     /// The compaction revision, 0 if the store was never compacted.
     pub compacted: i64,
@@ -152,36 +151,36 @@ pub struct KeyHash {
 /// The result of a login with the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Login {
-    /// Authentication is disabled: etcd requires no password.
+    /// Authentication is disabled. etcd requires no password.
     Off,
     /// etcd accepts the current password.
     Accepted,
-    /// etcd rejects the current password but accepts a previous one.
+    /// etcd rejects the current password, but accepts a previous one.
     Former,
-    /// etcd rejects all passwords. Contains the error.
+    /// etcd rejects all passwords. Contains the text of the error.
     Refused(String),
 }
 
-/// A snapshot stream: the database file followed by its 32-byte SHA-256.
+/// A snapshot stream: the database file, and then its 32-byte SHA-256.
 pub struct Snapshot {
     /// The chunks as the member sends them, including the SHA-256.
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
-    /// The etcd version in the stream. Not sent before etcd 3.6.
+    /// The etcd version in the stream. `None` before etcd 3.6.
     pub version: Option<String>,
 }
 
-/// Why an etcd call failed. Texts never contain credentials.
+/// Why an etcd call failed. The texts never contain credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// No member answered: the member list is unknown, not empty (invariant 1).
+    /// No member could be reached. The member list is then unknown, not empty (invariant 1).
     #[error("no member could be reached: {0}")]
     Unreachable(String),
-    /// A member was reached but did not answer within the deadline. A linearizable call without a quorum
-    /// fails with this error.
+    /// A member was reached, but did not respond within the deadline. A linearizable call without a quorum fails with
+    /// this error.
     #[error("no answer within the deadline from {0}")]
     Timeout(String),
-    /// etcd rejects the call temporarily (`unhealthy cluster`, `too many learners`, learner not ready, no
-    /// leader).
+    /// etcd rejects the call for now, for example with `unhealthy cluster` or `too many learners`, or because a learner
+    /// is not ready or no leader exists.
     #[error("etcd rejects the call temporarily: {0}")]
     Unavailable(String),
     /// The member is not in the member list.
@@ -201,69 +200,69 @@ pub enum Error {
     Other(String),
 }
 
-/// Operations on an etcd cluster. Client URLs have the form `http://name.namespace.svc:2379`.
+/// Calls to an etcd cluster. Client URLs have the form `http://name.namespace.svc:2379`.
 ///
-/// `via` lists members. The call tries them until one answers.
+/// `via` lists the client URLs of members. The call is sent to one after another until a member responds.
 #[async_trait]
 pub trait Etcd: Send + Sync {
     /// Returns the linearizable member list.
     async fn members(&self, via: &[String]) -> Result<Members, Error>;
     /// Returns the status of one member, in its own view.
     async fn status(&self, member: &str) -> Result<Status, Error>;
-    /// Returns the health data of one member. `health` is an address and port such as `10.0.0.7:2381`. The
-    /// request uses neither TLS nor credentials.
+    /// Returns the health data of one member. `health` is an address with a port, such as `10.0.0.7:2381`. The request
+    /// uses neither TLS nor credentials.
     async fn pulse(&self, health: &str) -> Result<Pulse, Error>;
-    /// Returns the member list of one member, answered without a quorum. The list may be stale. Use it only
-    /// as evidence while no quorum answers.
+    /// Returns the member list of one member. The member answers without a quorum, so the list may be stale. Use it
+    /// only as evidence while no quorum exists.
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// Returns the raised alarms.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
     /// Disarms an alarm. Succeeds if the alarm is not raised.
     async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error>;
-    /// Compacts all revisions before this one. Returns after one member has removed them from its database.
-    /// Succeeds if the revision is already compacted.
+    /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
+    /// if the revision is already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
-    /// Defragments the database file of one member. The member answers no other call meanwhile. The
-    /// defragmentation continues if the caller stops waiting, and a second call waits for the first.
+    /// Defragments the database file of one member. The member answers no other call until it has finished. If the
+    /// caller stops waiting, the defragmentation continues, and a second call waits for its end.
     async fn defragment(&self, member: &str) -> Result<(), Error>;
-    /// Adds a member that is not started yet.
+    /// Adds a member that has not started yet.
     async fn add_member(
         &self,
         via: &[String],
         peer_urls: &[String],
         learner: bool,
     ) -> Result<Added, Error>;
-    /// Changes the peer URLs of a member. The other members dial the new URLs from then on. Idempotent.
+    /// Changes the peer URLs of a member. From then on, the other members dial the new URLs. Idempotent.
     async fn update_member(
         &self,
         via: &[String],
         id: MemberId,
         peer_urls: &[String],
     ) -> Result<(), Error>;
-    /// Promotes a learner that has caught up to a voter. Idempotent.
+    /// Promotes a learner to a voter. The learner must have caught up. Idempotent.
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
-    /// Removes a member. A member that is not in the list is `MemberNotFound`.
+    /// Removes a member. Fails with `MemberNotFound` if the member is not in the list.
     async fn remove_member(&self, via: &[String], id: MemberId) -> Result<(), Error>;
-    /// Moves leadership to another voter. `leader` is the client URL of the current leader.
+    /// Moves the leadership to another voter. `leader` is the client URL of the current leader.
     async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error>;
-    /// Enables a downgrade to the previous minor release, such as `3.5` (3.6 and later), after etcd has
-    /// validated it. `None` cancels the downgrade.
+    /// Enables a downgrade to the previous minor release, such as `3.5`, after etcd has validated it. `None` cancels
+    /// the downgrade. Requires etcd 3.6.
     async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error>;
-    /// Returns the result of a login with the client's credentials, at most some minutes old; `None` without
-    /// credentials. A login requires a quorum.
+    /// Returns the result of a login with the client's credentials. The result may be some minutes old. `None` if the
+    /// client has no credentials. A login requires a quorum.
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error>;
-    /// Enables authentication with the client's own user as `root`: creates the user or sets its password,
-    /// grants the role `root`, then enables authentication. Each step is idempotent.
+    /// Enables authentication with the client's own user as `root`. Creates the user or sets its password, grants the
+    /// role `root`, and then enables authentication. Each step is idempotent.
     async fn enable_auth(&self, via: &[String]) -> Result<(), Error>;
-    /// Disables authentication. Users and roles are kept.
+    /// Disables authentication. Users and roles remain.
     async fn disable_auth(&self, via: &[String]) -> Result<(), Error>;
     /// Sets the password of the client's own user to the current password of the credentials.
     async fn change_password(&self, via: &[String]) -> Result<(), Error>;
-    /// Streams a snapshot from one member. The deadline limits the time between two chunks, not the whole
+    /// Streams a snapshot from one member. The deadline limits the time between two chunks, not the duration of the
     /// stream.
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
-    /// Returns the hash of one member's keys at a revision, answered without a quorum; `None` if the member
-    /// has compacted this revision. The member reads its whole database and applies nothing meanwhile.
+    /// Returns the hash of one member's keys at a revision. `None` if the member has compacted this revision. The
+    /// member answers without a quorum. It reads its whole database and applies no entries until it has finished.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
 }
 
@@ -271,7 +270,7 @@ pub trait Etcd: Send + Sync {
 mod tests {
     use super::*;
 
-    /// The operators write IDs into statuses and compare them as text. One in sixteen IDs begins with a zero.
+    /// The operators write IDs into statuses and compare them as text. One of sixteen IDs would start with a zero.
     #[test]
     fn ids_have_no_leading_zeros() {
         assert_eq!(

@@ -1,8 +1,7 @@
-//! Starts real etcd processes for tests, on free loopback ports and in temporary directories. Dropping the
-//! handle ends the process.
+//! Starts real etcd processes for tests, with free loopback ports and temporary directories. Dropping the handle ends
+//! the process.
 //!
-//! For tests only. If etcd is not installed, the test fails with the command that installs it; no test is
-//! skipped.
+//! For tests only. No test is skipped: if etcd is not installed, the test fails with the command that installs it.
 #![allow(clippy::expect_used, clippy::panic, clippy::missing_panics_doc)]
 
 use std::fs::File;
@@ -17,15 +16,15 @@ use tempfile::TempDir;
 
 use crate::{Access, Etcd, EtcdClient};
 
-/// Paths of etcd's programs.
+/// The paths of etcd's programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// The server.
+    /// The path of the server.
     pub etcd: PathBuf,
 }
 
 impl Programs {
-    /// Finds the server of a minor version such as `3.6`, as built by the testbed; `3.4` is the system's
+    /// Finds the server of a minor version such as `3.6`, which the testbed has built. For `3.4` this is the system's
     /// package. The environment variable `ETCD_BIN` overrides the path.
     pub fn find(minor: &str) -> Self {
         let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);
@@ -40,7 +39,7 @@ impl Programs {
         Self { etcd }
     }
 
-    /// Path of `etcdutl`, in the directory of the server or on the `PATH`.
+    /// The path of `etcdutl`, next to the server or on the `PATH`.
     pub fn etcdutl(&self) -> PathBuf {
         let sibling = self.etcd.with_file_name("etcdutl");
         if sibling.exists() {
@@ -55,7 +54,7 @@ impl Programs {
     }
 }
 
-/// The testbed's cache of built programs.
+/// The directory with the programs that the testbed has built.
 pub fn cache() -> PathBuf {
     let base = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty());
     let base = base.map_or_else(
@@ -65,8 +64,7 @@ pub fn cache() -> PathBuf {
     base.join("etcd-operator-testbed")
 }
 
-/// Finds a program of the testbed, in the newest directory of its cache with a name that begins with
-/// `prefix`.
+/// Finds a program of the testbed, in the newest directory of its cache whose name starts with `prefix`.
 pub fn built(prefix: &str, program: &str) -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(cache())
         .ok()?
@@ -86,10 +84,10 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A port that only this process uses. Test programs run concurrently: a port that the system assigned for a
-/// moment is soon used by another program or connection. Therefore these ports are below the system's range
-/// (`ip_local_port_range` begins at 32768). A process reserves them in blocks, each with a file lock that
-/// ends with the process.
+/// A port that no other test program uses. Test programs run concurrently, so a port that the system assigns for a
+/// moment is soon used by another program or connection. These ports are below the range from which the system assigns
+/// (`ip_local_port_range` starts at 32768). A process reserves ports in blocks. Each block has a file lock that ends
+/// with the process.
 pub fn free_port() -> u16 {
     static PORTS: Mutex<Ports> = Mutex::new(Ports {
         locks: Vec::new(),
@@ -114,13 +112,13 @@ const PORTS_PER_BLOCK: u16 = 32;
 const BLOCK_COUNT: u16 = 500;
 
 struct Ports {
-    /// Held until the process ends.
+    /// Locks of the reserved blocks, until the process ends.
     locks: Vec<File>,
     left: Range<u16>,
 }
 
 impl Ports {
-    /// Reserves a block that no other process holds.
+    /// Reserves a block of ports that no other process has reserved.
     fn reserve(&mut self) {
         let folder = std::env::temp_dir().join("etcd-operator-test-ports");
         std::fs::create_dir_all(&folder).expect("a folder for locks");
@@ -139,7 +137,7 @@ impl Ports {
     }
 }
 
-/// A running etcd member. Dropping the handle ends the process and removes its data.
+/// A running etcd member. Dropping the handle ends the process and deletes its data.
 pub struct EtcdProcess {
     command: Command,
     child: Child,
@@ -152,12 +150,12 @@ pub struct EtcdProcess {
     pub peer_url: String,
 }
 
-/// Options of a member.
+/// Options for the start of a member.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// Flags in addition to name, directory, URLs and cluster.
+    /// Flags in addition to those for name, directory, URLs and cluster.
     pub flags: Vec<String>,
-    /// Existing members that the new member joins, as `name=peer URL`.
+    /// The existing members that the new member joins, each as `name=peer URL`.
     pub join: Vec<String>,
 }
 
@@ -188,7 +186,7 @@ fn command(
 }
 
 impl EtcdProcess {
-    /// Starts a cluster of one member and waits until it serves.
+    /// Starts a cluster of one member, and waits until it serves.
     pub async fn start(programs: &Programs, start: &Start) -> Self {
         for _ in 0..5 {
             let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -203,7 +201,7 @@ impl EtcdProcess {
         );
     }
 
-    /// Starts `count` members as one new cluster and waits until all serve.
+    /// Starts `count` members as one new cluster, and waits until all of them serve.
     pub async fn start_cluster(programs: &Programs, count: usize, start: &Start) -> Vec<Self> {
         'again: for _ in 0..5 {
             let peers: Vec<(String, String)> = (0..count)
@@ -244,7 +242,7 @@ impl EtcdProcess {
         );
     }
 
-    /// Starts a member that was added to an existing cluster under `peer_url`. Does not wait.
+    /// Starts a member that was added to an existing cluster with `peer_url`. Does not wait.
     pub fn join(programs: &Programs, name: &str, peer_url: &str, start: &Start) -> Self {
         Self::spawn(programs, name, peer_url, start, "existing")
     }
@@ -275,7 +273,7 @@ impl EtcdProcess {
         }
     }
 
-    /// Waits until the member knows a leader; false if the process ended.
+    /// Waits until the member knows a leader. Returns false if the process has ended.
     pub async fn serves(&mut self) -> bool {
         let client = EtcdClient::new(Access::default());
         let end = Instant::now() + Duration::from_mins(1);
@@ -285,7 +283,7 @@ impl EtcdProcess {
             }
             match client.status(&self.client_url).await {
                 Ok(status) if status.leader.is_some() => return true,
-                // With TLS this client can check only that the port is open.
+                // If the member uses TLS, this client can only check whether the port is open.
                 Err(crate::Error::Tls(_)) if self.listens() => return true,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }
@@ -299,19 +297,19 @@ impl EtcdProcess {
         std::net::TcpStream::connect(address).is_ok()
     }
 
-    /// Kills the process. The data is kept until the handle is dropped.
+    /// Kills the process. Its data remains until the handle is dropped.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Restarts the member with its data, after killing the process. Does not wait.
+    /// Kills the process, and starts it again with its data. Does not wait.
     pub fn restart(&mut self) {
         self.kill();
         self.child = self.command.spawn().expect("etcd can be run");
     }
 
-    /// Stops the process with SIGTERM and waits.
+    /// Stops the process with SIGTERM, and waits until it has ended.
     pub fn stop(&mut self) {
         let _ = Command::new("kill")
             .arg(self.child.id().to_string())

@@ -1,4 +1,4 @@
-//! Authentication against real etcd processes: enabling and disabling, long-lived logins, learners, password
+//! Authentication against real etcd processes: enabling and disabling it, long-lived logins, learners, and password
 //! rotation.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,10 +9,10 @@ use etcd::{Access, Credentials, Deadlines, Error, Etcd, EtcdClient, Login, Membe
 use futures::TryStreamExt;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// Maximum time for any condition.
+/// How long a test waits for any condition.
 const MAX_WAIT: Duration = Duration::from_secs(90);
 
-/// Deadlines as short as the cluster operator's, or shorter, for tests of unanswered calls.
+/// Deadlines of at most the length of the cluster operator's, for tests of unanswered calls.
 const QUICK: Deadlines = Deadlines {
     connect: Duration::from_millis(500),
     status: Duration::from_millis(1500),
@@ -23,7 +23,7 @@ const QUICK: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// Long deadlines for all other tests: a busy machine needs the time.
+/// Long deadlines for all other tests, because a busy machine needs more time.
 const PATIENT: Deadlines = Deadlines {
     connect: Duration::from_secs(30),
     status: Duration::from_secs(30),
@@ -63,8 +63,7 @@ fn client(password: &str, former: &[&str]) -> EtcdClient {
     EtcdClient::with_deadlines(access, PATIENT)
 }
 
-/// Options with a cheap password hash: on a busy machine, a normal hash takes longer than the deadline of a
-/// call.
+/// Options with a cheap password hash. On a busy machine, a normal hash takes longer than the deadline of a call.
 fn cheap_hashes() -> Start {
     Start {
         flags: vec!["--bcrypt-cost=4".to_owned()],
@@ -101,8 +100,8 @@ async fn bytes_of_snapshot(client: &EtcdClient, member: &str) -> usize {
     answered(whole).await
 }
 
-/// Invariant 21: clients with the password keep full access, clients without it have none, and each step is
-/// idempotent.
+/// Invariant 21: after each step, clients with the password have full access, and clients without it have none. Each
+/// step is idempotent.
 #[tokio::test]
 async fn invariant_21_enables_and_disables_auth_on_every_minor() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -142,7 +141,7 @@ async fn invariant_21_enables_and_disables_auth_on_every_minor() {
     }
 }
 
-/// Invariant 21: after a crash at any step, the next attempt ends with the current password.
+/// Invariant 21: after a crash in any step, the next attempt completes with the current password.
 #[tokio::test]
 async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -153,7 +152,7 @@ async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let root = client("current", &[]);
     assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
     root.disable_auth(&via).await.unwrap();
-    // Role and grant already exist.
+    // The role exists already and is granted.
     client("another", &[]).enable_auth(&via).await.unwrap();
     assert!(client("another", &[]).members(&via).await.is_ok());
 }
@@ -195,12 +194,12 @@ async fn login_survives_token_expiry_and_member_failure() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // The other members serve, and a snapshot logs in again too.
+    // Calls to the other members log in again, and so does a snapshot.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }
 
-/// A learner issues no token but requires one.
+/// A learner requires a token, but issues none.
 #[tokio::test]
 async fn learner_accepts_token_of_voter() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -244,10 +243,10 @@ async fn promoted(client: &EtcdClient, via: &[String], id: MemberId) {
     }
 }
 
-/// Members that require a client certificate.
+/// Members that require a client certificate from each client.
 struct Certified {
     start: Start,
-    /// TLS material of a client with a certificate for the user `operator`.
+    /// TLS material of a client. Its certificate names the user `operator`.
     tls: TlsAccess,
     _dir: tempfile::TempDir,
 }
@@ -291,7 +290,7 @@ fn certified() -> Certified {
     }
 }
 
-/// Without a quorum no token is issued. A client with a certificate that names a user needs none.
+/// Without a quorum no token is issued. A client whose certificate names a user needs no token.
 #[tokio::test]
 async fn certificate_user_reaches_member_without_quorum() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -306,7 +305,7 @@ async fn certificate_user_reaches_member_without_quorum() {
         assert_eq!(list.members.len(), 3, "{minor}");
         members[1].kill();
         members[2].kill();
-        // A client that has logged in, a new client, and a seed without a password.
+        // Three clients: one that has logged in, a new one, and a seed without a password.
         let clients = [
             root,
             EtcdClient::new(access(Some(&tls))),
@@ -332,8 +331,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // The first limit is twice the operator's timeout for members that are not ready, because the machine may
-    // be busy. The limit grows after each attempt, and stays below the login timeout.
+    // The first time limit is twice as long as the operator's timeout for members that are not ready, because the
+    // machine may be busy. The limit grows after each attempt, but stays below the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {
@@ -346,7 +345,7 @@ async fn leaderless(client: &EtcdClient, member: &str) {
     }
 }
 
-/// A member blocks a call that presents a token of another cluster with a longer log.
+/// The token comes from another cluster with a longer log, so the member blocks calls that present it.
 #[tokio::test]
 async fn replaces_login_that_blocks_calls() {
     let mut blocked = 0;
@@ -370,7 +369,7 @@ async fn replaces_login_that_blocks_calls() {
             }
             let root = quick(tls);
             answered(|| root.members(&other)).await;
-            // On a slow machine the login is already suspect.
+            // On a slow machine, the login may already be suspect.
             let first = root.members(&via).await;
             blocked += usize::from(matches!(first, Err(Error::Timeout(_))));
             let failed = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));
@@ -385,8 +384,8 @@ async fn replaces_login_that_blocks_calls() {
     assert!(blocked > 0, "no member blocked a call");
 }
 
-/// A missing answer has other causes too: without a quorum no new token is issued, and the existing login
-/// stays valid.
+/// Without a quorum, a missing response does not mean that the login is invalid. No new token is issued, so the login
+/// remains in use.
 #[tokio::test]
 async fn keeps_login_until_new_token_is_issued() {
     for minor in ["3.4", "3.6"] {
@@ -410,7 +409,7 @@ async fn keeps_login_until_new_token_is_issued() {
     }
 }
 
-/// Members keep tokens in memory: after a restart of all members no token is known.
+/// Members keep tokens in memory. After a restart of all members, none of them knows the token.
 #[tokio::test]
 async fn login_survives_restart_of_all_members() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {

@@ -1,5 +1,5 @@
-//! A hostile member: lists of any length, answers of any size, endless streams. Every call ends with an error, in bounded
-//! memory.
+//! A hostile member sends long lists, large responses and endless streams. Every call must end with an error and use
+//! limited memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::future::poll_fn;
@@ -18,18 +18,18 @@ use tokio::net::TcpListener;
 
 const MIB: u64 = 1 << 20;
 
-/// The answer to one call.
+/// The response to one call.
 enum Answer {
     /// One message.
     Message(Vec<u8>),
-    /// These bytes after each other, without an end.
+    /// These bytes, repeated forever.
     Endless(Bytes),
 }
 
-/// A gRPC server with a configured answer to each method, such as `MemberList`.
+/// A gRPC server with one response for each method, such as `MemberList`.
 struct HostileMember {
     url: String,
-    /// Number of bytes that the client has taken.
+    /// Number of bytes that were sent to the client.
     sent: Arc<AtomicU64>,
 }
 
@@ -62,7 +62,7 @@ impl HostileMember {
     }
 }
 
-/// `None` if the client has ended the call.
+/// Sends the response to a call. Returns `None` if the client has ended the call.
 async fn answer_call(
     mut respond: SendResponse<Bytes>,
     answer: Answer,
@@ -82,7 +82,7 @@ async fn answer_call(
     }
 }
 
-/// Sends as much as the client takes.
+/// Sends data as long as the client accepts more. Returns `None` if the client has ended the call.
 async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, sent: &AtomicU64) -> Option<()> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
@@ -96,7 +96,7 @@ async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, sent: &AtomicU64)
     Some(())
 }
 
-/// A message with its gRPC prefix.
+/// A message with the length prefix of gRPC.
 fn framed(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     [&[0][..], &length, message].concat().into()
@@ -115,12 +115,12 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     field
 }
 
-/// `MemberListResponse` with `count` times the same member.
+/// A `MemberListResponse` that contains the same member `count` times.
 fn list_of(count: usize, member: &[u8]) -> Vec<u8> {
     field(2, member).repeat(count)
 }
 
-/// Fields of `Member`.
+/// Numbers of the fields of `Member`.
 const PEER_URL: u8 = 3;
 const CLIENT_URL: u8 = 4;
 
@@ -128,7 +128,7 @@ fn client() -> EtcdClient {
     EtcdClient::new(Access::default())
 }
 
-/// The process never has 256 MiB.
+/// Asserts that the process has never used 256 MiB of memory.
 fn assert_little_memory() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -192,7 +192,7 @@ async fn hostile_etcd_member_list_at_limit_is_accepted() {
     );
 }
 
-/// The prefix announces 3 MiB, which the client library accepts.
+/// The prefix announces 3 MiB, which is below the limit of the client library.
 #[tokio::test]
 async fn hostile_etcd_long_answers_are_capped() {
     let piece: Bytes = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat().into();
@@ -209,14 +209,14 @@ async fn hostile_etcd_long_answers_are_capped() {
     for error in &errors {
         assert!(error.to_string().contains("more than 512 KiB"), "{error}");
     }
-    // Besides the limit, the client library takes as much as fits into its windows.
+    // In addition to the limit, the client library accepts the bytes that fit into its windows.
     let calls = errors.len() as u64;
     assert!(member.sent() < calls * 6 * MIB, "{} bytes", member.sent());
     assert_little_memory();
 }
 
 #[tokio::test]
-async fn hostile_etcd_endless_snapshot_ends() {
+async fn hostile_etcd_endless_snapshot_fails() {
     let blob = framed(&field(3, &[7].repeat(32 << 10)));
     let member = HostileMember::start(move |_| Answer::Endless(blob.clone())).await;
     let client = client().with_max_snapshot(MIB);
@@ -257,7 +257,7 @@ async fn hostile_etcd_snapshot_of_empty_messages_times_out() {
 
 #[tokio::test]
 async fn hostile_etcd_calls_try_limited_number_of_endpoints() {
-    // Nothing listens there.
+    // No process listens at this port.
     let via: Vec<String> = (0..200)
         .map(|number| format!("http://127.0.0.1:1#{number}"))
         .collect();
@@ -269,7 +269,7 @@ async fn hostile_etcd_calls_try_limited_number_of_endpoints() {
     }
 }
 
-/// Serves bytes over plain TCP, pause after pause, and counts what the client takes.
+/// Sends `piece` to each client forever, with `pause` between two pieces. Counts the bytes that were sent.
 async fn metrics(piece: &'static [u8], pause: Duration) -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -299,7 +299,7 @@ async fn hostile_etcd_endless_metrics_are_capped() {
             .contains("longer than that of an etcd member"),
         "{error}"
     );
-    // Besides the limit, the sockets hold some MiB.
+    // In addition to the limit, the sockets buffer some MiB.
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent < 20 * MIB, "{sent} bytes");
 }

@@ -19,11 +19,11 @@ fn urls(members: &[EtcdProcess]) -> Vec<String> {
         .collect()
 }
 
-/// Attempts of [`is_quick`].
+/// Maximum number of attempts in [`is_quick`].
 const ATTEMPTS: usize = 5;
 
-/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays single
-/// attempts; a call that is too slow is slow in every attempt.
+/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays only some attempts, but
+/// a call that is too slow is slow in every attempt.
 async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     let mut times = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -38,7 +38,7 @@ async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     panic!("never within {limit:?}: {times:?}");
 }
 
-/// Repeats a call until it succeeds: members do not answer during an election, or on a busy machine.
+/// Repeats a call until it succeeds. Members do not respond during an election, or on a busy machine.
 async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Error>) -> T {
     let began = Instant::now();
     loop {
@@ -52,7 +52,7 @@ async fn answered<T>(mut ask: impl AsyncFnMut() -> Result<T, Error>) -> T {
     }
 }
 
-/// A listener that accepts connections and never answers.
+/// A listener that accepts connections, but never responds.
 fn silent() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -79,7 +79,7 @@ async fn lists_members_and_status_of_every_supported_minor() {
     }
 }
 
-/// Without TLS etcd serves its metrics on the client port too.
+/// Without TLS, etcd also serves its metrics on the client port.
 #[tokio::test]
 async fn health_data_matches_member_status() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -109,7 +109,7 @@ async fn health_data_matches_member_status() {
     assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
 }
 
-/// The reason why `has_leader` of a learner is not sufficient.
+/// Shows why the `has_leader` of a learner is not sufficient.
 #[tokio::test]
 async fn learner_without_leader_still_reports_leader() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -128,7 +128,7 @@ async fn learner_without_leader_still_reports_leader() {
         let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
         let until = async |peers: &BTreeSet<MemberId>| loop {
             match client().pulse(&health).await {
-                // On a busy machine the connection may exist long before the first entry is applied.
+                // On a busy machine, the connection may exist long before the member applies its first entry.
                 Ok(pulse)
                     if pulse.has_leader
                         && pulse.peers == *peers
@@ -148,7 +148,7 @@ async fn learner_without_leader_still_reports_leader() {
 }
 
 #[tokio::test]
-async fn adds_promotes_and_removes_by_etcds_rules() {
+async fn membership_changes_follow_etcd_rules() {
     let programs = Programs::find("3.6");
     let first = EtcdProcess::start(&programs, &Start::default()).await;
     let via = [first.client_url.clone()];
@@ -180,10 +180,10 @@ async fn adds_promotes_and_removes_by_etcds_rules() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner does not answer a linearizable list; the next member does.
+    // A learner does not answer a linearizable list, so the next member must answer it.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
-    // The second promotion finds a voter and succeeds.
+    // The second promotion succeeds, although the member is already a voter.
     for _ in 0..2 {
         while let Err(error) = client.promote_member(&via, added.id).await {
             assert!(matches!(error, Error::Unavailable(_)), "{error}");
@@ -197,7 +197,7 @@ async fn adds_promotes_and_removes_by_etcds_rules() {
         .move_leader(&learner.client_url, leader.member_id)
         .await;
     assert!(matches!(wrong, Err(Error::Unavailable(_))), "{wrong:?}");
-    // A busy machine may exceed the client's deadline: the test checks the leader afterwards.
+    // On a busy machine the call may exceed its deadline, so the test reads the leader afterwards.
     if let Err(error) = client.move_leader(&via[0], added.id).await {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }
@@ -209,7 +209,7 @@ async fn adds_promotes_and_removes_by_etcds_rules() {
     assert!(matches!(unknown, Err(Error::MemberNotFound)), "{unknown:?}");
 }
 
-/// Invariant 1.
+/// Invariant 1: without a quorum, the list is unknown and not empty.
 #[tokio::test]
 async fn invariant_1_list_is_unknown_without_quorum() {
     let programs = Programs::find("3.6");
@@ -250,14 +250,14 @@ async fn unresponsive_member_times_out_without_delaying_lists() {
         client.members(&via).await.map(|_| client)
     });
     let client = first.await.unwrap();
-    // The member that answered is asked first next time.
+    // The next call is sent to the member that responded first.
     let limit = Duration::from_millis(500);
     let next = is_quick(limit, async || client.members(&via).await);
     next.await.unwrap();
 }
 
 #[tokio::test]
-async fn skips_dead_member_and_names_it() {
+async fn skips_dead_member_and_reports_it() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
@@ -319,7 +319,7 @@ async fn reports_tls_and_authentication_errors() {
     );
 }
 
-/// Forwards a port of the IPv6 loopback to a member, like a pod in an IPv6 cluster.
+/// Forwards a port of the IPv6 loopback address to a member. A pod in an IPv6 cluster has such an address.
 async fn over_ipv6(url: &str) -> String {
     let target = url.trim_start_matches("http://").to_owned();
     let listener = tokio::net::TcpListener::bind("[::1]:0").await.unwrap();

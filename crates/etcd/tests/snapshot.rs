@@ -1,4 +1,4 @@
-//! The inspector against real databases, compared with `etcdutl snapshot status` of the same bytes.
+//! Compares the results of the inspector on real databases with `etcdutl snapshot status` of the same bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -47,7 +47,7 @@ async fn snapshot(etcd: &EtcdProcess) -> Vec<u8> {
     chunks.concat()
 }
 
-/// Compares one snapshot with the results of the tool and the server, as a whole and in chunks of many sizes.
+/// Compares the inspection of one snapshot with the tool and the server, as a whole and in chunks of many sizes.
 async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> Inspected {
     let before = EtcdClient::new(Access::default())
         .status(&etcd.client_url)
@@ -65,7 +65,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
-    // Reading only the pages on the path gives the same result.
+    // Reading only the pages on the path to the revisions gives the same result.
     let walked = Revisions::of_file(file.as_file()).unwrap();
     assert_eq!(
         (walked.revision, walked.compacted, walked.store_revision()),
@@ -76,7 +76,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
         "{whole:?} but the server reports {}",
         before.revision
     );
-    // Small chunks of large files take long and test nothing more than small chunks of small files.
+    // Small chunks of a large file would take long, and test nothing more than small chunks of a small file.
     let sizes: &[usize] = if bytes.len() < 1 << 20 {
         &[7, 33, 4096, 40_000]
     } else {
@@ -136,7 +136,7 @@ async fn many_databases(minor: &str, seed: u64) {
     let programs = Programs::find(minor);
     let rng = &mut StdRng::seed_from_u64(seed);
     for largest in [10, 900, 20_000, 600_000] {
-        // Only the content of the file matters here, not its durability.
+        // The test needs only the content of the file, not its durability.
         let start = Start {
             flags: vec!["--unsafe-no-fsync".to_owned()],
             ..Start::default()
@@ -148,7 +148,7 @@ async fn many_databases(minor: &str, seed: u64) {
             fill(&mut client, rng, puts, largest).await;
             agrees(&programs, &etcd, rng).await;
         }
-        // The last value has several overflow pages, then a small value follows.
+        // The large value has several overflow pages, and a small value follows.
         client
             .put("big", vec![b'_'; 1_400_000], None)
             .await
@@ -179,7 +179,7 @@ async fn revision_matches_etcdutl_3_7_for_many_databases() {
 }
 
 #[tokio::test]
-async fn compaction_revision_counts_after_newest_keys_are_deleted() {
+async fn compaction_revision_applies_after_newest_keys_are_deleted() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -192,13 +192,13 @@ async fn compaction_revision_counts_after_newest_keys_are_deleted() {
     assert_eq!(inspected.compacted, 3);
 }
 
-/// Pages that etcd writes during the transfer are in the file but not in the snapshot.
+/// Pages that etcd writes during the transfer are in the file, but do not belong to the snapshot.
 #[tokio::test]
 async fn concurrent_writes_do_not_raise_snapshot_revision() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
-    // Free pages for the writes during the snapshot.
+    // Creates free pages, which the writes during the snapshot use.
     for index in 0..3000 {
         client
             .put(format!("/k/{index}"), vec![b'v'; 8000], None)
@@ -238,7 +238,7 @@ async fn concurrent_writes_do_not_raise_snapshot_revision() {
     for _ in 0..4 {
         let before = port.status(&etcd.client_url).await.unwrap().revision;
         let stream = port.snapshot(&etcd.client_url).await.unwrap();
-        // Slow, so that etcd commits many times during the transfer.
+        // The snapshot is read slowly, so that etcd commits many times during the transfer.
         let mut chunks = stream.chunks;
         let mut bytes = Vec::new();
         while let Some(chunk) = chunks.try_next().await.unwrap() {
@@ -282,7 +282,7 @@ async fn reads_database_file_without_checksum() {
     assert!(!inspected.trailer);
 }
 
-/// Damaged bytes always give a result.
+/// An inspection of damaged bytes returns a result or an error, and never panics.
 #[tokio::test]
 async fn damaged_file_never_panics() {
     let programs = Programs::find("3.6");
@@ -291,13 +291,13 @@ async fn damaged_file_never_panics() {
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // No checksum, so that the damage reaches the pages.
+    // The checksum is left out, so that the damage reaches the parser of the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {
         let mut damaged = bytes.to_vec();
         for _ in 0..=round % 40 {
-            // Half of the damage hits page headers.
+            // Half of the damaged bytes are in page headers.
             let page = rng.random_range(0..damaged.len() / 4096) * 4096;
             let at = page + rng.random_range(0..if round % 2 == 0 { 64 } else { 4096 });
             damaged[at] = if round % 3 == 0 { 0xff } else { rng.random() };
@@ -309,7 +309,7 @@ async fn damaged_file_never_panics() {
     assert!((1..400).contains(&understood), "{understood}");
 }
 
-/// Invariant 12.
+/// Invariant 12: damage and truncation change the checksum.
 #[tokio::test]
 async fn invariant_12_detects_damage_and_truncation() {
     let programs = Programs::find("3.6");

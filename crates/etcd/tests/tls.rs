@@ -1,4 +1,4 @@
-//! Verification of server certificates: by the host name of the endpoint, and by the CA.
+//! Verification of the members' certificates: by the host name in the endpoint, and by the CA.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -25,8 +25,7 @@ fn authority() -> Authority {
     Authority { issuer, pem }
 }
 
-/// A listener that completes a TLS handshake with a certificate for this name, and nothing else. Returns its
-/// port.
+/// A listener that completes a TLS handshake with a certificate for this name, and does nothing else. Returns its port.
 async fn member(authority: &Authority, name: &str) -> u16 {
     let parameters = CertificateParams::new(vec![name.to_owned()]).unwrap();
     let key = KeyPair::generate().unwrap();
@@ -64,13 +63,13 @@ async fn answer(ca: &str, endpoint: &str) -> Error {
     client.status(endpoint).await.unwrap_err()
 }
 
-/// Invariant 20: at an IP address the client verifies the member's host name, and always the CA.
+/// Invariant 20: at an IP address, the client verifies the member's host name, and it always verifies the CA.
 #[tokio::test]
 async fn invariant_20_verifies_host_name_at_ip_address() {
     let (one, two) = (authority(), authority());
     let port = member(&one, "db-a.prod.svc").await;
     let address = format!("https://127.0.0.1:{port}");
-    // The handshake succeeds, the call gets no answer.
+    // The handshake succeeds, and the call gets no response.
     let good = answer(&one.pem, &format!("{address}#db-a.prod.svc")).await;
     assert!(!matches!(good, Error::Tls(_)), "{good:?}");
     for (ca, endpoint) in [

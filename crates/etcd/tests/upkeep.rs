@@ -1,4 +1,4 @@
-//! The client against real etcd processes: a full database, its repair, and alarms.
+//! The client against real etcd processes: a full database and its repair, and alarms.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use etcd::{Access, Alarm, AlarmKind, Error, Etcd, EtcdClient, MemberId};
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
 
 const MINORS: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
-/// Size of a value: an eighth of the quota.
+/// Size of a value in bytes: an eighth of the quota.
 const VALUE: usize = 1 << 20;
 
-/// Writes one key until etcd rejects the write; the history of the key fills the database.
+/// Writes one key until etcd rejects the write. The history of the key fills the database.
 async fn fill(url: &str) -> i64 {
     let mut client = Client::connect([url], None).await.unwrap();
     for _ in 0..100 {
@@ -49,9 +49,9 @@ async fn repairs_full_database() {
 
         client.compact(&via, revision).await.unwrap();
         client.compact(&via, revision - 1).await.unwrap();
-        // The next commit updates the size. A request for the alarms triggers a commit.
+        // etcd updates the size with its next commit. A request for the alarms triggers a commit.
         let begun = Instant::now();
-        // Not before 3.5: there only a write triggers a commit, and a full database rejects writes.
+        // etcd 3.4 is skipped: it commits only after a write, and a full database rejects writes.
         loop {
             if minor == "3.4" {
                 break;
@@ -80,7 +80,7 @@ async fn repairs_full_database() {
 }
 
 #[tokio::test]
-async fn list_stays_readable_during_corrupt_alarm() {
+async fn member_list_stays_readable_during_corrupt_alarm() {
     for minor in MINORS {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let (url, client) = (etcd.client_url.clone(), EtcdClient::new(Access::default()));

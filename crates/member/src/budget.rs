@@ -1,4 +1,4 @@
-//! The PodDisruptionBudget: an eviction never takes the voters below quorum.
+//! The PodDisruptionBudget of a cluster. It prevents evictions that would leave fewer voters than a quorum.
 
 use api::names;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
@@ -7,13 +7,14 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
 
-/// The quorum of `voters` voters.
+/// The number of voters that form a quorum of `voters` voters.
 pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// The budget that keeps `quorum` voters. Learners do not count, because losing a learner does not affect the quorum. A
-/// voter with the role label `busy` is temporarily removed from the client Service, but still votes.
+/// The budget that keeps `quorum` voters. It does not count learners, because the loss of a learner does not affect the
+/// quorum. It counts voters with the role label `busy`: they are temporarily removed from the client Service, but still
+/// vote.
 pub fn disruption_budget(members: &Members<'_>, quorum: usize) -> PodDisruptionBudget {
     let by_role = LabelSelectorRequirement {
         key: names::LABEL_ROLE.to_owned(),
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
     use crate::fixture::Fixture;
 
-    /// Invariant 3.
+    /// Invariant 3: the budget equals the quorum of each cluster size.
     #[test]
     fn budget_keeps_quorum_of_voters() {
         for (voters, kept) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {

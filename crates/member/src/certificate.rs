@@ -1,6 +1,6 @@
 //! Parses X.509 certificates into plain data: validity, names, issuer, public key.
 //!
-//! Pure. Parsing verifies nothing: rustls verifies chains.
+//! Pure. Parsing does not verify a certificate. rustls verifies the chains.
 
 #![expect(
     clippy::redundant_closure_for_method_calls,
@@ -16,12 +16,12 @@ use sha2::{Digest, Sha256};
 use yasna::models::ObjectIdentifier;
 use yasna::{ASN1Error, ASN1ErrorKind, ASN1Result, BERReader, BERReaderSeq, Tag, parse_der};
 
-/// Object identifiers: commonName, and the extensions subjectAltName and basicConstraints.
+/// Object identifiers of commonName, and of the extensions subjectAltName and basicConstraints.
 const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
 const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
 
-/// The reason why a text is not a certificate. The message quotes no part of the text (invariant 14).
+/// Why a text is not a certificate. The message contains no part of the text (invariant 14).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The text has no PEM block of type CERTIFICATE.
@@ -42,13 +42,13 @@ pub struct Certificate {
     pub not_before: Timestamp,
     /// End of the validity.
     pub not_after: Timestamp,
-    /// Common name of the subject; empty if the subject has none.
+    /// Common name of the subject. Empty if the subject has none.
     pub common_name: String,
     /// DNS names of the subjectAltName extension, in lower case.
     pub dns_names: Vec<String>,
     /// IP addresses of the subjectAltName extension.
     pub addresses: Vec<IpAddr>,
-    /// True for the certificate of a certificate authority (CA).
+    /// Whether this is the certificate of a certificate authority (CA).
     pub is_authority: bool,
     /// Serial number, in hexadecimal.
     pub serial: String,
@@ -64,10 +64,11 @@ pub struct Certificate {
     pub der: CertificateDer<'static>,
 }
 
-/// All certificates of a PEM text, in their order: a leaf with its intermediate certificates, or a trust bundle.
+/// All certificates in a PEM text, in their order. The text is a leaf with its intermediate certificates, or a trust
+/// bundle.
 ///
 /// # Errors
-/// If the text has no certificate, or a block cannot be parsed.
+/// Fails if the text contains no certificate, or a block that cannot be parsed.
 pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Unreadable> {
     let blocks: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let blocks = blocks.map_err(|_| Unreadable::Pem)?;
@@ -81,7 +82,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Unreadable> {
 }
 
 impl Certificate {
-    /// Parses one certificate; `None` if it is not X.509.
+    /// Parses one certificate. `None` if it is not an X.509 certificate.
     pub fn read(der: CertificateDer<'static>) -> Option<Self> {
         let fields = parse_der(&der, |reader| {
             reader.read_sequence(|reader| {
@@ -99,7 +100,8 @@ impl Certificate {
         })
     }
 
-    /// True if the certificate covers this host: a DNS name, where `*` matches exactly one label, or an IP address.
+    /// Whether the certificate covers this host. `host` is an IP address or a DNS name. A `*` in the certificate
+    /// matches exactly one label.
     pub fn covers(&self, host: &str) -> bool {
         if let Ok(address) = host.parse::<IpAddr>() {
             return self.addresses.contains(&address);
@@ -112,8 +114,8 @@ impl Certificate {
         })
     }
 
-    /// Identity of an authority, in sixteen hexadecimal digits: a hash of its subject and public key. A reissued
-    /// authority with the same subject and key verifies the same certificates, so it has the same identity.
+    /// The identity of an authority: a hash of its subject and public key, in sixteen hexadecimal digits. A reissued
+    /// authority with the same subject and key has the same identity, because it verifies the same certificates.
     pub fn identity(&self) -> String {
         let mut hasher = Sha256::new();
         hasher.update(&self.subject);
@@ -121,7 +123,7 @@ impl Certificate {
         hex::encode(hasher.finalize()).chars().take(16).collect()
     }
 
-    /// True if `now` is within the validity of the certificate.
+    /// Whether the certificate is valid at the time `now`.
     pub fn is_valid_at(&self, now: Timestamp) -> bool {
         self.not_before <= now && now <= self.not_after
     }
@@ -165,7 +167,7 @@ fn to_be_signed(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {
     Ok(certificate)
 }
 
-/// Reads a UTCTime or GeneralizedTime. A time beyond the range of `Timestamp` becomes `Timestamp::MAX`.
+/// Reads a UTCTime or GeneralizedTime. A time after the range of `Timestamp` becomes `Timestamp::MAX`.
 fn time(reader: BERReader<'_, '_>) -> ASN1Result<Timestamp> {
     let tag = reader.lookahead_tag()?;
     let seconds = if tag == yasna::tags::TAG_UTCTIME {
@@ -222,7 +224,8 @@ fn address(bytes: &[u8]) -> ASN1Result<IpAddr> {
     }
 }
 
-/// The common name of a distinguished name as UTF-8, with invalid bytes replaced; empty if there is none.
+/// The common name in a distinguished name, as UTF-8. Invalid bytes are replaced. Empty if the name contains no common
+/// name.
 fn common_name(name: &[u8]) -> String {
     let mut found = String::new();
     let read = parse_der(name, |reader| {

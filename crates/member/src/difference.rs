@@ -1,11 +1,11 @@
-//! Compares a running pod with the spec. Labels and annotations change in place. CPU and memory change through the
-//! subresource `resize`. Every other change needs a new pod.
+//! Compares a running pod with the spec. Labels and annotations change in place. CPU and memory change in place through
+//! the subresource `resize`. Every other change requires a new pod.
 //!
-//! Pure. Each pod has annotations with the spec that it was created for: a hash of the fields that need a new pod
-//! ([`spec_hash`]), and a copy of the fields that change in place. The comparison is between specs, not between a built
-//! pod and a running pod. So these are no differences: values set by the API server, a webhook or the kubelet; pods of
-//! an operator release that builds them differently; the flags of a member's first start. The image is not compared
-//! here.
+//! Pure. The annotations of a pod record the spec for which it was created: a hash of the fields that require a new pod
+//! ([`spec_hash`]), and a copy of the fields that change in place. The comparison is between the recorded and the
+//! current spec, and not between a built pod and a running pod. So these deviations are not differences: values that
+//! the API server, a webhook or the kubelet has set, pods of an operator release that builds them differently, and the
+//! flags of a member's first start. The image is compared elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use super::hash::{is_resizable, without_empty};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
-/// Annotation with the applied values of the fields that change in place. On a pod: labels, annotations, CPU and
-/// memory. After a key was removed from the spec, the operator reads from this annotation that it must remove the key.
+/// Annotation with the applied values of the fields that change in place. On a pod, these are labels, annotations, CPU
+/// and memory. If a key is removed from the spec, this annotation tells the operator to remove the key from the object.
 pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said";
-/// Annotation with the CPU and memory for which the API server rejected an in-place resize of the pod.
+/// Annotation with the CPU and memory for which the API server has rejected an in-place resize of the pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
 
 /// The differences between a pod and the spec, each with its remedy. Empty if the pod matches the spec.
@@ -30,23 +30,23 @@ const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused
 pub struct Difference {
     /// Labels and annotations to change in place, without a restart.
     pub metadata: Option<MetadataPatch>,
-    /// CPU and memory to change in place, if the API server and the node allow it. Never set together with
-    /// [`Difference::pod`].
+    /// CPU and memory to change in place. The API server and the node may still reject the change. `None` whenever
+    /// [`Difference::pod`] is set.
     pub resources: Option<ResourcesPatch>,
-    /// The reason why the pod must be replaced.
+    /// Why the pod must be replaced. `None` if it can remain.
     pub pod: Option<String>,
-    /// A resize that the node has not completed.
+    /// A resize that the node has not completed yet.
     pub resizing: Option<Resizing>,
 }
 
 impl Difference {
-    /// True if nothing differs that concerns the containers of the pod.
+    /// Whether the containers of the pod match the spec. Labels and annotations may still differ.
     pub fn is_settled(&self) -> bool {
         self.resources.is_none() && self.pod.is_none() && self.resizing.is_none()
     }
 }
 
-/// Labels and annotations to set. `None` removes the key.
+/// Labels and annotations to set. The value `None` removes the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataPatch {
     /// Labels by key.
@@ -58,24 +58,24 @@ pub struct MetadataPatch {
 /// A resize that the node has not completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resizing {
-    /// True if the node must first free resources, which can take any time.
+    /// Whether the node must first free resources. The wait for them has no time limit.
     pub deferred: bool,
-    /// Message of the kubelet.
+    /// The message of the kubelet.
     pub message: String,
 }
 
-/// CPU and memory to set.
+/// The CPU and memory to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourcesPatch {
-    /// Patch of the etcd container's `resources`; `null` removes a value.
+    /// The patch for the `resources` of the etcd container. `null` removes a value.
     pub resources: Value,
-    /// Annotations to set after the API server accepted the resize.
+    /// Annotations to set if the API server accepts the resize.
     pub taken: BTreeMap<String, Option<String>>,
-    /// Annotations to set after the API server rejected the resize permanently.
+    /// Annotations to set if the API server rejects the resize permanently.
     pub refused: BTreeMap<String, Option<String>>,
 }
 
-/// The part of the spec that changes in place.
+/// The fields of the spec that change in place.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct AppliedSpec {
@@ -111,7 +111,7 @@ impl AppliedSpec {
     }
 }
 
-/// The annotations with the spec that a pod is created for.
+/// The annotations that record the spec for which a pod is created.
 pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
     [
         (names::ANNOTATION_TLS.to_owned(), tls(spec)),
@@ -123,19 +123,20 @@ pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
     ]
 }
 
-/// The image and the version that a pod was created for, from its annotations.
+/// The image and the version for which a pod was created, from its annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// The image of the annotation. If the annotation is missing or its tag differs, the image of the container.
+    /// The image in the annotation. If the annotation is missing, or its tag differs from that of the container, the
+    /// image of the container.
     pub image: String,
-    /// The version, if known.
+    /// The version. `None` if unknown.
     pub version: Option<String>,
 }
 
 impl Notes {
-    /// Reads the annotations of a pod. A webhook may have replaced the registry in the image of the container; the
-    /// annotation keeps the requested image. If the tags of annotation and container differ, the annotation was changed
-    /// by hand, and the image of the container is used.
+    /// Reads the annotations of a pod. The annotation contains the requested image, even if a webhook has replaced the
+    /// registry in the image of the container. If the tags of the annotation and the container differ, a user has
+    /// changed the annotation, and the image of the container is used.
     pub fn of(pod: &Pod) -> Self {
         let image = image(pod);
         let version = annotation(pod, names::ANNOTATION_VERSION).cloned();
@@ -160,7 +161,7 @@ impl Notes {
         }
     }
 
-    /// The annotations that are missing or wrong, with their values.
+    /// The annotations that are missing or wrong, with the correct values.
     fn missing(&self, pod: &Pod) -> BTreeMap<String, Option<String>> {
         let version = self.version.clone();
         let notes = [
@@ -183,23 +184,23 @@ fn image(pod: &Pod) -> String {
     etcd.and_then(|one| one.image.clone()).unwrap_or_default()
 }
 
-/// The tag of an image; `None` for an image with only a digest.
+/// The tag of an image. `None` if the image has no tag.
 fn tag(image: &str) -> Option<&str> {
     let name = image.split('@').next()?.rsplit('/').next()?;
     name.split_once(':').map(|(_, tag)| tag)
 }
 
-/// The TLS settings that a pod is started with, in the form of its annotation.
+/// The TLS settings with which a pod is started, formatted for its annotation.
 fn tls(spec: &EtcdClusterSpec) -> String {
     serde_json::to_string(&spec.tls).unwrap_or_default()
 }
 
-/// The recorded [`spec_hash`] of the spec that a pod was created for. `None` if another operator created the pod.
+/// The recorded [`spec_hash`] of the spec for which a pod was created. `None` if another operator created the pod.
 pub fn recorded_hash(pod: &Pod) -> Option<String> {
     annotation(pod, ANNOTATION_SPEC_HASH).cloned()
 }
 
-/// Compares a pod, as read from the API server, with the current spec.
+/// Compares a pod from the API server with the current spec.
 pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     let desired = AppliedSpec::of(spec);
     let recorded = recorded_hash(pod);
@@ -209,7 +210,7 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     let metadata = metadata(&desired, before.as_ref(), tls, pod);
     if !is_same {
         let why = if recorded.is_none() {
-            "its pod was made by another operator"
+            "its pod was created by another operator"
         } else {
             "spec.pod, spec.etcd, spec.memberAddress or spec.TLS changed after its pod was created"
         };
@@ -237,7 +238,8 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // `tls` is set only if the hashes are equal. Then a different annotation was changed by hand, and needs no new pod.
+    // `tls` is set only if the hashes are equal. So if the annotation differs, a user has changed it, and the pod need
+    // not be replaced.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -256,7 +258,7 @@ fn metadata(
         removed.chain(set).collect::<BTreeMap<_, _>>()
     };
     let mut annotations = change(&desired.annotations, &known.annotations);
-    // This patch does not change the CPU and memory that were applied.
+    // This patch changes only metadata, so the recorded CPU and memory remain.
     let applied = AppliedSpec {
         resources: known.resources.clone(),
         ..desired.clone()
@@ -309,7 +311,7 @@ fn resources(
     });
 }
 
-/// A resize that the kubelet has not completed (conditions `PodResizePending` and `PodResizeInProgress`).
+/// A resize that the kubelet has not completed, from the conditions `PodResizePending` and `PodResizeInProgress`.
 enum Resize {
     Infeasible(String),
     Pending(Resizing),
@@ -343,7 +345,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             message,
         })
     };
-    // Since Kubernetes 1.33, a pod has a generation, and the kubelet reports the generation that it has observed.
+    // Since Kubernetes 1.33, a pod has a generation. The kubelet reports the generation that it has observed.
     let seen = pod.status.as_ref()?.observed_generation;
     let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
     if unseen {
@@ -354,7 +356,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
     condition("PodResizeInProgress").map(|one| in_progress(message(one)))
 }
 
-/// CPU and memory of the resources. Other resources do not change in place and are part of the hash.
+/// The CPU and memory in the resources. Other resources do not change in place. They are a part of the hash.
 fn resizable(resources: &ResourceRequirements) -> Value {
     let pick = |side: &Option<BTreeMap<String, _>>| {
         let all = side.iter().flatten();
@@ -372,7 +374,7 @@ fn resizable(resources: &ResourceRequirements) -> Value {
     }
 }
 
-/// The patch from the applied to the desired resources. A limit is also the default of the request, as in Kubernetes.
+/// The patch from the applied to the desired resources. As in Kubernetes, a request that is not set equals its limit.
 fn patch(applied: &Value, desired: &Value) -> Value {
     let part = |of: &Value, side: &str| of[side].as_object().cloned().unwrap_or_default();
     let requests = |of: &Value| {

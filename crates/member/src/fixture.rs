@@ -1,4 +1,4 @@
-//! Specs and members for the tests of the builders. The names of cluster and members differ, so that tests detect
+//! Specs and members for tests of the builders. The cluster and its members have different names, so a test detects
 //! swapped names.
 
 use api::cluster::EtcdClusterSpec;

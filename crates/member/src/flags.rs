@@ -1,6 +1,6 @@
-//! The command line of etcd, by version.
+//! The command line of etcd for each version.
 //!
-//! Source of the flag names: etcd 3.5.35, 3.6.16 and 3.7.3.
+//! The flag names come from etcd 3.5.35, 3.6.16 and 3.7.3.
 
 use api::cluster::{EtcdOptions, TlsPolicy};
 use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT};
@@ -8,13 +8,13 @@ use api::version::EtcdVersion;
 
 use super::{Member, Members, Start, initial_cluster_of_names};
 
-/// Maximum number of concurrent learners, from etcd 3.6 on. The value is the size of the largest cluster, because
-/// changing the flag would need a restart of every member.
+/// Maximum number of concurrent learners in etcd 3.6 and later. The value is the size of the largest cluster, because a
+/// change of the flag would require a restart of every member.
 pub const MAX_LEARNERS: u8 = 7;
-/// The environment variable for this limit: etcd also reads its flags from the environment.
+/// The environment variable for this limit. etcd reads its flags also from the environment.
 pub const VARIABLE_MAX_LEARNERS: &str = "ETCD_MAX_LEARNERS";
 
-/// The arguments of the etcd container, without the program itself.
+/// The arguments of the etcd container. The program itself is not included.
 pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let addresses = members.addresses();
     let name = member.name;
@@ -22,7 +22,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // For 0.0.0.0, Go also listens on IPv6 if the system supports it.
+        // For the address 0.0.0.0, Go also listens on IPv6 if the system supports IPv6.
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
@@ -48,8 +48,8 @@ fn peer_listeners(members: &Members<'_>) -> String {
     urls.collect::<Vec<_>>().join(",")
 }
 
-/// Plain text and TLS can share one port: etcd distinguishes them by the first bytes of a connection (`serve` in its
-/// `server/embed/serve.go`).
+/// The listen URLs for clients. Plain text and TLS can share one port, because etcd distinguishes them by the first
+/// bytes of a connection (`serve` in its `server/embed/serve.go`).
 fn client_listeners(members: &Members<'_>) -> String {
     let url = |tls| format!("{}://0.0.0.0:{CLIENT_PORT}", scheme(tls));
     match &members.spec.tls {
@@ -63,7 +63,7 @@ fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let (state, initial_cluster) = match &member.start {
         Start::Bootstrap { members: first } => ("new", initial_cluster_of_names(members, first)),
         Start::Join { initial_cluster } => ("existing", initial_cluster.clone()),
-        // Invariant 6: an empty member that is alone in its list fails to start.
+        // Invariant 6: a member without data, whose list contains only itself, fails to start.
         Start::OnDisk => (
             "existing",
             initial_cluster_of_names(members, &[member.name.to_owned()]),
@@ -84,14 +84,14 @@ fn version_arguments(version: &EtcdVersion) -> Vec<String> {
         ));
     }
     if version.minor() == (3, 4) {
-        // Both are the default from 3.5 on.
+        // Both settings are the default in etcd 3.5 and later.
         arguments.push("--pre-vote=true".to_owned());
         arguments.push("--logger=zap".to_owned());
     }
     arguments
 }
 
-/// `--listen-metrics-urls` exists from 3.3 on.
+/// Whether etcd has the flag `--listen-metrics-urls`, which exists since 3.3.
 pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
@@ -101,8 +101,8 @@ fn option_arguments(options: &EtcdOptions) -> impl Iterator<Item = String> {
     flags.map(|option| format!("--{}={}", option.flag, option.value))
 }
 
-/// The user's own flags. Validation rejects flags that the operator owns, but an object stored before that rule existed
-/// may have them. Such flags are left out here.
+/// The user's own flags. Validation rejects flags that the operator owns, but an older object may contain such a flag.
+/// The flag is then left out here.
 fn extra_arguments(members: &Members<'_>) -> Vec<String> {
     let extra = members
         .spec
@@ -161,7 +161,7 @@ mod tests {
         assert!(has(&arguments, "--initial-cluster-state=existing"));
     }
 
-    /// Invariant 6: without its data, such a member finds no cluster to join and does not start.
+    /// Invariant 6: without its data, such a member finds no cluster to join, and does not start.
     #[test]
     fn restarted_member_lists_only_itself() {
         let arguments = Fixture::default().start(Start::OnDisk).arguments();
@@ -180,8 +180,8 @@ mod tests {
         assert!(has(&arguments, url), "{arguments:?}");
     }
 
-    /// Go binds the unspecified IPv4 address to both IP families, and on a system without IPv4 to IPv6 only
-    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names, not the IP addresses of pods. So the
+    /// Go binds the unspecified IPv4 address to both IP families, and on a system without IPv4 only to IPv6
+    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names instead of pod IP addresses. So the
     /// same arguments work with IPv4, IPv6 and dual stack.
     #[test]
     fn arguments_work_with_both_ip_families() {
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn flags_depend_on_version() {
-        // (version, pre-vote, metrics listener)
+        // The columns are the version, pre-vote, and the metrics listener.
         for (version, pre_vote, metrics) in [
             ("3.2.13", false, false),
             ("3.4.37", true, true),
@@ -255,7 +255,7 @@ mod tests {
         assert!(!has(&arguments, "--name=other"));
     }
 
-    /// Invariant 23.
+    /// Invariant 23: a member listens where it is dialed, in every stage.
     #[test]
     fn listeners_and_advertised_urls_follow_tls_stage() {
         let with = |stage: &str, accepts: bool| {

@@ -1,9 +1,9 @@
 //! A hash of the spec. A running pod is replaced if its recorded hash differs from the hash of the spec.
 //!
 //! The input is the spec, not the built pod. So a release of the operator that builds pods differently restarts no
-//! members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release, and a
-//! test pins two hashes. A release that must hash other fields uses a new form number, and continues to recognize the
-//! older forms.
+//! members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release, which
+//! a test with two fixed hashes checks. A release that must hash other fields uses a new form number, and still
+//! recognizes the older forms.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use api::cluster::{EtcdClusterSpec, TlsPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Prefix of the hash: the form number.
+/// Prefix of the hash, with the form number.
 const FORM: &str = "1-";
 
-/// The hash of the spec: the form number and sixteen hexadecimal digits. The input is limited to fields that cannot
-/// change without a new pod. The image and the version are compared separately. Volumes change without their pod.
-/// Labels, annotations, CPU and memory change in place (`difference`).
+/// The hash of the spec: the form number, and sixteen hexadecimal digits. It covers only fields whose change requires a
+/// new pod. Image and version are compared separately, and volumes change without a new pod. Labels, annotations, CPU
+/// and memory change in place (`difference`).
 pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     let mut pod = spec.pod.clone().unwrap_or_default();
     pod.persistent_volume_claim_spec = None;
@@ -58,7 +58,7 @@ fn digest(value: Value) -> String {
     hex::encode(&digest[..8])
 }
 
-/// Removes empty fields, so that an absent field and an empty field are equal, and sorts fields by name.
+/// Removes empty fields and sorts fields by name, so that a missing field and an empty field are equal.
 pub(super) fn without_empty(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -82,7 +82,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Kubernetes can change these two in a running container.
+/// Whether Kubernetes can change the resource in a running container.
 pub(super) fn is_resizable(resource: &str) -> bool {
     matches!(resource, "cpu" | "memory")
 }
@@ -101,7 +101,7 @@ mod tests {
             "extraArgs":["--log-level=debug"],"terminationGracePeriodSeconds":20,"priorityClassName":"high"}}"#;
 
     /// A release that changes one of these hashes restarts the members of all clusters. Use a new form number instead,
-    /// and recognize this one.
+    /// and recognize this form too.
     #[test]
     fn spec_hash_is_stable_across_releases() {
         assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");

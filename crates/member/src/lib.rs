@@ -46,7 +46,7 @@ pub use services::{
 };
 pub use volume::volume_claim;
 
-/// Annotation with a hash of the parts of the spec that concern pods. If the hash of a pod differs from [`spec_hash`],
+/// Annotation with a hash of the fields of the spec that affect pods. If the hash of a pod differs from [`spec_hash`],
 /// the pod was created for another spec.
 pub const ANNOTATION_SPEC_HASH: &str = "etcd.database.coreos.com/spec-hash";
 
@@ -59,16 +59,16 @@ pub struct Members<'a> {
     pub namespace: &'a str,
     /// Spec of the EtcdCluster.
     pub spec: &'a EtcdClusterSpec,
-    /// Owner reference for garbage collection. `None` only for an EtcdCluster that was not read from an API server.
+    /// Owner reference for garbage collection. `None` only for an EtcdCluster that does not come from an API server.
     pub owner: Option<OwnerReference>,
-    /// Token of the recorded bootstrap.
+    /// The token of the recorded bootstrap.
     pub token: &'a str,
-    /// The cluster ID, if recorded.
+    /// The recorded cluster ID. `None` if none is recorded.
     pub cluster_id: Option<&'a str>,
 }
 
 impl<'a> Members<'a> {
-    /// The members of an EtcdCluster as read from the API server.
+    /// The members of an EtcdCluster that was read from the API server.
     pub fn of(
         cluster: &'a EtcdCluster,
         namespace: &'a str,
@@ -85,7 +85,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The rule for the addresses of members.
+    /// How addresses of members are built.
     pub fn addresses(&self) -> Addresses {
         let tls = self.spec.tls.as_ref();
         Addresses {
@@ -94,12 +94,12 @@ impl<'a> Members<'a> {
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
             peer_tls: peers_of(tls).usual().0,
-            // While members accept TLS and plaintext, the `http` URL works for every client.
+            // While members accept TLS and plain text, the `http` URL works for every client.
             client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
     }
 
-    /// The stage of TLS between members.
+    /// The TLS stage of the traffic between members.
     pub fn peers(&self) -> PeerStage {
         peers_of(self.spec.tls.as_ref())
     }
@@ -114,8 +114,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The annotations of pods and PVCs that identify their cluster, even if the EtcdCluster was recreated without its
-    /// status.
+    /// The annotations that identify the cluster of a pod or PVC. They are needed if the EtcdCluster is created again
+    /// and its status is lost.
     fn identity_annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::from([(
             names::ANNOTATION_CLUSTER_TOKEN.to_owned(),
@@ -135,16 +135,16 @@ pub struct Member<'a> {
     pub name: &'a str,
     /// The etcd version to run.
     pub version: &'a EtcdVersion,
-    /// Value of the role label, which changes when the member is promoted.
+    /// The value of the role label. It changes when the member is promoted.
     pub role: Role,
-    /// The cluster that etcd starts in.
+    /// How etcd starts.
     pub start: Start,
 }
 
-/// Role of a member in the quorum.
+/// The role of a member in the quorum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The member votes, and the PodDisruptionBudget counts it.
+    /// The member votes. The PodDisruptionBudget counts it.
     Voter,
     /// The member does not vote yet.
     Learner,
@@ -163,31 +163,31 @@ impl Role {
 /// The initial cluster in the flags of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// A first member: state `new`, with the names of all first members. Only within the recorded bootstrap
-    /// (invariant 6). If the disk has data, etcd continues with that data.
+    /// One of the first members. State `new`, with the names of all first members. Used only within the recorded
+    /// bootstrap (invariant 6). If the disk has data, etcd continues with that data.
     Bootstrap {
         /// The names of all first members, including this one.
         members: Vec<String>,
     },
-    /// A member that was added and has never run: state `existing`, with [`initial_cluster`] of the member list that
-    /// the addition returned.
+    /// A member that was added and has never run. State `existing`, with the [`initial_cluster`] of the member list
+    /// that the addition has returned.
     Join {
         /// `name=peer-url,...` of all members, including this one.
         initial_cluster: String,
     },
-    /// A member that ran before and gets a new pod on its disk: state `existing`, with no other member in the list.
-    /// With its data, etcd needs no list. Without its data, etcd finds no member to contact and fails to start, instead
-    /// of starting empty under its old ID (invariant 6).
+    /// A member that has run before, and gets a new pod on its disk. State `existing`, with only itself in the list. If
+    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start. So
+    /// it does not start empty under its old ID (invariant 6).
     OnDisk,
 }
 
-/// The value of `--initial-cluster` for the member `joining`, which has no name in `members` yet.
+/// The value of `--initial-cluster` for the member `joining`. This member has no name in `members` yet.
 pub fn initial_cluster(members: &[etcd::Member], joining: &str) -> String {
     let mut parts = Vec::new();
     for member in members {
         for url in &member.peer_urls {
             let known = Some(member.name.as_str()).filter(|name| !name.is_empty());
-            // A member that has not started has no name in the list; its URL contains the name.
+            // A member that has not started has no name in the list, but its URL contains the name.
             let name = known
                 .or_else(|| names::member_of_url(url))
                 .unwrap_or(joining);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn initial_cluster_takes_names_of_unstarted_members_from_urls() {
+    fn initial_cluster_reads_names_of_unstarted_members_from_urls() {
         let members = [
             entry(1, "db-aaaaaaaaaa", "http://db-aaaaaaaaaa.prod.svc:2380"),
             entry(2, "", "http://db-bbbbbbbbbb.prod.svc:2380"),

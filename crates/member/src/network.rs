@@ -1,5 +1,5 @@
-//! The NetworkPolicy of a cluster: the peers that may connect to its members. Some network plugins do not enforce
-//! policies.
+//! The NetworkPolicy of a cluster. It says who may connect to the members. Some network plugins do not enforce
+//! NetworkPolicies.
 
 use std::collections::BTreeMap;
 
@@ -14,26 +14,26 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
 
-/// Label that Kubernetes sets on each namespace, with the name of the namespace.
+/// Label of each namespace with its name. Kubernetes sets this label.
 const NAMESPACE: &str = "kubernetes.io/metadata.name";
 
-/// Labels of the pods that write backups to a PVC. They run in the namespace of the cluster.
+/// Labels of the pods that write backups to a PVC. These pods run in the namespace of the cluster.
 pub const BACKUP_POD_LABELS: [(&str, &str); 2] = [
     ("app.kubernetes.io/name", "etcd-backup"),
     ("app.kubernetes.io/managed-by", names::MANAGER_BACKUP),
 ];
 
-/// The pods of the three operators.
+/// How the policy selects the pods of the three operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Operators {
     /// Namespace of the operators.
     pub namespace: String,
-    /// Labels of their pods. Empty means every pod in that namespace.
+    /// Labels of the operators' pods. Empty means every pod in that namespace.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Builds the policy. The policy restricts only ingress, so a seed can fetch its data. Probes of the kubelet come from
-/// the pod's own node, which Kubernetes always allows.
+/// Builds the policy. It restricts only ingress, so that a seed can fetch its data. Probes of the kubelet are allowed:
+/// they come from the node of the pod, which Kubernetes always allows.
 pub fn network_policy(
     members: &Members<'_>,
     access: &NetworkAccess,
@@ -58,7 +58,7 @@ pub fn network_policy(
         });
         clients.extend(access.clients.iter().cloned());
     }
-    // The operators check the health of members that do not serve clients yet.
+    // The operators check the health of members that do not serve clients yet, so they may connect to the metrics port.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()
@@ -101,7 +101,7 @@ fn selector(labels: BTreeMap<String, String>) -> LabelSelector {
     }
 }
 
-/// Without `from`, the rule allows all sources.
+/// A rule for one port. Without `from`, it allows every source.
 fn rule(port: u16, from: Option<Vec<NetworkPolicyPeer>>) -> NetworkPolicyIngressRule {
     NetworkPolicyIngressRule {
         from,
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_and_clients_reach_only_the_client_port() {
+    fn network_policy_opens_only_client_port_to_clients() {
         let team = json!({ "namespaceSelector": { "matchLabels": { "team": "a" } } });
         let policy = built(&json!({ "clients": [team] }));
         let (spec, sources) = (&policy["spec"], |port: i64| {
@@ -155,7 +155,7 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        // Without this rule, a pod that writes a backup to a PVC could not read the cluster.
+        // Without this rule, a pod that writes a backup to a PVC could not connect to the cluster.
         let backup_pod = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn all_pods_of_namespace_are_clients_by_default() {
+    fn network_policy_admits_all_pods_of_namespace_by_default() {
         let policy = built(&json!({}));
         let from = policy["spec"]["ingress"][1]["from"]
             .as_array()
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_can_be_restricted_to_collectors() {
+    fn network_policy_restricts_metrics_to_collectors() {
         let metrics = json!([{ "namespaceSelector": { "matchLabels": { "team": "watch" } } }]);
         let policy = built(&json!({ "metrics": metrics }));
         let from = policy["spec"]["ingress"][2]["from"].as_array().unwrap();

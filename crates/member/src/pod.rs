@@ -1,4 +1,4 @@
-//! The pod of a member: one etcd container with one data volume, conforming to the restricted pod security standard.
+//! The pod of a member: one etcd container with one data volume. It conforms to the restricted pod security standard.
 
 pub(crate) mod tls;
 
@@ -19,11 +19,11 @@ use super::{
     MAX_LEARNERS, Member, Members, VARIABLE_MAX_LEARNERS, difference, etcd_arguments, probe,
 };
 
-/// UID and GID of the containers in a member's pod.
+/// User ID and group ID of the containers in a member's pod.
 pub const USER: i64 = 65532;
 const PROGRAM: &str = "/usr/local/bin/etcd";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
-/// Time for which pods tolerate a lost node by default (admission plugin `DefaultTolerationSeconds`).
+/// How long pods tolerate a lost node by default (admission plugin `DefaultTolerationSeconds`).
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
@@ -47,7 +47,7 @@ fn labels(
     member: &Member<'_>,
     policy: &PodPolicy,
 ) -> BTreeMap<String, String> {
-    // The operator's own labels take precedence: Services and the PodDisruptionBudget select by them.
+    // The operator's own labels take precedence, because Services and the PodDisruptionBudget select by them.
     let mut labels = policy.labels.clone();
     labels.extend(names::member_labels(members.cluster, member.name));
     labels.insert(names::LABEL_ROLE.to_owned(), member.role.label().to_owned());
@@ -86,8 +86,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         subdomain: Some(names::headless_service(members.cluster)),
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
-        // Service links would add variables for each Service of the namespace, and etcd reads variables with the prefix
-        // ETCD_.
+        // Service links would add environment variables for each Service in the namespace. etcd would read those with
+        // the prefix ETCD_ as flags.
         enable_service_links: Some(false),
         containers,
         init_containers: (!policy.init_containers.is_empty())
@@ -128,7 +128,8 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(members, member.version)),
-        // The last log lines distinguish a damaged disk from an invalid setting, and the operator reads no logs.
+        // The operator reads no logs. The last log lines in the termination message distinguish a damaged disk from an
+        // invalid setting.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(
@@ -142,9 +143,9 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// The limit of learners is a variable and not a flag. etcd fails to start with an unknown flag, but only logs an
-/// unknown variable. Flags and variables of a running pod cannot change, but its image can. With the variable, the
-/// image can change to an older and to a newer release.
+/// The environment of the etcd container. The limit of learners is a variable instead of a flag: etcd does not start
+/// with an unknown flag, but only logs an unknown variable. The image of a running pod can change, but its flags and
+/// variables cannot. With a variable, the image can change to releases with and without this setting.
 fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
     let variable = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
@@ -161,20 +162,20 @@ fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) ->
     owned.chain(users).collect()
 }
 
-/// True if a variable of `spec.pod.etcdEnv` is set in the pod. Validation rejects variables of flags that the operator
-/// owns, but an object stored before that rule existed may have them. `ETCD_FORCE_NEW_CLUSTER` alone can destroy a
-/// cluster. A variable is also left out if its flag is on the command line, because etcd does not start with both
-/// (`verifyEnv` in its `pkg/flags`).
+/// Whether a variable of `spec.pod.etcdEnv` is set in the pod. Validation rejects variables of flags that the operator
+/// owns, but an older object may contain one. For example, `ETCD_FORCE_NEW_CLUSTER` alone can destroy a cluster. A
+/// variable is also left out if its flag is on the command line, because etcd does not start with both (`verifyEnv` in
+/// its `pkg/flags`).
 fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
     let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
     refused_variable(variable).is_none() && !flag_of_env(variable).is_some_and(given)
 }
 
-/// The variable that makes etcd report `NOT_SERVING` in gRPC health checks (`grpc.health.v1`) during a defragmentation,
-/// so that clients switch to another member. The setting is a flag up to 3.6
-/// (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since 3.5.14) and a feature gate from 3.6 on. 3.6 does not
-/// start with both, and no release starts with a variable and its flag (`verifyEnv` in etcd's `pkg/flags`). So the
-/// variable is left out if the user sets the flag or the gate.
+/// The variable that makes etcd report `NOT_SERVING` in gRPC health checks (`grpc.health.v1`) during a defragmentation.
+/// Clients then switch to another member. Before 3.6 the setting is a flag
+/// (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since 3.5.14). Since 3.6 it is a feature gate. etcd 3.6 does
+/// not start with both the flag and the gate, and no release starts with both a variable and its flag (`verifyEnv` in
+/// etcd's `pkg/flags`). So the variable is left out if the user sets the flag or the gate.
 fn stop_grpc_on_defragmentation(
     member: &Member<'_>,
     policy: &PodPolicy,
@@ -208,7 +209,7 @@ fn port(name: &str, number: u16) -> ContainerPort {
     }
 }
 
-/// The mount of the data volume, equal in every container that needs it.
+/// The mount of the data volume. It is the same in every container that needs the data.
 pub fn data_mount() -> VolumeMount {
     VolumeMount {
         name: names::VOLUME_DATA.to_owned(),
@@ -234,7 +235,7 @@ fn data_volume(member: &str, policy: &PodPolicy) -> Volume {
     }
 }
 
-/// Default security context of the pod: the restricted profile, with a group that owns the disk.
+/// Default security context of the pod: the restricted profile, and a group that may write to the volume.
 pub fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
@@ -263,7 +264,7 @@ pub fn container_security() -> SecurityContext {
     }
 }
 
-/// The affinity of the spec. By default, members prefer different nodes. With `antiAffinity` of v1beta2, members
+/// The affinity of the spec. Without one, members prefer different nodes. With `antiAffinity` of v1beta2, members
 /// require different nodes.
 fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
     if let Some(given) = &policy.affinity {
@@ -309,7 +310,7 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
 }
 
 /// The tolerations of the spec. By default, Kubernetes evicts the pods of a lost node after five minutes, and an
-/// `emptyDir` is lost with its pod. If `spec.memberReplacement.after` is longer, pods tolerate a lost node for that
+/// `emptyDir` is lost with its pod. If `spec.memberReplacement.after` is longer, the pods tolerate a lost node for that
 /// time.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
     let mut all = policy.tolerations.clone();

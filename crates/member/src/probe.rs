@@ -1,6 +1,6 @@
-//! The readiness probe: HTTP requests of the kubelet, so the image needs no shell and no client.
+//! The readiness probe. The kubelet sends HTTP requests, so the image needs neither a shell nor a client.
 //!
-//! There is no liveness probe: it would kill a member repeatedly while the member loads a large database.
+//! There is no liveness probe, because it would kill a member again and again while the member loads a large database.
 
 use api::names::{CLIENT_PORT, METRICS_PORT};
 use api::version::EtcdVersion;
@@ -10,11 +10,12 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Members;
 use super::flags::has_metrics_listener;
 
-/// A ready member serves linearizable reads, so it has contact to a quorum. A member with a NOSPACE alarm stays ready:
-/// it serves reads and must be reachable for the repair.
+/// The readiness probe. A ready member serves linearizable reads, so it is connected to a quorum. A member with a
+/// NOSPACE alarm stays ready, because it serves reads and the repair must reach it.
 pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
-    // Up to 3.4, a request to `/health` writes an entry to the Raft log, and etcd 3.6 does not start on a log with such
-    // entries (`v2ToV3Request` in its `apply_v2.go`). `/version` is served after the member has joined.
+    // Up to 3.4, a request to `/health` writes an entry to the Raft log. etcd 3.6 does not start on a log with such
+    // entries (`v2ToV3Request` in its `apply_v2.go`). So the probe requests `/version`, which etcd serves after the
+    // member has joined.
     let writes = !version.has_readyz() && version.minor() < (3, 5);
     let path = if version.has_readyz() {
         "/readyz"
@@ -28,7 +29,7 @@ pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     } else {
         CLIENT_PORT
     };
-    // The kubelet has no client certificate, so it only checks whether the client port with TLS is open.
+    // The kubelet has no client certificate. For a client port with TLS, it only checks whether the port is open.
     let (http_get, tcp_socket) = if port == CLIENT_PORT && members.addresses().client_tls {
         let port = IntOrString::Int(port.into());
         (None, Some(TCPSocketAction { port, host: None }))

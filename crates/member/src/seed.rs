@@ -1,13 +1,13 @@
-//! The pod of a seed member: a member's pod with an additional init container. The init container fetches a snapshot
-//! from an object store or from another member, and copies the program `etcd-restore-operator` to a shared volume.
+//! The pod of a seed member: a member's pod with one more init container. The init container fetches a snapshot from an
+//! object store or from another member. It also copies the program `etcd-restore-operator` to a shared volume.
 //!
-//! The etcd container starts with that program. The program creates the data directory with the tool in the etcd image,
-//! unless the directory exists, and then replaces itself with etcd. The crate `restore` contains the program.
+//! The etcd container starts this program. If the data directory does not exist, the program creates it with the tool
+//! in the etcd image. Then the program replaces itself with etcd. The crate `restore` contains the program.
 //!
-//! A second init container for this work would delay the start: by its own start, and by up to a second until the
-//! kubelet detects the end of the first init container.
+//! A second init container for this work would make the start slower. The kubelet would have to start that container,
+//! and it needs up to a second to detect the end of the first one.
 //!
-//! Pure. The restore operator creates seeds from backups. The cluster operator creates a seed from the survivor of a
+//! Pure. The restore operator creates a seed from a backup. The cluster operator creates a seed from the survivor of a
 //! lost quorum.
 
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use super::{Member, Members, Role, Start, data_mount, pod};
 /// Name of the init container that fetches the snapshot.
 pub const FETCH: &str = "fetch";
 
-/// Mount of the shared volume. Validation rejects user mounts below this path.
+/// Where the shared volume is mounted. Validation rejects user mounts below this path.
 const TOOLS: &str = "/var/etcd-tools";
 const CLIENT_TLS: &str = "/run/seed/client-tls";
 const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
@@ -43,17 +43,17 @@ pub struct OperatorImage {
 /// The parts of a seed's pod that depend on the source of its snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Source {
-    /// Arguments of `seed fetch`. They name locations and Secrets, and contain no credentials (invariant 14).
+    /// Arguments of `seed fetch`. They contain locations and names of Secrets, but no credentials (invariant 14).
     pub arguments: Vec<String>,
     /// Volume mounts of the init container.
     pub mounts: Vec<VolumeMount>,
-    /// Volumes of the pod for these mounts.
+    /// The volumes for these mounts.
     pub volumes: Vec<Volume>,
 }
 
 impl Source {
-    /// Fetches from a running member with etcd's Maintenance API. The container rejects a member of another cluster,
-    /// and a snapshot older than `revision`.
+    /// Fetches the snapshot from a running member with etcd's Maintenance API. The init container rejects a member of
+    /// another cluster, and a snapshot older than `revision`.
     pub fn member(client_url: &str, cluster_id: ClusterId, revision: i64) -> Self {
         Self {
             arguments: vec![
@@ -65,7 +65,7 @@ impl Source {
         }
     }
 
-    /// Adds the client certificate that the member requires. Only the init container mounts it.
+    /// Adds the client certificate that the member requires. Only the init container mounts the certificate.
     #[must_use]
     pub fn with_identity(mut self, secret: &str) -> Self {
         let name = "seed-client-tls";
@@ -81,7 +81,7 @@ impl Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(0o440),
-                // The pod must be able to restart after the Secret was deleted.
+                // The pod must start again even after the Secret was deleted.
                 optional: Some(true),
                 items: None,
             }),
@@ -100,7 +100,7 @@ pub struct Seed<'a> {
     pub version: &'a EtcdVersion,
     /// Source of the snapshot.
     pub source: Source,
-    /// Number by which the revision is raised. All older revisions are marked as compacted. etcd 3.6 and later.
+    /// The increase of the revision. All older revisions are marked as compacted. Requires etcd 3.6.
     pub bump_revision: Option<u64>,
 }
 
@@ -108,38 +108,38 @@ pub struct Seed<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
-    /// The revision that etcd serves after it was started from the snapshot.
+    /// The revision that etcd serves after a start from the snapshot.
     pub revision: i64,
     /// Size of the snapshot in bytes.
     pub size: u64,
     /// SHA-256 of the snapshot, in hexadecimal.
     pub sha256: String,
-    /// The hash of the keys (HashKV) that etcd must report after it was started from the snapshot, if known.
+    /// The hash of the keys (HashKV) that etcd must report after a start from the snapshot. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<KeyHash>,
-    /// The backup of which this is the snapshot; absent if the snapshot was fetched from a member.
+    /// The backup from which the snapshot was fetched. `None` if it was fetched from a member.
     #[serde(default, rename = "of", skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
 }
 
-/// The provenance of a seed's data: the backup, recorded on the volume next to the data.
+/// The provenance of a seed's data: the backup that the data comes from. Recorded on the volume next to the data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
-    /// SHA-256 of the block that names the location of the backup, in hexadecimal. A hash, because the size of a
-    /// termination message is limited.
+    /// SHA-256 of the storage block of the backup, in hexadecimal. A hash is used because the size of a termination
+    /// message is limited.
     #[serde(rename = "place")]
     pub location_hash: String,
-    /// Number by which the revision was raised; 0 if it was not.
+    /// The increase of the revision, 0 without one.
     pub bump_revision: u64,
 }
 
-/// Settings for creating a seed's data directory: the first argument of `seed start`, as JSON. The next arguments are
-/// the unchanged command of etcd, so the flags in a seed's pod are only flags of etcd.
+/// Settings for the creation of a seed's data directory: the first argument of `seed start`, as JSON. The other
+/// arguments are the unchanged command of etcd, so all flags in a seed's pod are flags of etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataDirectorySettings {
-    /// Path of etcdutl in the etcd image; etcdctl before etcd 3.5.
+    /// Path of etcdutl in the etcd image. Before etcd 3.5, path of etcdctl.
     pub tool: PathBuf,
     /// Name of the seed member.
     pub name: String,
@@ -148,12 +148,12 @@ pub struct DataDirectorySettings {
     pub peer_url: String,
     /// Token of the new cluster.
     pub token: String,
-    /// Number by which to raise the revision. All older revisions are marked as compacted. etcd 3.6 and later.
+    /// The increase of the revision. All older revisions are marked as compacted. Requires etcd 3.6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bump_revision: Option<u64>,
 }
 
-/// The termination message of a seed's program. After the program replaced itself with etcd, there is no such message.
+/// The termination message of a seed's program. It is missing if the program has replaced itself with etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
@@ -161,7 +161,7 @@ pub enum Report {
     Done(Contents),
     /// The program failed.
     Failed {
-        /// Reason of the condition.
+        /// The reason for the condition.
         reason: String,
         /// The problem and its remedy.
         message: String,
@@ -169,19 +169,20 @@ pub enum Report {
 }
 
 impl Report {
-    /// Parses a termination message; `None` for the message of another program.
+    /// Parses a termination message. `None` if another program has written the message.
     pub fn read(message: &str) -> Option<Self> {
         serde_json::from_str(message).ok()
     }
 }
 
-/// The pod of a seed member. `members` has the token of the cluster that starts from this seed.
+/// The pod of a seed member. `members` contains the token of the cluster that starts from this seed.
 pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage) -> Pod {
     let member = Member {
         name: seed.member,
         version: seed.version,
         role: Role::Voter,
-        // Never `new`: without the restored data, etcd must not start as an empty cluster (invariant 6).
+        // The state is never `new`, because etcd must not start as an empty cluster if the restored data is missing
+        // (invariant 6).
         start: Start::OnDisk,
     };
     let mut pod = pod(members, &member);
@@ -232,7 +233,7 @@ fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> 
     }
 }
 
-/// Puts the program in front of etcd's command. The container keeps the etcd image, so the tool that creates the data
+/// Puts the program before etcd's command. The container uses the etcd image, so the tool that creates the data
 /// directory has the same version as the server.
 fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
     let tool = if seed.version.has_etcdutl() {
@@ -268,8 +269,8 @@ fn tools(read_only: bool) -> VolumeMount {
     }
 }
 
-/// The name of the seed member of a restore. The name depends only on the UID of the restore, so concurrent processes,
-/// or a process after a crash, choose the same name.
+/// The name of the seed member of a restore. It depends only on the UID of the restore. So concurrent operator
+/// processes choose the same name, and so does a process after a crash.
 pub fn seed_name(cluster: &str, restore: &str) -> String {
     let digest = Sha256::digest(restore);
     let mut random = [0; names::MEMBER_SUFFIX];
@@ -332,7 +333,7 @@ mod tests {
         assert_eq!(settings(&pod).token, "token");
     }
 
-    /// The cluster operator reads flags from pods, so a seed must have the flags of an ordinary member and no others.
+    /// The cluster operator reads flags from pods. So a seed must have exactly the flags of an ordinary member.
     #[test]
     fn seed_runs_etcd_like_ordinary_member() {
         let fixture = Fixture::durable();
@@ -375,7 +376,7 @@ mod tests {
         assert!(!all.iter().any(|one| one.contains("bump")), "{all:?}");
     }
 
-    /// Invariant 20: only the container that connects to a member has a client certificate.
+    /// Invariant 20: only the container that connects to a member mounts a client certificate.
     #[test]
     fn only_fetch_container_mounts_client_certificate() {
         let fixture = Fixture::durable();
@@ -400,9 +401,9 @@ mod tests {
         }
     }
 
-    /// A recorded spec may be older than the validation rule.
+    /// A recorded spec may be older than the validation rule, and contain such variables.
     #[test]
-    fn seed_gets_no_variables_of_owned_flags() {
+    fn seed_omits_variables_of_owned_flags() {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
         let spec = built_of(&Fixture::with(json), None).spec.unwrap();
         let all = spec.init_containers.into_iter().flatten();

@@ -10,8 +10,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Members;
 use super::difference::ANNOTATION_APPLIED_SPEC;
 
-/// The Service of a member, which gives the member its permanent address. It is created before the member is added and
-/// before its pod. It publishes addresses that are not ready, because a joining member is not ready.
+/// The Service of a member. It gives the member its permanent address. The operator creates it before it adds the
+/// member and before it creates the pod. The Service publishes addresses that are not ready, because a member that is
+/// joining is not ready.
 pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     let labels = names::member_labels(members.cluster, member);
     Service {
@@ -28,8 +29,8 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
-/// The Service without endpoints: connections are refused immediately. The first members start with such Services, see
-/// [`is_closed`].
+/// The Service without endpoints, so that connections are refused immediately. The first members start with such
+/// Services, see [`is_closed`].
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service
@@ -42,9 +43,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// The Service without the second peer port, for the create request. A later apply cannot remove a port that the create
-/// request set, because the create request counts as another field manager. So the second port, which exists only while
-/// TLS between members is switched, is applied after the create request.
+/// The Service without the second peer port, for the create request. The create request counts as another field
+/// manager, so a later apply could not remove a port that it has set. The second port exists only while TLS between
+/// members is being switched. So it is applied after the create request.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -53,11 +54,11 @@ pub fn without_second_port(mut service: Service) -> Service {
     service
 }
 
-/// True if a member's Service has no endpoints yet.
+/// Whether a member's Service has no endpoints yet.
 ///
-/// At its start, a first member requests the bootstrap state of each other member, with a timeout of one second (etcd's
-/// `isMemberBootstrapped`). Members that start concurrently listen but do not serve yet, so each request would wait for
-/// its timeout. A refused connection fails immediately.
+/// At its start, each first member requests the bootstrap state of the others, with a timeout of one second (etcd's
+/// `isMemberBootstrapped`). Members that start concurrently listen, but do not serve yet. So each request would wait
+/// for its timeout. A refused connection fails immediately.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
     let selector = service
@@ -67,7 +68,7 @@ pub fn is_closed(service: &Service) -> bool {
     selector.is_some_and(|selector| selector.contains_key(names::LABEL_FORMED))
 }
 
-/// The headless Service with the name of the cluster, for discovery, existing clients and addresses of the form
+/// The headless Service with the name of the cluster. It serves discovery, existing clients, and addresses of the form
 /// `<member>.<cluster>.<namespace>.svc`.
 pub fn headless_service(members: &Members<'_>) -> Service {
     Service {
@@ -87,9 +88,9 @@ pub fn headless_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// The client Service. Before the cluster ID is recorded, it has no endpoints: a bootstrap that is abandoned later must
-/// not acknowledge writes. The selector contains the token of the cluster, so pods of an abandoned bootstrap get no
-/// clients. It selects only voters, because a learner rejects most requests.
+/// The client Service. It has no endpoints until the cluster ID is recorded, because a bootstrap that is abandoned
+/// later must not acknowledge writes. Its selector contains the token of the cluster, so that clients do not reach pods
+/// of an abandoned bootstrap. It selects only voters, because a learner rejects most requests.
 pub fn client_service(members: &Members<'_>) -> Service {
     let none = ClientServicePolicy::default();
     let policy = members.spec.services.as_ref();
@@ -101,7 +102,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
         names::cluster_labels(members.cluster),
     );
     let annotations = policy.annotations.clone().into_iter();
-    // The applied policy shows later which settings were removed from the spec.
+    // The applied policy later shows which settings were removed from the spec.
     let applied = applied.map(|applied| (ANNOTATION_APPLIED_SPEC.to_owned(), applied));
     let annotations = annotations.chain(applied);
     let annotations: BTreeMap<String, String> = annotations.collect();
@@ -126,7 +127,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// True if the existing client Service was built for the same `spec.services.client` as `built`. Otherwise the existing
+/// Whether the existing client Service was built for the same `spec.services.client` as `built`. If not, the existing
 /// Service may contain settings that were removed from the spec.
 #[must_use]
 pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
@@ -141,7 +142,7 @@ pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
     applied(built) == applied(existing)
 }
 
-/// Selects both IP families on a dual-stack cluster, and the only family on a single-stack cluster.
+/// A dual-stack Service gets both IP families. On a single-stack cluster it gets the only family.
 fn both_families() -> String {
     "PreferDualStack".to_owned()
 }
@@ -162,7 +163,7 @@ fn client_port() -> ServicePort {
     port("client", names::CLIENT_PORT)
 }
 
-/// The ports of a member. While TLS between members is switched, there is a second peer port.
+/// The ports of a member. There is a second peer port while TLS between members is being switched.
 fn ports(members: &Members<'_>) -> Vec<ServicePort> {
     let listeners = members.peers().listeners().iter();
     let peers = listeners.map(|(_, number)| match *number {

@@ -1,5 +1,5 @@
-//! The TLS Secrets of a cluster: checks them before a member is started with them, and builds the [`Access`] with which
-//! the operators connect to members. Pure: `runtime::reach` reads the Secrets.
+//! The TLS Secrets of a cluster. Checks them before a member is started with them. Also builds the [`Access`] with
+//! which the operators connect to members. Pure: `runtime::reach` reads the Secrets.
 //!
 //! Key material leaves this module only inside an [`Access`] (invariant 14). No check of a certificate can be turned
 //! off (invariant 20).
@@ -26,32 +26,32 @@ pub use started::Authorities;
 pub struct Slot {
     /// Name of the Secret.
     pub secret: String,
-    /// The content, or the fault that makes it unusable.
+    /// The content, or the fault because of which it cannot be used.
     pub found: Result<Material, Fault>,
 }
 
-/// The TLS Secrets of a cluster; all `None` if the cluster does not use TLS. Generated certificates are not included,
-/// because each member has its own.
+/// The TLS Secrets of a cluster. All are `None` if the cluster does not use TLS. Generated certificates are not
+/// included, because each member has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterTls {
     /// Certificate for traffic between members.
     pub peer: Option<Slot>,
-    /// Certificate that members show to clients.
+    /// Certificate that members present to clients.
     pub server: Option<Slot>,
     /// Client certificate of the operators.
     pub operator: Option<Slot>,
 }
 
 impl ClusterTls {
-    /// True if the cluster uses TLS between members or for clients.
+    /// Whether the cluster uses TLS between members or for clients.
     pub fn is_used(&self) -> bool {
         self.peer.is_some() || self.server.is_some()
     }
 
-    /// The access of the operators to the members.
+    /// The operators' access to the members.
     ///
     /// # Errors
-    /// If the operator Secret cannot be used: the fault of that Secret.
+    /// Fails with the fault of the operator Secret if that Secret cannot be used.
     pub fn access(&self) -> Result<Access, Fault> {
         match &self.operator {
             None => Ok(Access::default()),
@@ -59,13 +59,13 @@ impl ClusterTls {
         }
     }
 
-    /// All faults of the material for members with these addresses. Pure.
+    /// All faults of the Secrets, for members with these addresses. Pure.
     pub fn faults(&self, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
         check::faults(self, addresses, now)
     }
 
-    /// All faults of the material for running members, which trust the authorities they were started with. A Secret
-    /// with a fault in `own` is not reported again. Pure.
+    /// All faults of the Secrets for running members. Such members trust the authorities with which they were started.
+    /// A Secret that has a fault in `own` is not reported again. Pure.
     pub fn faults_of_started(
         &self,
         started: &BTreeMap<String, Authorities>,
@@ -77,9 +77,9 @@ impl ClusterTls {
         faults
     }
 
-    /// Completes a spec from the content of the Secrets: the names of their keys and, if the spec sets no member
-    /// address, the form of the member addresses. `running` is the form that running members use, and takes precedence.
-    /// Otherwise the form is `Pod` if the certificates cover only that form, else `Service`.
+    /// Completes a spec with two facts from the Secrets: the names of their keys and, if the spec sets no member
+    /// address, the form of the member addresses. The form of running members (`running`) takes precedence. Without
+    /// running members, the form is `Pod` if the certificates cover only that form, otherwise `Service`.
     pub fn complete_spec(
         &self,
         spec: &mut EtcdClusterSpec,
@@ -116,14 +116,15 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // The default is not written, so that a spec without the field and a spec with the default build equal objects.
+        // The default `Service` is not written. So a spec with the default and a spec without the field build equal
+        // objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }
     }
 }
 
-/// The access to a cluster's members with the client certificate of this Secret.
+/// The access to the members of a cluster, with the client certificate in this Secret.
 pub fn access(material: &Material) -> Access {
     let identity = (material.certificate.clone(), material.key.clone());
     Access {

@@ -1,11 +1,11 @@
-//! The PersistentVolumeClaim (PVC) of a member. It has the name of the member and is kept for the member's lifetime.
+//! The PersistentVolumeClaim (PVC) of a member. It has the name of the member, and exists as long as the member.
 
 use api::names;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
 use super::Members;
 
-/// The PVC of a member; `None` if the cluster stores its data in the pod (`emptyDir`).
+/// The PVC of a member. `None` if the cluster stores its data in the pod (`emptyDir`).
 pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVolumeClaim> {
     let mut spec = members
         .spec
@@ -13,7 +13,7 @@ pub fn volume_claim(members: &Members<'_>, member: &str) -> Option<PersistentVol
         .as_ref()?
         .persistent_volume_claim_spec
         .clone()?;
-    // The API server requires an access mode, and only one pod uses the volume.
+    // The API server requires an access mode. ReadWriteOnce is sufficient, because only one pod uses the volume.
     spec.access_modes
         .get_or_insert_with(|| vec!["ReadWriteOnce".to_owned()]);
     let mut metadata = members.metadata(

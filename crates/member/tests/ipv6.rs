@@ -1,4 +1,4 @@
-//! Members with the flags of their pods, as real processes that reach each other only over IPv6.
+//! Starts members with the flags of their pods, as real processes that reach each other only over IPv6.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::net::Ipv6Addr;
@@ -16,7 +16,8 @@ use tempfile::TempDir;
 
 const NAMES: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// The ports and the data directory of one member. Pods have their own addresses instead.
+/// The ports and the data directory of one member. Members in pods need no separate ports, because each pod has its own
+/// address.
 struct Place {
     name: &'static str,
     peer: u16,
@@ -35,8 +36,8 @@ impl Drop for Running {
     }
 }
 
-/// The arguments of the pod. In a pod, the URLs contain the name of the member's Service, and all members use the same
-/// ports. Here each member uses `[::1]` with its own ports. The listen addresses are not changed.
+/// The arguments of the pod, with other URLs. In a pod, URLs contain the name of the member's Service, and all members
+/// use the same ports. Here each member uses `[::1]` and its own ports. The listen addresses are unchanged.
 fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String> {
     let cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
     let members = Members::of(&cluster, "default", "token", None);
@@ -92,8 +93,8 @@ fn run(place: &Place, places: &[Place], version: &EtcdVersion, programs: &Progra
     Running(command.spawn().unwrap())
 }
 
-/// Three members with IPv6 addresses form a cluster and serve. The unspecified listen address includes both IP
-/// families, so the same flags work on single-stack and dual-stack clusters.
+/// Three members with IPv6 addresses form a cluster and serve. The unspecified listen address covers both IP families,
+/// so the same flags work on single-stack and dual-stack clusters.
 #[tokio::test]
 async fn members_form_cluster_over_ipv6_only() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -126,7 +127,7 @@ async fn members_form_cluster_over_ipv6_only() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            // This member may learn of the leader later than the others.
+            // This member may see the leader later than the others.
             let status = loop {
                 match client
                     .status(&format!("http://[::1]:{}", place.client))
@@ -142,7 +143,7 @@ async fn members_form_cluster_over_ipv6_only() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             };
             assert!(status.version.starts_with(minor), "{}", status.version);
-            // The port of the readiness probe.
+            // The readiness probe connects to this port.
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, place.metrics)).unwrap();
             std::net::TcpStream::connect(("127.0.0.1", place.client)).unwrap();
         }

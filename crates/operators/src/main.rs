@@ -1,5 +1,6 @@
-//! The program of all three operators. The name by which it is started selects the operator: `etcd-operator`,
-//! `etcd-backup-operator` or `etcd-restore-operator`. The image contains the program once and links for the other names.
+//! The program of all three operators. The name with which it is started selects the operator: `etcd-operator`,
+//! `etcd-backup-operator` or `etcd-restore-operator`. The image contains the program once, and links with the other
+//! names.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
-//! Tests of the programs in the seed's pod against real servers: backups in an S3 server, data directories created by
-//! etcd's own tools, and etcd started like a member's pod. Without the required programs, the tests fail and name the
-//! command that installs them.
+//! Tests of the programs in the seed's pod against real servers: backups in an S3 server, data directories that etcd's
+//! own tools create, and etcd, started as in a member's pod. If a required program is missing, the tests fail with the
+//! command that installs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ struct World {
     secret: TempDir,
     programs: Programs,
     tool: PathBuf,
-    /// The minor version of the backup.
+    /// The minor version of the etcd that wrote the backup.
     minor: &'static str,
     revision: i64,
     snapshot: Bytes,
@@ -62,7 +62,7 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
             .await
             .unwrap();
     }
-    // Several generations of keys, some of them deleted, with a compaction in between.
+    // Some keys have several generations, some are deleted, and a compaction runs in between.
     for index in (0..KEYS).step_by(7) {
         let key = format!("/key/{index:05}");
         client.delete(key.as_str(), None).await.unwrap();
@@ -109,7 +109,7 @@ impl World {
         world
     }
 
-    /// Sets the minor version of the cluster to restore into.
+    /// Sets the minor version of the cluster into which the backup is restored.
     fn set_target_minor(&mut self, minor: &str) {
         self.programs = Programs::find(minor);
         self.tool = tool(&self.programs, minor);
@@ -165,7 +165,7 @@ impl World {
         self.fetch_from("bucket/a/backup")
     }
 
-    /// The arguments of a fetch for a cluster of this version.
+    /// The arguments of a fetch for a cluster with this version of etcd.
     fn fetch_into(&self, version: &str) -> Fetch {
         Fetch {
             etcd_version: Some(version.to_owned()),
@@ -202,7 +202,8 @@ async fn restores_all_keys(minor: &'static str) {
     restores_all_keys_into(minor, minor).await;
 }
 
-/// Restores a backup of minor version `of` into a cluster of another minor version, with the tool of that version.
+/// Restores a backup of the minor version `of` into a cluster with another minor version, with the tool of the
+/// cluster's version.
 async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let mut world = World::new(of).await;
     world.set_target_minor(minor);
@@ -227,7 +228,7 @@ async fn restores_all_keys_into(of: &'static str, minor: &str) {
         .await
         .expect("etcd starts on the restored directory");
     assert_eq!(status.revision, world.revision);
-    // etcd has the same keys as the member of the backup, and the report contains their hash.
+    // The restored etcd has the same keys as the member that was backed up, and the report contains their hash.
     let port = EtcdClient::new(Access::default());
     let found = port.hash(&member.client_url, restored.revision).await;
     assert_eq!(found.unwrap(), Some(world.hash));
@@ -260,7 +261,7 @@ async fn etcd_3_7_is_restored_with_its_own_tool() {
     restores_all_keys("3.7").await;
 }
 
-/// Invariant 6: a restarted member without its data does not start as an empty member.
+/// Invariant 6: if its data is lost, a restarted member does not start as an empty member.
 #[tokio::test]
 async fn invariant_6_seed_without_data_does_not_start() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -272,16 +273,17 @@ async fn invariant_6_seed_without_data_does_not_start() {
 }
 
 #[tokio::test]
-async fn second_start_keeps_live_data() {
+async fn restarted_seed_keeps_existing_data() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let first = prepare(&world.prepare(&peer_url)).unwrap();
     std::fs::write(world.data().join("mark"), "live").unwrap();
-    // The node has restarted, and the Secret and the backup were deleted.
+    // The node has restarted. Since then, the Secret and the backup were deleted.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The program reports the existing data even if another SHA-256 is required. The operator compares the two.
+    // The program reports the existing data, even if the arguments require another SHA-256. The operator compares the
+    // two.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
@@ -298,10 +300,10 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     let half = world.volume.path().join("restore/data/member/snap");
     std::fs::create_dir_all(&half).unwrap();
     std::fs::write(half.join("db"), "half").unwrap();
-    // The second start does not fetch the backup again.
+    // The second start does not fetch the backup again, although it was deleted.
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
-    // The same holds if the arguments name another location of the same backup.
+    // The snapshot is also reused if the arguments name another location of the same backup.
     let mut copy = world.fetch_from("missing/nothing");
     copy.sha256 = Some(fetched.sha256.clone());
     assert_eq!(fetch(&copy).await.unwrap(), fetched);
@@ -309,7 +311,7 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     assert!(world.data().join("member/snap/db").exists());
 }
 
-/// The node has crashed before the snapshot was on disk.
+/// The node crashed before the whole snapshot was on disk.
 #[tokio::test]
 async fn truncated_snapshot_is_fetched_again() {
     let world = World::new("3.6").await;
@@ -324,7 +326,7 @@ async fn truncated_snapshot_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn foreign_data_directory_is_not_changed() {
+async fn keeps_data_directory_of_other_origin() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
     std::fs::write(world.data().join("mark"), "another's").unwrap();
@@ -334,8 +336,8 @@ async fn foreign_data_directory_is_not_changed() {
     assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 1);
 }
 
-/// Invariant 9: without a manifest, only the location identifies a backup. A snapshot from another location is not
-/// reused, and the report names the origin of the data.
+/// Invariant 9: without a manifest, only its location identifies a backup. A snapshot from another location is not
+/// reused, and the report contains the origin of the data.
 #[tokio::test]
 async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;
@@ -359,7 +361,7 @@ async fn snapshot_of_other_backup_is_not_reused() {
         ..from(&here)
     };
     assert_eq!(origin(&prepare(&raised).unwrap()), raised_origin);
-    // An existing data directory is reported with its own origin, regardless of the arguments.
+    // The report about an existing data directory contains the origin of its data, whatever the arguments are.
     assert_eq!(origin(&fetch(&other).await.unwrap()), raised_origin);
 }
 
@@ -383,7 +385,7 @@ async fn seed_restores_backup_without_manifest() {
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
 }
 
-/// Invariant 9: a backup that differs from the data that etcd sent never becomes a data directory.
+/// Invariant 9: no data directory is created from a backup that differs from the data that etcd sent.
 #[tokio::test]
 async fn seed_rejects_damaged_backup() {
     let world = World::new("3.6").await;
@@ -398,7 +400,7 @@ async fn seed_rejects_damaged_backup() {
     world
         .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
         .await;
-    // A database copied from a disk has no checksum.
+    // A database that was copied from a disk has no checksum at its end.
     let bare = world.snapshot.slice(..world.snapshot.len() - 32);
     world.put("a/backup", &bare).await;
     world
@@ -455,9 +457,9 @@ async fn rejects_backup_with_wrong_manifest() {
         .await;
 }
 
-/// Invariant 9: a complete backup, with or without a manifest, is rejected if it is not the chosen one.
+/// Invariant 9: a complete backup that is not the chosen one is rejected, with or without a manifest.
 #[tokio::test]
-async fn rejects_backup_that_overwrote_chosen_one() {
+async fn rejects_backup_that_overwrote_chosen_backup() {
     let world = World::new("3.6").await;
     world.put_manifest(&world.manifest()).await;
     let right = world.manifest()["sha256"].as_str().map(str::to_owned);
@@ -471,15 +473,15 @@ async fn rejects_backup_that_overwrote_chosen_one() {
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
     world.refuses(&another, unreadable, why).await;
-    // A snapshot from an earlier start is checked too.
+    // The snapshot of an earlier start is checked too.
     let fetched = fetch(&right).await.unwrap();
     assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
 }
 
-/// Invariant 12 on the restore side: the decompressed data equals the data that etcd sent.
+/// Invariant 12: after decompression, the restored data equals the data that etcd sent.
 #[tokio::test]
-async fn fetches_compressed_backup_and_rejects_truncated_one() {
+async fn fetches_compressed_backup_and_rejects_truncated_backup() {
     let world = World::new("3.6").await;
     let mut compressor = Compressor::new().unwrap();
     let mut stored = Vec::new();
@@ -547,7 +549,7 @@ async fn reports_wrong_location_or_secret_with_remedy() {
     std::fs::write(world.secret.path().join("credentials"), wrong).unwrap();
     let trouble = fetch(&world.fetch()).await.unwrap_err();
     assert_eq!(trouble.reason, Reason::AccessDenied, "{}", trouble.message);
-    // Invariant 14.
+    // Invariant 14: the message does not contain the content of the Secret.
     assert!(!trouble.message.contains("THE-SECRET"));
     let wrong = format!(
         "[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = THE-SECRET\n"
@@ -590,7 +592,7 @@ async fn reports_missing_or_failed_tool() {
     let mut arguments = world.prepare("http://127.0.0.1:1");
     let trouble = prepare(&arguments).unwrap_err();
     assert!(
-        trouble.message.contains("nothing was fetched"),
+        trouble.message.contains("no fetched snapshot"),
         "{}",
         trouble.message
     );
@@ -610,7 +612,7 @@ async fn reports_missing_or_failed_tool() {
     assert!(!world.data().exists());
 }
 
-/// A cluster without any writes can be restored too.
+/// A cluster without any writes can be restored.
 #[tokio::test]
 async fn seed_restores_backup_of_empty_cluster() {
     let mut world = World::new("3.6").await;

@@ -1,5 +1,5 @@
-//! Seeds from the survivor of a lost quorum, against real servers: etcd sends a snapshot without a leader, and its own
-//! tool creates the first member of a new cluster from that snapshot.
+//! Creates seeds from the survivor of a lost quorum, against real servers. etcd sends a snapshot without a leader, and
+//! its own tool creates the first member of a new cluster from this snapshot.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ mod on_disk;
 use on_disk::{Member, tool};
 
 const KEYS: usize = 200;
-/// The increase of the revision, for versions of etcd that support it.
+/// The increase of the revision, for those versions of etcd that support it.
 const BUMP: u64 = 1_000_000;
 
-/// A cluster of three members, of which one is left without a leader.
+/// A cluster of three members, of which two are lost. The survivor has no leader.
 struct Loss {
     programs: Programs,
     members: Vec<EtcdProcess>,
@@ -149,8 +149,8 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     }
 }
 
-/// Checks that etcd rejects a watch from a revision that the lost members may have used for another write. The client
-/// must start a new watch.
+/// Asserts that etcd rejects a watch that continues at an old revision. The lost members may have used this revision
+/// for another write, so the client must start a new watch.
 async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
     let mut client = etcd_client::Client::connect([&member.client_url], None)
         .await
@@ -195,8 +195,12 @@ async fn rejects_snapshot_of_other_cluster_or_old_revision() {
     loss.refuses(&other, Reason::SeedFailed, "belongs to another cluster")
         .await;
     let newer = loss.fetch(ours, revision + 1);
-    loss.refuses(&newer, Reason::SnapshotUnreadable, "when it was chosen")
-        .await;
+    loss.refuses(
+        &newer,
+        Reason::SnapshotUnreadable,
+        "when the operator chose it",
+    )
+    .await;
     let mut silent = loss.fetch(ours, revision);
     silent.survivor.member = Some(format!("http://127.0.0.1:{}", free_port()));
     loss.refuses(&silent, Reason::EtcdUnreachable, "cannot be fetched")

@@ -1,4 +1,4 @@
-//! Connects the watches with the reconciles that they trigger.
+//! Starts the watches, and requests a reconcile for each change that they report.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::metrics::RestoreMetrics;
 use crate::naming;
 use crate::reconcile::ReconcileContext;
 
-/// Runs the restore operator until its shutdown. Without `image`, seeds use the image of the operator's own pod.
-/// `ambient` lists the locations that namespaces may read with the operator's own identity.
+/// Runs the restore operator until its shutdown. `image` is the image of seed pods; without it, seed pods use the image
+/// of the operator's own pod. `ambient` lists the locations that namespaces may read with the operator's own identity.
 pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
     let controller = controller::<EtcdRestore>(&operator);
     operator.metrics.collect(RestoreMetrics {
@@ -46,7 +46,7 @@ pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>)
     reconciler.execute.undo.join().await;
 }
 
-/// Reconciles an EtcdRestore after a change of its target EtcdCluster or of its seed's pod.
+/// Requests a reconcile of an EtcdRestore when its target EtcdCluster or the pod of its seed changes.
 fn watch_targets(
     operator: &Operator,
     controller: Controller<Guarded<EtcdRestore>>,

@@ -31,15 +31,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Prepare a seed member, inside its pod
+    /// Prepare a seed member (runs inside the seed's pod)
     #[command(subcommand)]
     Seed(seed::Command),
 }
 
-/// Runs the command that the arguments of the process describe.
+/// Parses the arguments of the process and runs their command.
 ///
 /// # Errors
-/// If the operator ends without a shutdown signal, or cannot start.
+/// Fails if the operator ends without a shutdown signal or cannot start.
 pub fn run() -> Result<ExitCode, process::Error> {
     let arguments: Arguments = cli::parse();
     if let Some(Task::Seed(command)) = &arguments.command {

@@ -1,7 +1,7 @@
 //! Sends the planned requests in order. Decides nothing.
 //!
-//! Each request is sent once and with its precondition (invariant 11): a resourceVersion, a UID, or at most ten seconds
-//! since the observation.
+//! Each request is sent once. Its precondition (invariant 11) is a resourceVersion, a UID, or an observation that is at
+//! most ten seconds old.
 
 use std::time::Instant;
 
@@ -33,18 +33,19 @@ const STOP_SECONDS: u32 = 1;
 /// The client that sends requests, and the tasks that undo delayed writes.
 #[derive(Clone)]
 pub struct ExecuteContext {
-    /// A client that sends each request once. A repeated request could exceed the ten seconds.
+    /// A client that sends each request once. A retry could send the request later than ten seconds after the
+    /// observation.
     pub client: Client,
     /// The tasks that undo delayed writes.
     pub undo: Undo,
 }
 
-/// Sends the requests that were planned from an observation with the start time `since`.
+/// Sends the requests of a plan. `since` is the start time of the observation from which they were planned.
 ///
 /// # Errors
 ///
-/// Fails at the first request that is rejected, fails its check or would be too late. The remaining requests are not
-/// sent.
+/// Fails at the first request that the API server rejects, whose precondition does not hold, or whose observation is
+/// older than ten seconds. The remaining requests are not sent.
 pub async fn execute(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -70,12 +71,12 @@ pub async fn execute(
     Ok(())
 }
 
-/// Writes the status of the EtcdRestore over the version that was read. If the CustomResourceDefinition lacks a field,
-/// the status reports only this problem.
+/// Writes the status of the EtcdRestore with the observed resourceVersion as precondition. If the
+/// CustomResourceDefinition lacks a field of the status, only this problem is written.
 ///
 /// # Errors
 ///
-/// Fails if the status is not written, or if the CustomResourceDefinition is outdated.
+/// Fails if the status cannot be written or the CustomResourceDefinition is outdated.
 pub async fn report(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -122,7 +123,7 @@ impl ExecuteContext {
                 after_cutover,
             } => {
                 in_time(since)?;
-                // The next reconcile checks a pod of this name that another operator process has created.
+                // If the pod exists already, another operator process has created it, and the next reconcile checks it.
                 if let Created::New(created) = self.create(&namespace, pod.as_ref()).await? {
                     undo::delayed_seed(self, restore, cluster, (created, *after_cutover));
                 }
@@ -130,7 +131,8 @@ impl ExecuteContext {
             Request::Lock(cluster) => {
                 let lock = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
                 let locked = self.patch(&namespace, cluster.as_ref(), &lock).await;
-                // After every error except a conflict, the lock may have been set.
+                // The lock may have been set even if the request failed. Only a conflict proves that the lock was not
+                // set.
                 if !locked.as_ref().is_err_and(apply::Error::is_conflict) {
                     undo::delayed_lock(self, restore, cluster);
                 }
@@ -235,7 +237,7 @@ impl ExecuteContext {
             .map(drop)
     }
 
-    /// Whether the pod is deleted, and no other pod has its name.
+    /// True if the pod is deleted and no other pod has its name.
     async fn delete_unchanged(
         &self,
         pod: &Pod,
@@ -247,7 +249,7 @@ impl ExecuteContext {
         match apply::delete_if_unchanged(&self.api::<Pod>(&namespace), pod).await? {
             Deleted::Accepted => Ok(true),
             Deleted::Changed => Ok(false),
-            // Invariant 11: another operator process may have created the next pod on the same volume.
+            // Invariant 11: another operator process may have created a new pod on the same volume.
             Deleted::Gone => {
                 let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
                 Ok(next.is_none())
@@ -265,7 +267,7 @@ impl ExecuteContext {
     }
 }
 
-/// Invariant 11: an operator process that was suspended for longer than its lease sends no further write.
+/// Invariant 11: a suspended operator process, whose lease has expired meanwhile, sends no further write.
 fn in_time(since: Instant) -> Result<(), Error> {
     if since.elapsed() > FRESH {
         return Err(Error::TooOld);

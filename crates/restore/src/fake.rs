@@ -1,4 +1,4 @@
-//! A minimal API server for tests. It records the requests and answers them by a function.
+//! A fake API server for tests. It records the requests, and a function of the test computes the responses.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -17,15 +17,15 @@ use tower::service_fn;
 /// The received requests in order, each with its method and kind, such as `PATCH etcdrestores/status`.
 pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
-/// A server with an `answer` for a request and the number of equal requests before. The answer is a status code and an
-/// object; an error needs no object.
+/// Starts a server. `answer` gets a request and the number of equal earlier requests, and returns a status code and an
+/// object. The object of an error response is not read.
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Requests) {
     serve(move |request, before, _| answer(request, before))
 }
 
-/// Like [`server`], with an `answer` for a request and its body.
+/// Like [`server`], but `answer` gets the request and its body.
 pub(crate) fn server_with_body(
     answer: impl Fn(&str, &Value) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Requests) {
@@ -67,7 +67,7 @@ pub(crate) fn restore_in_place() -> EtcdRestore {
     restore
 }
 
-/// A configured image.
+/// The image of the seed pods, set by a flag.
 pub(crate) fn image(client: &Client) -> OwnImage {
     let operator = Operator::new(
         ("etcd-restore-operator", "restore"),
@@ -79,7 +79,7 @@ pub(crate) fn image(client: &Client) -> OwnImage {
     OwnImage::new(&operator, Some("operator".to_owned()))
 }
 
-/// The answer to a deletion.
+/// The response to a successful deletion.
 pub(crate) fn success() -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })
 }

@@ -1,9 +1,9 @@
 //! The restore operator: creates or replaces a cluster from a backup.
 //!
 //! The operator creates the EtcdCluster with a restore lock, or locks an existing EtcdCluster. Then it prepares one
-//! seed member, whose data directory is restored and verified before etcd starts. It records the new cluster in the
-//! status of the EtcdCluster, and releases the lock last. It never changes or deletes a cluster that it has not locked.
-//! The operator passes on no backup data, because the seed fetches the backup with its own credentials.
+//! seed member: its data directory is restored and verified before etcd starts. The operator records the new cluster in
+//! the status of the EtcdCluster, and releases the lock last. It never changes or deletes a cluster that it has not
+//! locked. The seed fetches the backup with its own credentials, so no backup data passes through the operator.
 
 pub mod app;
 pub mod command;

@@ -1,8 +1,8 @@
-//! The metrics of each EtcdRestore, with its namespace and name as labels. A failure also has the reason of the
-//! condition as a label, which has few values.
+//! The metrics of each EtcdRestore, with its namespace and name as labels. The metric of a failure also has the reason
+//! of the condition as a label. There are few reasons, so the number of time series stays small.
 //!
-//! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
-//! restart loses no values.
+//! The values are computed from the cached objects at each scrape. So deleted objects have no metrics, and a restart of
+//! the operator loses no values.
 
 use std::fmt;
 
@@ -44,7 +44,7 @@ impl Collector for RestoreMetrics {
     }
 }
 
-/// Name and help of each metric, with the values of all objects that have one.
+/// Name, help text and values of each metric. An object without a value is left out.
 fn metrics<'a>(
     restores: impl Iterator<Item = &'a EtcdRestore>,
 ) -> [(&'static str, &'static str, Values); 5] {

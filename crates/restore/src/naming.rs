@@ -1,16 +1,17 @@
-//! The names of a restore. They are derived from its UID, so every operator process chooses the same names.
+//! The names of a restore. They are derived from the UID of the EtcdRestore, so every operator process chooses the same
+//! names.
 
 use api::EtcdRestore;
 use api::names;
 use api::restore::SeedStatus;
 use member::seed_name;
 
-/// The UID of the restore, which is the value of the restore lock.
+/// The UID of the EtcdRestore. The restore lock has this value.
 pub fn uid(restore: &EtcdRestore) -> &str {
     restore.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// The name of the EtcdCluster at the start of the restore. Later changes of the spec do not count.
+/// The name of the target EtcdCluster, from the record if the restore has started, otherwise from the spec.
 pub fn target(restore: &EtcdRestore) -> &str {
     let seed = restore
         .status
@@ -20,7 +21,8 @@ pub fn target(restore: &EtcdRestore) -> &str {
     recorded.unwrap_or(&restore.spec.etcd_cluster.name)
 }
 
-/// The name of the seed and the token of the new cluster. A UID is unique, so the name and the token are unique too.
+/// The name of the seed member and the token of the new cluster. Both contain the UID of the EtcdRestore, so they are
+/// unique.
 pub fn seed(restore: &EtcdRestore) -> SeedStatus {
     SeedStatus {
         member: seed_name(target(restore), uid(restore)),
@@ -40,7 +42,7 @@ mod tests {
         restore
     }
 
-    /// Invariant 11.
+    /// Invariant 11: two operator processes choose the same names.
     #[test]
     fn seed_is_unique_per_restore() {
         assert_eq!(seed(&restore("a")), seed(&restore("a")));
@@ -48,7 +50,7 @@ mod tests {
         assert_ne!(seed(&restore("a")).token, seed(&restore("b")).token);
     }
 
-    /// Invariant 10: the lock is found by the record, not by the current spec.
+    /// Invariant 10: the operator finds the lock by the recorded name, not by the name in the current spec.
     #[test]
     fn changed_cluster_name_does_not_move_started_restore() {
         let mut restore = restore("a");

@@ -1,5 +1,5 @@
-//! Reads Kubernetes objects, the metadata of the backup and the answers of etcd. Changes nothing. Every read has a time
-//! limit; data that cannot be read is `Unknown`.
+//! Reads Kubernetes objects, the metadata of the backup, and the member list and revision from etcd. Changes nothing.
+//! Every read has a time limit, and data that cannot be read is `Unknown`.
 
 mod backup;
 pub(crate) mod members;
@@ -32,7 +32,7 @@ use crate::{naming, plan};
 
 /// Time limit for one read of Kubernetes.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for all reads of the store together.
+/// Time limit for all reads of the store in one observation.
 const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The clients and settings for reads.
@@ -45,7 +45,8 @@ pub struct ObserveContext<'a> {
     pub grants: &'a Grants,
     /// The image of seed members.
     pub image: &'a OwnImage,
-    /// The problem with the Secrets that the spec of the cluster names for access to its members.
+    /// The problem with the Secrets for access to the members that the spec of the cluster names. `None` without a
+    /// problem.
     pub fault: Option<&'a str>,
 }
 
@@ -84,7 +85,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
             let lock = cluster.annotations().get(ANNOTATION_RESTORE);
             let locked = lock.map(String::as_str) == Some(naming::uid(restore));
             let named = members::named(context, restore, &namespace, (&cluster, locked)).await;
-            // If the pod cannot be read, the recorded TLS settings are used.
+            // If the seed's pod cannot be read, the TLS settings in the status of the EtcdCluster are used.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
             let effective = effective::as_started(&cluster, pod, locked);
             let certificates = tls::read(context.client, &namespace, &effective).await;
@@ -113,7 +114,8 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
     observation
 }
 
-/// Reads the seed and the old members of an EtcdCluster that the restore has locked.
+/// Reads the data that depends on the restore lock: the seed and the old members, the answer of the restored cluster,
+/// or the backup to check.
 async fn read_target(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -170,7 +172,7 @@ async fn read_seed(
     members::check_storage(context.client, &mut snapshot.seed, &objects.seed).await;
     members::read_progress(&mut snapshot.seed, objects.seed.pod.as_ref()).await;
     let pod = objects.seed.pod.as_ref();
-    // An aborted restore sends no request to etcd. A slow answer would make the observation too old again and again.
+    // An aborted restore sends no request to etcd. A slow response would make every observation too old to be executed.
     let queries_seed = if cut_over {
         members::needs_answer(restore, snapshot)
     } else {
@@ -188,7 +190,8 @@ async fn read_seed(
     }
 }
 
-/// Whether the seed contains another backup. Such a seed is deleted regardless of its answers.
+/// Whether the seed contains another backup than the recorded one. The operator deletes such a seed without querying
+/// its etcd.
 fn contains_other_backup(snapshot: &Snapshot) -> bool {
     let Pod::Present(facts) = &snapshot.seed.pod else {
         return false;
@@ -212,7 +215,7 @@ async fn check_backup(
     }
 }
 
-/// Reads an object. `None` only if the API server reports that it does not exist.
+/// Reads an object. `None` only if the API server reports that the object does not exist.
 pub(crate) async fn read<K>(
     client: &Client,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! Translates the outcome of the requests for the status and the next reconcile. Pure.
+//! Converts the outcome of the requests into a status and a time for the next reconcile. Pure.
 
 use std::time::Duration;
 
@@ -12,10 +12,12 @@ use crate::plan::missing_storage::pvc_rejected;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// How long after an observation requests without another precondition are sent. Shorter than the lease.
+/// Age limit of an observation for requests without another precondition. The limit is shorter than the lease
+/// (invariant 11).
 pub(crate) const FRESH: Duration = Duration::from_secs(10);
 
-/// Texts of a quota and of a limit range (`resourcequota` and `limitranger`, admission plugins of Kubernetes).
+/// Texts in rejections by a quota and by a limit range (admission plugins `resourcequota` and `limitranger` of
+/// Kubernetes).
 const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVolumeClaim"];
 
 /// The failure of a request.
@@ -29,7 +31,7 @@ pub enum Error {
     Missing(String),
     /// The observation is too old, because the process was suspended or the API server was slow.
     #[error(
-        "the observation took longer than {} seconds, and the step is planned again: the API server or etcd is slow, or the \
+        "the observation took longer than {} seconds, so the step is planned again: the API server or etcd responds slowly, or the \
          operator has too little CPU",
         FRESH.as_secs()
     )]
@@ -54,7 +56,8 @@ impl Failure for Error {
 }
 
 impl Error {
-    /// Whether the EtcdRestore was changed or deleted after it was read, or the observation is too old.
+    /// Whether the EtcdRestore was changed or deleted after it was read, or the observation is too old. The next
+    /// reconcile then plans the step again.
     pub(crate) fn is_outdated(&self) -> bool {
         match self {
             Self::Write(error) | Self::Status(error) => error.is_conflict() || error.is_missing(),
@@ -63,7 +66,7 @@ impl Error {
         }
     }
 
-    /// The problem as the status reports it.
+    /// The problem to report in the status.
     pub(crate) fn trouble(&self) -> Trouble {
         if let Self::Write(error) = self
             && let Some(trouble) = no_storage(error)
@@ -80,8 +83,8 @@ impl Error {
     }
 }
 
-/// Replaces a rejection for missing storage by a plan that reports it with the remedy. The rejection is not a failure
-/// of the operator.
+/// Replaces a rejection of the PVC because of missing storage by a plan that reports the problem with its remedy. Such
+/// a rejection is not a failure of the operator, so the controller does not back off.
 pub(crate) fn replan_without_storage(
     restore: &EtcdRestore,
     snapshot: &Snapshot,
@@ -95,7 +98,7 @@ pub(crate) fn replan_without_storage(
     }
 }
 
-/// The problem if a quota or limit range rejects the seed's PersistentVolumeClaim.
+/// The problem if a quota or limit range rejects the seed's PersistentVolumeClaim. `None` for every other error.
 fn no_storage(error: &apply::Error) -> Option<Trouble> {
     let apply::Error::Api {
         verb: "create",
@@ -115,8 +118,8 @@ fn no_storage(error: &apply::Error) -> Option<Trouble> {
         && NO_STORAGE.iter().any(|part| text.contains(part));
     is_rejected.then(|| {
         let message = format!(
-            "no storage for the seed: the API server rejects its PersistentVolumeClaim: {text}; raise the quota or the limit \
-             of the namespace, delete unused PersistentVolumeClaims, or request less in spec.pod.persistentVolumeClaimSpec \
+            "no storage for the seed: the API server rejects its PersistentVolumeClaim: {text}. Raise the quota or the limit \
+             of the namespace, delete unused PersistentVolumeClaims, or request less storage in spec.pod.persistentVolumeClaimSpec \
              of the EtcdCluster (for a new cluster: in spec.etcdCluster.template of a new EtcdRestore)"
         );
         Trouble::new(Reason::StorageMissing, message)
@@ -158,7 +161,7 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // Missing permissions and a quota without a status are not reported as missing storage.
+        // Neither missing permissions nor a quota without a status are reported as missing storage.
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [

@@ -1,7 +1,7 @@
 //! Plans one action and the state to report, from the EtcdRestore and the snapshot.
 //!
-//! Pure, synchronous and total: no client, no clock, no randomness. Every state between two steps is recognized from
-//! the API alone, in this order:
+//! Pure, synchronous and total: no client, no clock, no randomness. The plan recognizes the state of the restore from
+//! the API objects alone, in this order:
 //!
 //! 1. the intent in the status of the restore,
 //! 2. the EtcdCluster with the restore lock,
@@ -62,7 +62,7 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
     let is_aborted = in_place::is_aborted(restore);
     match &snapshot.cluster {
-        // Invariant 1.
+        // Invariant 1: without an answer about the EtcdCluster, the restore waits.
         Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
         Cluster::Terminating | Cluster::Absent if is_aborted => remove_finalizer(),
         Cluster::Terminating => Plan::wait_for("the deletion of the old EtcdCluster of this name"),
@@ -79,7 +79,8 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
 }
 
-/// Plans the next action at a time, which decides on expiry and on the duration of problems.
+/// Plans the next action at the time `now`, which decides whether the EtcdRestore expires and how long a problem has
+/// lasted.
 pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let plan = expiry::expire(plan(restore, snapshot), restore, now);
     missing_storage::delay_abandonment(plan, restore, snapshot, now)
@@ -92,8 +93,8 @@ fn remove_finalizer() -> Plan {
     )
 }
 
-/// Removes the finalizer of a halted restore first. A rejected restore has no cleanup, so it can be deleted even
-/// without an operator.
+/// Removes the finalizer of a halted restore before the rejection is reported. A rejected restore has nothing to clean
+/// up, so a user can delete it even when no operator runs.
 fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     match plan.state {
         PlanState::Halted(_) if in_place::has_finalizer(restore) => remove_finalizer(),
@@ -101,8 +102,8 @@ fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     }
 }
 
-/// The plan that depends on the EtcdRestore alone: the restore has ended, or its spec is rejected. `None` if the plan
-/// needs an observation.
+/// The plan that follows from the EtcdRestore alone, because the restore has ended or its spec is rejected. `None` if
+/// the plan needs an observation.
 pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     let status = restore.status.as_ref();
     let has_finalizer = in_place::has_finalizer(restore);
@@ -122,7 +123,8 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     if status.is_some_and(|status| status.succeeded) {
         return Some(Plan::complete());
     }
-    // A rejection is final for this spec. A later deletion of the existing cluster does not start the restore.
+    // A rejection is final for this generation of the spec. The restore does not start later, not even after the
+    // existing cluster is deleted.
     let generation = restore.metadata.generation;
     let refused = conditions::find(restore.conditions(), &ConditionType::Failed).filter(|failed| {
         failed.status == "True"
@@ -133,7 +135,8 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
         let refused = Plan::halt(Reason::ClusterExists, refused.message.clone());
         return Some(without_finalizer(restore, refused));
     }
-    // A restore with a finalizer or a verified seed continues from its records, regardless of the spec.
+    // A restore with a finalizer or a verified seed has started. It continues from its records, even if its spec has
+    // become invalid.
     if has_finalizer || is_verified(restore) {
         return None;
     }
@@ -157,7 +160,7 @@ fn is_restored(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Whether it is recorded that the seed serves the backup.
+/// Whether the status records that the seed serves the verified backup.
 pub fn is_verified(restore: &EtcdRestore) -> bool {
     verified(restore).is_some()
 }
@@ -180,7 +183,7 @@ fn refuse(restore: &EtcdRestore) -> Plan {
     )
 }
 
-/// Invariant 9: a cluster that another restore has locked is not changed. The restore that holds the lock continues.
+/// Invariant 9: a cluster that another restore has locked is not changed. That restore continues.
 fn refuse_locked(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     let message = if is_verified(restore) {
@@ -234,8 +237,8 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
 
 fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
-    // After the cutover only the handover remains, even for a deleted restore. In a new cluster nothing is created any
-    // more, because clients may have written to the seed.
+    // After the cutover only the handover remains, even for a deleted restore. In a new cluster, clients may have
+    // written to the seed, so no object of the seed is created again.
     if in_place::has_cut_over(restore, cluster) {
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
@@ -244,7 +247,7 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
         };
     }
     if in_place::is_aborted(restore) {
-        // The restore owns a cluster that it has created, so garbage collection deletes the cluster.
+        // An EtcdCluster that the restore has created is owned by the restore, so garbage collection deletes it.
         return if in_place {
             in_place::withdraw(snapshot)
         } else {
@@ -254,7 +257,7 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     if !seed_is_recorded(restore) {
         return record_intent(restore);
     }
-    // A user may have removed the record from the status.
+    // A user may have removed the record of the backup from the status.
     if let Some(plan) = choice::to_record(restore, snapshot, true) {
         return plan;
     }
@@ -273,8 +276,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     }
 }
 
-/// Sets the finalizer before the handover, which must not be interrupted by a deletion. Before that, a deletion of the
-/// restore deletes its cluster too.
+/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for the end of the handover.
+/// Before the handover, a deletion of the EtcdRestore also deletes its new cluster.
 fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::has_finalizer(restore) {
         return Plan::act(
@@ -285,7 +288,7 @@ fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     plan
 }
 
-/// Creates the missing objects of the seed. No client can have written to the seed yet.
+/// Creates the missing objects of the seed. Called only while no client can have written to the seed.
 fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, snapshot: &Snapshot) -> Plan {
     if !cluster.problems.is_empty() {
         let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
@@ -347,7 +350,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
         Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the hash of the seed member's keys is {found:08x}, but the manifest of the backup has {expected:08x}; \
+                "the hash of the seed member's keys is {found:08x}, but the manifest of the backup records {expected:08x}; \
                  restore another backup"
             ),
         )),
@@ -380,8 +383,8 @@ fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
     known.is_some_and(|(id, at)| id == cluster && at == revision)
 }
 
-/// The interval of reconciles until the seed's etcd serves. The data directory is created before etcd starts, which
-/// takes one or two seconds for each GiB.
+/// The interval of reconciles until the seed's etcd serves. It grows with the size of the backup: before etcd starts,
+/// the seed creates its data directory, which takes one or two seconds for each GiB.
 fn seed_poll(fetched: Option<Moved>) -> Duration {
     let gibibytes = fetched.map_or(0, |fetched| fetched.bytes >> 30);
     let factor = u32::try_from(gibibytes).unwrap_or(u32::MAX).max(1);
@@ -397,7 +400,7 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }
     match serving {
-        // The hash is compared only before the cutover.
+        // The hash is compared only before the cutover, so it is not queried here.
         Serving::NotRead | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(

@@ -42,9 +42,9 @@ api::reasons! {
         InvalidSpec,
         /// A Secret lacks a key.
         KeyMissing,
-        /// The spec uses a field that has no effect in this release and must not be ignored.
+        /// The spec uses a field that this release does not support and must not ignore.
         NotSupported,
-        /// The spec uses fields that have no effect in this release.
+        /// The spec uses fields that this release ignores.
         NotYetInEffect,
         /// `spec.paused` of the EtcdCluster is true.
         Paused,
@@ -58,7 +58,7 @@ api::reasons! {
         RestoreComplete,
         /// The restore has failed or requires manual action.
         RestoreFailed,
-        /// The restore waits for the end of a problem.
+        /// The restore waits for the end of a temporary problem.
         RestoreWaits,
         /// A Secret or one of its keys is missing.
         SecretMissing,
@@ -74,7 +74,7 @@ api::reasons! {
         SnapshotUnreadable,
         /// A step failed; the message names the cause.
         StepFailed,
-        /// The seed gets no volume.
+        /// No volume is created for the seed.
         StorageMissing,
         /// The store does not answer.
         StoreUnreachable,

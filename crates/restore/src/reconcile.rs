@@ -20,7 +20,7 @@ use crate::plan::plan_at;
 use crate::plan::write::write;
 use crate::status;
 
-/// The pause after a conflict or after an observation that took too long.
+/// Time until the next attempt after a conflict, or after an observation that took too long.
 const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
 /// The clients and tasks of all reconciles.
@@ -29,7 +29,7 @@ pub(crate) struct ReconcileContext {
     pub(crate) client: Client,
     /// Contains another client, which sends each write once (invariant 11).
     pub(crate) execute: ExecuteContext,
-    /// The client for clusters without TLS and authentication.
+    /// The etcd client for clusters without TLS and authentication.
     pub(crate) etcd: EtcdClient,
     /// The image of seed members.
     pub(crate) image: OwnImage,
@@ -47,11 +47,11 @@ impl Reconcile for ReconcileContext {
 }
 
 impl ReconcileContext {
-    /// Reconciles an object. The age of the observation counts from `since`.
+    /// Reconciles an EtcdRestore. `since` is the time from which the age of the observation counts.
     async fn reconcile_since(&self, object: &EtcdRestore, since: Instant) -> Result<Done, Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
-        // The cache may lack the last record of the operator itself, which the plan needs.
+        // The EtcdRestore is read again, because the cache may lack the operator's own last record.
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
         };
@@ -92,7 +92,7 @@ impl ReconcileContext {
         status::set_progress(&mut desired, &snapshot.seed.pod);
         let written = report(&self.execute, &restore, &desired, &now).await;
         match executed.and(written) {
-            // The status reports the delay, which is not a failure.
+            // The status reports the delay. The delay is not a failure, so the controller does not back off.
             Err(Error::TooOld) => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_conflict() => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_missing() => Ok(Done::default()),
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Invariant 11: the client for reads repeats failed requests for minutes.
+    /// Invariant 11: a client that retries for minutes would send a write after its ten seconds.
     #[tokio::test]
     async fn restore_writes_use_client_without_retries() {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    /// A deleted restore in place, its cluster, and the seed's Service, which still exists.
+    /// An EtcdRestore in place that was deleted, its EtcdCluster, and the seed's Service, which still exists.
     fn aborted() -> (EtcdRestore, Value, Value) {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
@@ -204,7 +204,7 @@ mod tests {
         (restore, cluster, service)
     }
 
-    /// After a failure the controller would back off.
+    /// A failure would make the controller back off.
     #[tokio::test]
     async fn old_observation_of_restore_is_repeated_without_failure() {
         for (age, too_old) in [(0, false), (11, true)] {

@@ -1,9 +1,10 @@
 //! The program in a seed's pod. `fetch` fetches the snapshot from a store or directly from a member. `start` creates
-//! and verifies the data directory, and then becomes etcd. Both report their result in the termination message of the
-//! container, as JSON.
+//! and verifies the data directory, and then becomes etcd. Both write their result as JSON to the termination message
+//! of the container.
 //!
-//! The data directory gets its name by one rename, after everything was verified. If it exists, nothing is fetched or
-//! created, so a restarted pod never overwrites live data. The program does not use the Kubernetes API.
+//! The data directory is created under a temporary name, and renamed after everything was verified. If it exists,
+//! nothing is fetched or created, so a restarted pod never overwrites live data. The program does not use the
+//! Kubernetes API.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -60,7 +61,7 @@ impl Paths {
         self.volume.join("data")
     }
 
-    /// The temporary files of the restore, which are deleted at its end.
+    /// The directory for temporary files of the restore. It is deleted when the data directory is complete.
     fn work(&self) -> PathBuf {
         self.volume.join("restore")
     }
@@ -73,13 +74,14 @@ impl Paths {
         self.work().join("expected.json")
     }
 
-    /// The description of the snapshot in the data directory. The file is kept.
+    /// The file that describes the snapshot in the data directory. It is kept.
     fn restored(&self) -> PathBuf {
         self.volume.join("restored.json")
     }
 }
 
-/// Runs a command and writes its report. Returns whether it succeeded. A process that has become etcd does not return.
+/// Runs a command and writes its report. Returns whether the command succeeded. Does not return if the process becomes
+/// etcd.
 pub async fn run(command: &Command) -> bool {
     let work = async {
         match command {
@@ -88,7 +90,7 @@ pub async fn run(command: &Command) -> bool {
                 let server = progress::serve(move || meter.read());
                 let fetched = tokio::select! {
                     fetched = fetch(arguments) => fetched,
-                    // The progress is served until the process ends.
+                    // The progress is served until `fetch` ends, even if the server ends before.
                     fetched = async { server.await; std::future::pending().await } => fetched,
                 };
                 (&arguments.paths, fetched)
@@ -98,8 +100,8 @@ pub async fn run(command: &Command) -> bool {
     };
     let (paths, result) = tokio::select! {
         done = work => done,
-        // The first process of a container receives SIGTERM only with a handler. All other processes, such as etcdutl,
-        // end together with it. The next start repeats unfinished work.
+        // The kernel delivers SIGTERM to the first process of a container only if a handler exists. The other processes
+        // of the container, such as etcdutl, end together with the first. The next start repeats unfinished work.
         () = terminated() => std::process::exit(TERMINATED),
     };
     let succeeded = result.is_ok();
@@ -118,7 +120,7 @@ pub async fn run(command: &Command) -> bool {
     succeeded
 }
 
-/// Waits for SIGTERM. Without a handler it waits forever.
+/// Waits for SIGTERM. Waits forever if the handler cannot be installed.
 async fn terminated() {
     if let Ok(mut signals) = signal(SignalKind::terminate()) {
         signals.recv().await;
@@ -128,7 +130,7 @@ async fn terminated() {
 }
 
 fn shorten(mut message: String) -> String {
-    // The JSON and its escapes need space too.
+    // Half of the limit remains for the JSON around the message and for its escapes.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
 }
@@ -160,7 +162,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Tro
     Ok(serde_json::from_slice(&text).ok())
 }
 
-/// Writes a file under a temporary name and renames it, so the file is complete or missing.
+/// Writes a file under a temporary name and renames it. So the file is either complete or missing.
 fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let unfinished = path.with_extension("unfinished");
@@ -174,7 +176,7 @@ fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
     write().map_err(|error| volume_trouble("write", path, &error))
 }
 
-/// Syncs the directory of `path`, so that a rename there survives a crash.
+/// Syncs the parent directory of `path`, so that a rename in it survives a crash.
 fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
@@ -193,20 +195,20 @@ fn sync_directories(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Whether the data directory was created. An empty one does not count and is removed. A container of the user may have
-/// created it, and etcd would start in it without data.
+/// Whether the data directory was created. An empty directory does not count, because a user's container may have
+/// created it, and etcd would start in it without data. An empty directory is removed.
 fn is_created(paths: &Paths) -> bool {
-    // Removes only an empty directory.
+    // `remove_dir` fails for a directory with content.
     let _ = fs::remove_dir(paths.data());
     paths.data().exists()
 }
 
-/// The snapshot in an existing data directory.
+/// The description of the snapshot in an existing data directory. `None` without a data directory.
 fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     if !is_created(paths) {
         return Ok(None);
     }
-    let message = "the data volume contains a data directory that this restore did not create; it is not changed";
+    let message = "the data volume contains a data directory that this restore did not create: the restore does not change it";
     let contents = read_json(&paths.restored())?;
     contents
         .map(Some)
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volume_problems_name_remedy() {
+    fn volume_errors_contain_remedy() {
         use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, StorageFull};
         let larger = Some("give the members larger volumes");
         for (kind, expected) in [

@@ -1,4 +1,4 @@
-//! The types that observe returns. Plain data without clients. Data that cannot be read is `Unknown` with the reason,
+//! The types that observe returns: plain data without clients. Data that cannot be read is `Unknown` with the reason,
 //! never empty (invariant 1).
 
 use api::EtcdCluster;
@@ -14,7 +14,7 @@ use store::progress::Moved;
 
 use crate::reason::Trouble;
 
-/// An observation: the facts for the plan, and the objects from which the requests are built.
+/// An observation: the facts for the plan, and the objects for the requests.
 pub struct Observation {
     /// The facts.
     pub snapshot: Snapshot,
@@ -28,7 +28,7 @@ pub struct Objects {
     pub cluster: Option<EtcdCluster>,
     /// The spec in effect of the EtcdCluster.
     pub effective: Option<EtcdClusterSpec>,
-    /// The recorded backup, or the one that the spec names now.
+    /// The recorded backup. Without a record, the backup that the spec names.
     pub backup: Result<ChosenBackup, Trouble>,
     /// The image of the container `fetch`.
     pub image: Result<OperatorImage, String>,
@@ -47,24 +47,25 @@ pub struct SeedObjects {
     pub service: Option<Service>,
 }
 
-/// Whether an object with the name of a seed's object is being deleted or has another owner.
+/// Whether an object with the name of a seed's object is unusable: it is being deleted, or has another owner than
+/// `owner`.
 pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
     let metadata = object.meta();
     metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
 }
 
-/// The input of a plan, besides the EtcdRestore itself.
+/// The input of a plan, in addition to the EtcdRestore.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     /// The EtcdCluster with the name of the target.
     pub cluster: Cluster,
-    /// The check of the backup. Read until the cluster is created or locked.
+    /// The result of checking the backup. Read until the cluster is created or locked.
     pub source: Source,
-    /// The backup to record, if no valid one is recorded.
+    /// The backup to record. `None` if the record is valid or no backup was found.
     pub found: Option<ChosenBackup>,
     /// The objects of the seed. Read while the restore holds the lock of the cluster.
     pub seed: Seed,
-    /// The answer of etcd: of the seed, or after the handover of the cluster.
+    /// The answer of etcd: from the seed, and after the handover from any member of the cluster.
     pub serving: Serving,
     /// The pods of the old members. Read after the cutover.
     pub old_members: OldMembers,
@@ -96,7 +97,7 @@ pub enum OldMembers {
 }
 
 impl OldMembers {
-    /// Whether no old member is an endpoint. Every pod is deleted, or is terminating and not ready.
+    /// Whether no old member is an endpoint: every pod is deleted, or is terminating and not ready.
     pub fn have_stopped(&self) -> bool {
         matches!(self, Self::Known(pods) if pods.iter().all(|pod| pod.terminating && !pod.ready))
     }
@@ -107,7 +108,7 @@ impl OldMembers {
 pub struct OldPod {
     /// The name of the pod.
     pub name: String,
-    /// The UID, the precondition of the deletion.
+    /// The UID of the pod, which is the precondition of its deletion.
     pub uid: String,
     /// Whether the pod is being deleted.
     pub terminating: bool,
@@ -143,7 +144,7 @@ pub struct ClusterFacts {
     pub paused: bool,
     /// Whether the members have volumes.
     pub durable: bool,
-    /// The problems of the spec that prevent a start.
+    /// The problems in the spec because of which no seed may start.
     pub problems: Vec<Problem>,
 }
 
@@ -153,7 +154,7 @@ impl ClusterFacts {
         self.cluster_id.as_deref() == Some(id)
     }
 
-    /// Whether this is the cluster of the record, with the same UID and cluster ID.
+    /// Whether the cluster is the recorded one, with the same UID and cluster ID.
     pub fn is_still(&self, was: &ReplacesStatus) -> bool {
         let same = match &was.cluster_id {
             Some(id) => self.is_cluster(id),
@@ -163,14 +164,14 @@ impl ClusterFacts {
     }
 }
 
-/// The check of the backup by the operator.
+/// The result of checking the backup.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// The backup was not checked, because the plan does not need it.
     NotRead,
     /// The backup cannot be read or cannot be used.
     Unavailable(Trouble),
-    /// The backup is complete, and this is the spec of the cluster to create.
+    /// The backup is complete. Contains the spec of the cluster to create.
     Ready(Box<EtcdClusterSpec>),
 }
 
@@ -179,7 +180,7 @@ pub enum Source {
 pub struct Seed {
     /// The Service.
     pub service: Child,
-    /// The PersistentVolumeClaim; not read if members have no volumes.
+    /// The PersistentVolumeClaim. Not read if members have no volumes.
     pub pvc: Child,
     /// The pod.
     pub pod: Pod,
@@ -234,10 +235,10 @@ pub enum Life {
     Ended,
 }
 
-/// A description of the backup of a seed's pod that is not the recorded one.
+/// The backup of a seed's pod, if it is not the recorded one. The text names both backups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherBackup {
-    /// The pod fetches the other backup, and has not reported its data.
+    /// The pod fetches the other backup and has not reported its data.
     Fetches(String),
     /// The pod has the data of the other backup.
     Contains(String),
@@ -249,30 +250,31 @@ pub enum OtherBackup {
 pub struct PodFacts {
     /// Whether a kubelet still runs the pod.
     pub life: Life,
-    /// Whether the pause since the creation of the pod has not passed. The pod is not replaced yet.
+    /// Whether the pause since the creation of the pod has not passed, so the pod must not be replaced yet.
     pub recent: bool,
-    /// Whether the container `fetch` has succeeded without a readable report. A kubelet may lose a termination message.
+    /// Whether the container `fetch` has succeeded, but its report is missing or unreadable. A kubelet may lose a
+    /// termination message.
     pub report_lost: bool,
-    /// The other backup, if the pod does not have the recorded one.
+    /// The backup of the pod if it is not the recorded one.
     pub other_backup: Option<OtherBackup>,
     /// Whether the pod accepts only the recorded SHA-256 and the recorded increase of the revision.
     pub checks_sha256: bool,
-    /// The problem that prevents the start. The kubelet retries.
+    /// The problem because of which the pod does not start. The kubelet retries.
     pub trouble: Option<Trouble>,
-    /// The revision that an etcd with the fetched and verified backup serves. The container runs etcd only after the
-    /// data directory was created, so any answer at the pod's address comes from that data.
+    /// The revision that an etcd with the fetched and verified backup serves. etcd starts only after the data directory
+    /// was created, so any answer at the pod's address comes from this data.
     pub restored: Option<i64>,
     /// Whether etcd is ready on the verified data directory.
     pub verified: bool,
-    /// The hash of etcd's keys at that revision, if the manifest contains one.
+    /// The hash of etcd's keys at the revision `restored`, if the manifest contains one.
     pub hash: Option<KeyHash>,
     /// The SHA-256 of the fetched snapshot in hexadecimal.
     pub sha256: Option<String>,
-    /// The origin of the fetched snapshot, from the report.
+    /// The origin of the fetched snapshot, as the pod reports it.
     pub origin: Option<Origin>,
-    /// Whether the container `fetch` runs.
+    /// Whether the container `fetch` is running.
     pub fetching: bool,
-    /// The progress of the container `fetch`.
+    /// The progress of the container `fetch`, while it runs and after it has succeeded.
     pub progress: Option<Moved>,
     /// Whether the pod has the labels of the cluster, by which Services select it.
     pub joined: bool,
@@ -285,7 +287,7 @@ pub enum Serving {
     NotRead,
     /// etcd did not answer.
     Unknown(String),
-    /// The keys of etcd differ from those in the backup.
+    /// The hash of the seed's keys differs from the hash in the manifest.
     Differs {
         /// The hash in the manifest.
         expected: u32,

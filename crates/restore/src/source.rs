@@ -1,5 +1,5 @@
-//! Opens the location of the backup, and reads its manifest and size. Used by the operator, which reads the Secrets,
-//! and by the seed's pod, which mounts them.
+//! Opens the location of the backup, and reads its manifest and size. Two callers use this module: the operator, which
+//! reads the Secrets from the API server, and the program in the seed's pod, which reads mounted files.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ use store::{Directories, Secrets, Target};
 
 use crate::reason::{Reason, Trouble};
 
-/// Upper bound on manifest size.
+/// Maximum size of a manifest in bytes.
 const MANIFEST_LIMIT: u64 = 4 << 20;
 
 /// An opened location of a backup.
 pub struct OpenedSource(pub Target);
 
-/// Opens the bucket, or the directory `claim` where the PersistentVolumeClaim is mounted. `secret` and `ca` are the
-/// content of the Secrets that the source names.
+/// Opens the bucket, or the directory `claim` where the PersistentVolumeClaim is mounted. `secret` and `ca` contain the
+/// Secrets that the source names.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub async fn open(
         .map_err(|error| trouble(&error))
 }
 
-/// Converts an error of the store.
+/// Converts an error of the store to a problem of the restore.
 pub fn trouble(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
@@ -111,8 +111,8 @@ impl OpenedSource {
     }
 }
 
-/// Compares the size of the stored backup with its manifest. A truncated backup, or one with another manifest, is
-/// detected before anything is changed.
+/// Compares the size of the stored backup with its manifest, before anything is changed. Detects a truncated backup,
+/// and a backup with the manifest of another one.
 ///
 /// # Errors
 ///
@@ -162,7 +162,7 @@ mod tests {
         assert!(accepted(&plain, 100) && !accepted(&plain, 99));
         let compressed = manifest("zstd", r#","storedSize":40"#);
         assert!(accepted(&compressed, 40) && !accepted(&compressed, 39));
-        // A manifest without the stored size accepts any size.
+        // If the manifest does not contain the stored size, every size is accepted.
         assert!(accepted(&manifest("zstd", ""), 7));
         assert!(fits(None, 1).is_ok());
         let trouble = fits(Some(&plain), 1).unwrap_err();

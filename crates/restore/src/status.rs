@@ -11,8 +11,8 @@ use crate::plan::{Action, Plan, PlanState};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
-/// The status after a plan. If the step has failed, the failure replaces the state of the plan, and nothing is
-/// recorded.
+/// The status after a reconcile. If the step has failed, the status reports the failure instead of the state of the
+/// plan, and records nothing.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -44,8 +44,8 @@ pub fn compute(
     status
 }
 
-/// The status if the CustomResourceDefinition lacks a field for a record: the current status with the problem. The
-/// restore does not continue without the record (invariant 10).
+/// The status if the CustomResourceDefinition lacks a field that must be recorded: the current status, plus this
+/// problem. The restore does not continue without the record (invariant 10).
 pub fn outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,
@@ -66,7 +66,7 @@ pub fn outdated_definition(
     status
 }
 
-/// Sets the progress of the seed. Without an answer the last progress is kept.
+/// Sets the progress of the seed. If the seed does not answer, the last progress is kept.
 pub fn set_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     if let Pod::Present(PodFacts {
@@ -175,7 +175,7 @@ fn phase(state: &PlanState, status: &EtcdRestoreStatus) -> RestorePhase {
     }
 }
 
-/// The Events of this reconcile.
+/// The Events to publish after this reconcile.
 pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
     let target = crate::naming::target(restore);
     let action = match &plan.action {
@@ -203,7 +203,7 @@ pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
             Reason::Claimed.as_str(),
             "Claim",
             format!(
-                "locked the EtcdCluster {target}: it serves until the seed has verified the backup"
+                "locked the EtcdCluster {target}: its members serve until the seed has verified the backup"
             ),
         )),
         Action::Abandon(trouble) => Some(Notice::warning(
@@ -380,7 +380,7 @@ mod tests {
         );
         let reason = status.reason.as_ref();
         assert!(reason.is_some_and(|it| it.contains("older")));
-        // All other fields are unchanged.
+        // All other fields of the status are unchanged.
         let before = EtcdRestoreStatus {
             conditions: Vec::new(),
             reason: None,
@@ -482,7 +482,7 @@ mod tests {
             let reported = events(&restore, Action::Nothing, state);
             assert_eq!(reported, [(true, reason, note())]);
         }
-        // The Event of the action comes before that of the state.
+        // The Event of the action precedes the Event of the state.
         let abandon = Action::Abandon(missing());
         let reported = events(&restore, abandon, PlanState::Halted(missing()));
         let reasons: Vec<_> = reported.iter().map(|(_, reason, _)| *reason).collect();
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_names_fields_without_effect() {
+    fn restore_reports_fields_without_effect() {
         let mut restore = restore();
         restore.spec.backup_storage_type = Some("Local".into());
         let status = compute(&restore, &planned(Action::Nothing, halted()), None, &at(1));

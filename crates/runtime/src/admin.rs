@@ -1,10 +1,10 @@
 //! The read-only admin server: `/healthz`, `/readyz` and `/metrics`.
 //!
-//! A standby is Ready, because it can take over the lease. If the process cannot take over, `/readyz` fails and its
-//! body names the missing condition.
+//! A standby is Ready, because it can take over the lease. If the process cannot take over the lease, `/readyz` fails,
+//! and its body contains the missing condition.
 //!
-//! Every pod can connect to the port. Slow and idle connections are closed, and the number of connections is limited, so
-//! that clients take little memory and few file descriptors.
+//! Every pod can connect to the port. So slow and idle connections are closed, and the number of connections is
+//! limited. Clients then take little memory and few file descriptors.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -28,16 +28,17 @@ use tracing::debug;
 /// The content type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The limits of connections to the port.
+/// Limits for the connections to the port.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Time for the header of a request, and for an idle connection.
+    /// Time limit for the header of a request, and for an idle connection.
     header: Duration,
-    /// Time after which a connection is closed.
+    /// How long a connection may be open.
     lifetime: Duration,
-    /// Number of connections.
+    /// Maximum number of open connections.
     connections: usize,
-    /// Number of connections of one address, so that one client cannot take all connections from the kubelet's probes.
+    /// Maximum number of open connections from one address. Without this limit, one client could take the connections
+    /// that the kubelet's probes need.
     per_address: usize,
 }
 
@@ -48,10 +49,10 @@ const LIMITS: Limits = Limits {
     per_address: 16,
 };
 
-/// Delay after a connection could not be accepted, for example because no file descriptor is left.
+/// Pause after the server could not accept a connection, for example because no file descriptor was free.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
-/// The admin server cannot start or has stopped.
+/// Why the admin server could not start or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address is in use or does not belong to this host.
@@ -68,7 +69,7 @@ pub enum Error {
     Serve(#[source] std::io::Error),
 }
 
-/// The condition that keeps the process from leading. The waiting code sets it and `/readyz` reports it.
+/// The condition that prevents the process from leading. The code that waits sets it, and `/readyz` reports it.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<Waiting>>);
 
@@ -81,12 +82,12 @@ enum Waiting {
 }
 
 impl Readiness {
-    /// Reports not ready. `what` completes the text "waiting for".
+    /// Reports the process as not ready. `what` continues the text "waiting for".
     pub fn waiting_for(&self, what: &str) {
         self.set(Waiting::For(what.to_owned()));
     }
 
-    /// Reports ready: the process leads or can take over.
+    /// Reports the process as ready: it leads, or it can take over the lease.
     pub fn ready(&self) {
         self.set(Waiting::Nothing);
     }
@@ -107,20 +108,20 @@ impl Readiness {
     }
 }
 
-/// State that the routes read.
+/// What the routes of the server read.
 #[derive(Clone)]
 pub struct Admin {
-    /// Readiness of the process to lead.
+    /// Whether the process can lead.
     pub readiness: Readiness,
     /// The metrics of the process.
     pub registry: Arc<Registry>,
 }
 
-/// Listens on `address`. As in Go's servers, `0.0.0.0` means all addresses of both IP families: the kubelet of an IPv6
-/// cluster probes the IPv6 address of a pod.
+/// Listens on `address`. As in Go's servers, `0.0.0.0` means all addresses of both IP families, because the kubelet of
+/// an IPv6 cluster probes the IPv6 address of a pod.
 ///
 /// # Errors
-/// If the address cannot be bound. The process then ends, because only the user can choose another address.
+/// Fails if the address cannot be bound. The process then ends, because only the user can choose another address.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     if address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED) {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
@@ -137,7 +138,7 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
 /// Serves until the process ends.
 ///
 /// # Errors
-/// If the server stops by itself.
+/// Fails if the server stops without a shutdown.
 pub async fn serve(listener: TcpListener, admin: Admin) -> Result<(), Error> {
     serve_within(LIMITS, listener, admin).await
 }
@@ -172,12 +173,12 @@ async fn serve_connection(limits: Limits, stream: TcpStream, routes: Router, _sl
     }
 }
 
-/// Number of open connections of each address.
+/// Number of open connections from each address.
 #[derive(Clone, Default)]
 struct Connections(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
 impl Connections {
-    /// Counts a connection until the slot is dropped. `None` if a limit is reached.
+    /// Counts a connection until the returned slot is dropped. `None` if a limit is reached.
     fn open(&self, address: IpAddr, limits: Limits) -> Option<Slot> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = open.values().sum();
@@ -194,7 +195,7 @@ impl Connections {
     }
 }
 
-/// An open connection.
+/// Counts as one open connection until it is dropped.
 struct Slot {
     connections: Connections,
     address: IpAddr,
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readyz_names_missing_condition_until_ready() {
+    async fn readyz_reports_missing_condition_until_ready() {
         let readiness = Readiness::default();
         let address = served(Admin {
             readiness: readiness.clone(),
@@ -307,7 +308,7 @@ mod tests {
         address
     }
 
-    /// A connection from another loopback address that sends nothing.
+    /// A connection from another loopback address. It sends nothing.
     async fn idle(address: SocketAddr, from: &str) -> TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
@@ -366,7 +367,7 @@ mod tests {
         let first = idle(address, "127.0.0.2").await;
         let second = idle(address, "127.0.0.2").await;
         assert!(is_closed(idle(address, "127.0.0.2").await).await);
-        // A probe from another address is served.
+        // A probe from another address is answered.
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         drop((first, second));
     }
@@ -381,7 +382,7 @@ mod tests {
         let first = idle(address, "127.0.0.2").await;
         let second = idle(address, "127.0.0.3").await;
         assert!(is_closed(idle(address, "127.0.0.4").await).await);
-        // A closed connection makes room.
+        // A closed connection no longer counts.
         drop((first, second));
         let served = async {
             loop {

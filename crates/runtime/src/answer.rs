@@ -1,6 +1,6 @@
-//! Classification of API server responses.
+//! Classifies responses of the API server.
 
-/// True if the API server reports that the object does not exist (404).
+/// Whether the API server reports that the object does not exist (404).
 pub fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }

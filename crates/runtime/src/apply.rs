@@ -1,8 +1,8 @@
 //! Every write to the API server: server-side apply by one field manager, create under a fixed name, delete with a UID
 //! precondition, and status updates that are sent only if the status differs.
 //!
-//! Invariant 11: two processes may run these writes concurrently. Names, UIDs and resource versions make the write of
-//! the loser a no-op.
+//! Invariant 11: two operator processes may send these writes concurrently. Because of the fixed names, UIDs and
+//! resource versions, the later write changes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -18,27 +18,28 @@ use serde_json::{Value, json};
 pub use crate::answer::is_not_found;
 use crate::outcome::Failure;
 
-/// Reason of a write that the installed CRD rejects.
+/// Reason of a write that the schema of the installed CRD rejects.
 pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
-/// Text in the API server's rejection. The API server rejects a whole applied object if the schema lacks one field
-/// (`validate.go` of structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields).
+/// Text in the message with which the API server rejects an applied object because the schema lacks one of its fields
+/// (`validate.go` of structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). It then rejects the
+/// whole object.
 const UNDECLARED: &str = "field not declared in schema";
 
-/// A write that failed.
+/// Why a write failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The object cannot be serialized as JSON: a defect of the builder.
+    /// The object cannot be serialized as JSON, which is a defect of the code that builds it.
     #[error("cannot serialize {kind} {name}")]
     Serialise {
         /// The kind.
         kind: String,
-        /// The object's name.
+        /// The name of the object.
         name: String,
         /// The error of the serializer.
         #[source]
         source: serde_json::Error,
     },
-    /// The schema of the installed CRD lacks a field of the object. Nothing of the object was written.
+    /// The schema of the installed CRD lacks a field of the object. No field of the object was written.
     #[error(
         "the installed CRD of {kind} is older than this operator: update the CRD (docs/install.md, \
          Manage the CRDs: `helm upgrade` of the release with crds.install=true, or apply the chart's \
@@ -47,17 +48,17 @@ pub enum Error {
     Definition {
         /// The kind.
         kind: String,
-        /// The API server's message with the field.
+        /// The API server's message, which contains the field.
         message: String,
     },
-    /// The API server rejected the request or is unreachable.
+    /// The API server rejected the request or could not be reached.
     #[error("cannot {verb} {kind} {name}")]
     Api {
         /// The operation.
         verb: &'static str,
         /// The kind.
         kind: String,
-        /// The object's name.
+        /// The name of the object.
         name: String,
         /// The error of the client.
         #[source]
@@ -108,7 +109,7 @@ api::reasons! {
 }
 
 impl ApiFailure {
-    /// Of this error.
+    /// The kind of this error.
     pub fn of(error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => match status.code {
@@ -124,7 +125,7 @@ impl ApiFailure {
     }
 }
 
-/// Sorts an error of the API server into few reasons.
+/// The reason for an error of the API server, as a label with few values.
 pub fn kube_reason(error: &kube::Error) -> &'static str {
     ApiFailure::of(error).as_str()
 }
@@ -137,46 +138,46 @@ fn has_reason(status: &Status, reason: &str) -> bool {
     status.reason == reason
 }
 
-/// Result of a create.
+/// The result of a create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Created<K> {
     /// The object was created.
     New(K),
-    /// An object of this name existed; nothing was changed.
+    /// An object with this name exists. Nothing was changed.
     Exists,
 }
 
-/// Result of a delete.
+/// The result of a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// The API server accepted the request; the object may still be terminating.
+    /// The API server accepted the request. The object may still be terminating.
     Accepted,
     /// The object did not exist.
     Gone,
-    /// The object has another UID or resource version; nothing was deleted.
+    /// The object has another UID or resource version. Nothing was deleted.
     Changed,
 }
 
-/// Result of a status update.
+/// The result of a status update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// The status differed and was sent.
+    /// The status differed and was written.
     Sent,
-    /// The status was equal; nothing was sent.
+    /// The status was equal. Nothing was sent.
     Same,
 }
 
-/// Server-side apply of the whole object; fields of other managers stay.
+/// Applies the whole object with server-side apply. Fields of other managers are not changed.
 ///
 /// # Errors
-/// If the API server rejects the object or is unreachable.
+/// Fails if the API server rejects the object or cannot be reached.
 pub async fn apply<K>(api: &Api<K>, manager: &str, object: &K) -> Result<K, Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
 {
     let name = object.name_any();
     let mut body = to_value(object)?;
-    // The API server rejects server-managed fields in the body.
+    // The API server rejects a body with server-managed fields.
     if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         metadata.remove("creationTimestamp");
@@ -188,10 +189,10 @@ where
         .map_err(|e| failed::<K>("apply", &name, e))
 }
 
-/// Creates the object unless an object of the same name exists.
+/// Creates the object, unless an object with the same name exists.
 ///
 /// # Errors
-/// If the API server rejects the object for another reason or is unreachable.
+/// Fails if the API server rejects the object for another reason or cannot be reached.
 pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> Result<Created<K>, Error>
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,
@@ -209,10 +210,11 @@ where
     }
 }
 
-/// Deletes the object with its UID as the precondition. `grace_seconds` of `None` keeps the object's own grace period.
+/// Deletes the object with its UID as precondition. If `grace_seconds` is `None`, the object's own grace period
+/// applies.
 ///
 /// # Errors
-/// If the API server rejects the request or is unreachable.
+/// Fails if the API server rejects the request or cannot be reached.
 pub async fn delete<K>(api: &Api<K>, seen: &K, grace_seconds: Option<u32>) -> Result<Deleted, Error>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
@@ -220,11 +222,11 @@ where
     delete_at(api, seen, None, grace_seconds).await
 }
 
-/// Like [`delete`], with the resourceVersion as an additional precondition. Use it if the content of the object is the
-/// reason for the deletion.
+/// Like [`delete`], with the resourceVersion as an additional precondition. Use this function if the object is deleted
+/// because of its content.
 ///
 /// # Errors
-/// As [`delete`].
+/// Fails like [`delete`].
 pub async fn delete_if_unchanged<K>(api: &Api<K>, seen: &K) -> Result<Deleted, Error>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
@@ -242,7 +244,8 @@ where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
     let name = seen.name_any();
-    // Invariant 11: an object without a UID was not read from the API server, so it is not deleted by name.
+    // Invariant 11: an object without a UID does not come from the API server. It is not deleted, because another
+    // object may have its name.
     let Some(uid) = seen.uid() else {
         return Ok(Deleted::Changed);
     };
@@ -262,14 +265,14 @@ where
     }
 }
 
-/// Applies the status subresource as `manager` unless `current` equals `desired`. Fields that this manager applied
-/// before and omits now are removed; fields of other managers stay.
+/// Applies the status subresource as `manager`, unless `current` equals `desired`. Fields that this manager has applied
+/// before and now omits are removed. Fields of other managers are not changed.
 ///
-/// Use this only for reports, which the next reconcile replaces. The API server ignores the UID on the status
-/// subresource, so a report can reach a new object of the same name. Records use [`status_if_unchanged`].
+/// Use this function only for reports, which the next reconcile writes again. The API server ignores the UID on the
+/// status subresource, so a report can reach a new object with the same name. For records, use [`status_if_unchanged`].
 ///
 /// # Errors
-/// If the API server rejects the status or is unreachable.
+/// Fails if the API server rejects the status or cannot be reached.
 pub async fn status<K, S>(
     api: &Api<K>,
     manager: &str,
@@ -287,12 +290,12 @@ where
     write_status(api, manager, object, desired, None).await
 }
 
-/// Like [`status`], with the resourceVersion as the precondition. Use it for records, and for decisions that must not
-/// be made twice.
+/// Like [`status`], with the resourceVersion as precondition. Use this function for records, and for decisions that
+/// must not be made twice.
 ///
 /// # Errors
-/// As [`status`]. The reason is `Conflict` if the object changed since it was read, or was replaced by another object of
-/// the same name.
+/// Fails like [`status`]. The reason is `Conflict` if the object was changed after it was read, or was replaced by
+/// another object with the same name.
 pub async fn status_if_unchanged<K, S>(
     api: &Api<K>,
     manager: &str,
@@ -336,10 +339,11 @@ where
         .map_err(|e| failed::<K>("write the status of", &name, e))
 }
 
-/// Sets or removes (`None`) one annotation, with UID and resourceVersion as preconditions.
+/// Sets one annotation, or removes it (`None`). UID and resourceVersion are preconditions.
 ///
 /// # Errors
-/// If the object changed since it was read (reason `Conflict`), or the API server rejects the patch.
+/// Fails with the reason `Conflict` if the object was changed after it was read. Also fails if the API server rejects
+/// the patch.
 pub async fn annotate<K>(
     api: &Api<K>,
     manager: &str,
@@ -354,10 +358,11 @@ where
     merge_metadata(api, manager, seen, annotations).await
 }
 
-/// Merges `metadata` into the metadata of the object, with UID and resourceVersion as preconditions.
+/// Merges `metadata` into the metadata of the object. UID and resourceVersion are preconditions.
 ///
 /// # Errors
-/// If the object changed since it was read (reason `Conflict`), or the API server rejects the patch.
+/// Fails with the reason `Conflict` if the object was changed after it was read. Also fails if the API server rejects
+/// the patch.
 pub async fn merge_metadata<K>(
     api: &Api<K>,
     manager: &str,
@@ -381,11 +386,11 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
-/// Adds or removes a finalizer, with UID and resourceVersion as preconditions (invariant 11). Other finalizers stay. A
-/// deleted object counts as done.
+/// Adds or removes a finalizer. UID and resourceVersion are preconditions (invariant 11). Other finalizers are not
+/// changed. If the object does not exist, the function succeeds.
 ///
 /// # Errors
-/// If the object has changed since, or the API server rejects the patch.
+/// Fails if the object was changed after it was read, or if the API server rejects the patch.
 pub async fn set_finalizer<K>(
     api: &Api<K>,
     manager: &str,
@@ -407,24 +412,25 @@ where
     }
 }
 
-/// Whether the object of this UID is an owner.
+/// Whether the object with the UID `owner` is an owner.
 pub fn is_owned(metadata: &ObjectMeta, owner: &str) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     owners.any(|one| one.uid == owner)
 }
 
-/// Whether an object has this owner and carries these labels.
+/// Whether an object has this owner and these labels.
 pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, String>) -> bool {
     let found = |key: &String| metadata.labels.as_ref()?.get(key);
     is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
-/// The controller reference by which garbage collection deletes a child with its owner.
+/// The controller reference. With it, garbage collection deletes a child after its owner.
 pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())
 }
 
-/// The part of the API server's message that names the missing field, without the object.
+/// The part of the API server's message that contains the missing field. The part with the object is left out. `None`
+/// for another message.
 fn undeclared(message: &str) -> Option<&str> {
     if !message.contains(UNDECLARED) {
         return None;
@@ -458,7 +464,7 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
-    // The CRDs of other API groups are not installed by this project, so its remedy does not apply.
+    // This project installs only the CRDs of its own API group, so the remedy applies only to these.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
         && let Some(message) = undeclared(&status.message)
@@ -501,7 +507,7 @@ mod tests {
             rejected("etcdserver: request timed out").reason(),
             "ApiServerError"
         );
-        // The chart does not install the schemas of these kinds.
+        // The chart does not install the schema of this kind.
         let error = rejected_for::<k8s_openapi::api::core::v1::Service>(rejection);
         assert_eq!(error.reason(), "ApiServerError");
         let error = rejected_for::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(rejection);

@@ -1,5 +1,5 @@
-//! `check`: checks that running operators are ready, for `helm test`. The image has no shell and no other HTTP client.
-//! The command changes nothing.
+//! The command `check` for `helm test`: checks that running operators are ready, and changes nothing. The image
+//! contains no shell and no other HTTP client.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use tracing::{error, info};
 use crate::client::sending_once;
 use crate::outcome::Chain;
 
-/// A new Service has no endpoints until the kube-proxies have noticed its pods.
+/// How long the command waits for an operator. A new Service has no endpoints until the kube-proxies have seen its
+/// pods.
 const PATIENCE: Duration = Duration::from_mins(1);
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -24,7 +25,7 @@ pub struct Check {
     pub urls: Vec<Uri>,
 }
 
-/// True if all operators answer that they are ready within a minute. The log names each operator and its answer.
+/// Whether all operators report within a minute that they are ready. The log contains the response of each operator.
 pub async fn run(check: &Check) -> bool {
     let deadline = Instant::now() + PATIENCE;
     let mut ready = true;
@@ -40,7 +41,7 @@ pub async fn run(check: &Check) -> bool {
     ready
 }
 
-/// The error is the last answer before the deadline.
+/// Waits until an operator reports that it is ready. The error is the last response before the deadline.
 async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     let mut last = String::from("no answer");
     loop {
@@ -56,10 +57,11 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     }
 }
 
-/// The client of the Kubernetes API also speaks plain HTTP, and is part of the program already.
+/// Sends a request with the client of the Kubernetes API. This client also supports plain HTTP and is already part of
+/// the program.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
-    // Plain HTTP needs no authorities. The image may have none.
+    // Plain HTTP needs no CA certificates, and the image may contain none.
     config.root_cert = Some(Vec::new());
     let request = http::Request::get("/readyz").body(Vec::new());
     let request = request.map_err(kube::Error::HttpError)?;

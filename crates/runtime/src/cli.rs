@@ -1,5 +1,5 @@
-//! The flags that all three operators share. Flags of coreos/etcd-operator v0.9.4 are accepted in their old form, with
-//! one dash or two.
+//! The flags that all three operators share. The flags of coreos/etcd-operator v0.9.4 are accepted in their old form,
+//! with one dash or two.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -66,7 +66,8 @@ pub fn parse<P: Parser>() -> P {
     P::parse_from(two_dashes(std::env::args_os()))
 }
 
-/// Go's flag package accepts `-cluster-wide` for `--cluster-wide`, and existing Deployments use that form.
+/// Adds a second dash to flags with one. Go's flag package accepts `-cluster-wide` for `--cluster-wide`, and existing
+/// Deployments use this form.
 fn two_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     args.into_iter()
         .map(|arg| match arg.to_str() {
@@ -83,7 +84,7 @@ fn is_go_flag(text: &str) -> bool {
     })
 }
 
-/// Parses a boolean like Go's flag package.
+/// Parses a boolean as Go's flag package does.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -92,7 +93,7 @@ fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-/// As in Go, `:8080` means port 8080 of every address.
+/// Parses a listen address. As in Go, `:8080` means port 8080 of every address.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let full = if text.starts_with(':') {
         format!("0.0.0.0{text}")
@@ -148,7 +149,7 @@ mod tests {
             let (flag, value) = old.split_once('=').unwrap();
             common(&[old]);
             common(&[&format!("-{old}")]);
-            // Go also accepts the value of a non-boolean flag as the next argument.
+            // Go also accepts the value of a non-boolean flag as a separate argument.
             if !["-create-crd", "-cluster-wide"].contains(&flag) {
                 common(&[flag, value]);
                 common(&[&format!("-{flag}"), value]);
@@ -156,7 +157,7 @@ mod tests {
         }
     }
 
-    /// The booleans that Go's flag package accepts.
+    /// Go's flag package accepts these spellings of booleans.
     #[test]
     fn accepts_go_boolean_spellings() {
         for (text, on) in [

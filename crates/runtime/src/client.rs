@@ -1,9 +1,9 @@
-//! The Kubernetes client without retries.
+//! The Kubernetes client that does not retry.
 
 use kube::{Client, Config};
 
-/// A client that sends each request once. The default client of kube repeats requests that the API server rejects
-/// with 429, 503 or 504.
+/// Creates a client that sends each request once. The default client of kube retries requests that the API server
+/// rejects with 429, 503 or 504.
 pub(crate) fn sending_once(mut config: Config) -> Result<Client, kube::Error> {
     config.default_retry = false;
     Client::try_from(config)

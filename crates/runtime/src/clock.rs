@@ -1,5 +1,5 @@
-//! Compares the API server's clock with the local clock. A wrong local clock must not be the only reason for a step
-//! that depends on the time.
+//! Compares the clock of the API server with the local clock. A wrong local clock must not be the only reason for a
+//! step that depends on the time.
 
 use http::Request;
 use http::header::{DATE, HeaderMap};
@@ -7,14 +7,14 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::client::Body;
 
-/// Every authenticated client may read this path, and the request is cheap for the API server.
+/// The path that is requested. Every authenticated client may read it, and the API server answers it cheaply.
 const PATH: &str = "/version";
 
-/// The API server's clock minus the local clock, accurate to about a second. `None` if the response has no valid `Date`
-/// header. A rejected request also has the header.
+/// The time of the API server minus the local time, accurate to about a second. `None` if the response has no valid
+/// `Date` header. The response to a rejected request has this header too.
 ///
 /// # Errors
-/// If the API server does not answer: the difference is then unknown.
+/// Fails if the API server does not respond. The difference is then unknown.
 pub async fn difference(client: &Client) -> Result<Option<SignedDuration>, kube::Error> {
     let request = Request::get(PATH).body(Body::empty());
     let response = client

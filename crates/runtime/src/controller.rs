@@ -1,5 +1,5 @@
-//! The controller wiring of all three operators: selection of objects by scope, isolation of objects that cannot be
-//! parsed, back-off for each object, limited concurrency, and a graceful shutdown.
+//! The controller wiring of all three operators. It selects objects by scope, isolates objects that cannot be parsed,
+//! and backs off for each object separately. It also limits the concurrency and shuts down gracefully.
 //!
 //! The `Reconcile` implementation makes all decisions about an object.
 
@@ -28,21 +28,21 @@ use crate::outcome::{Chain, Done, Failure, Notice, Report};
 use crate::process::Operator;
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
-// A panic of one reconcile must not end the process, so every profile unwinds.
+// A panic in one reconcile must not end the process, so panics unwind in every build profile.
 const _: () = assert!(
     cfg!(panic = "unwind"),
     "remove `panic = \"abort\"` from the profile"
 );
 
-/// Maximum number of concurrent reconciles, unless the operator limits its own work: see [`without_concurrency_limit`].
+/// Maximum number of concurrent reconciles. An operator can turn off this limit with [`without_concurrency_limit`].
 const CONCURRENCY: u16 = 64;
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
-/// Maximum delay after a failed reconcile.
+/// Maximum pause after a failed reconcile.
 pub const MAX_BACKOFF: Duration = Duration::from_mins(2);
 
 /// The reconciler of one operator.
 pub trait Reconcile: Send + Sync + 'static {
-    /// The custom resource.
+    /// The custom resource that the operator reconciles.
     type Object: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
         + Debug
@@ -54,14 +54,14 @@ pub trait Reconcile: Send + Sync + 'static {
     /// The error of a failed reconcile.
     type Error: Failure;
 
-    /// Observes, plans, executes one step and writes the status.
+    /// Observes, plans, executes one step, and writes the status.
     fn reconcile(
         &self,
         object: Arc<Self::Object>,
     ) -> impl Future<Output = Result<Done, Self::Error>> + Send;
 }
 
-/// A controller for `K`. The caller adds `owns` and `watches` (with [`watched`]) and passes the controller to
+/// Creates a controller for `K`. The caller adds `owns` and `watches` (with [`watched`]), and passes the controller to
 /// [`drive`].
 pub fn controller<K>(operator: &Operator) -> Controller<Guarded<K>>
 where
@@ -79,8 +79,8 @@ where
         .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
 }
 
-/// Reconciles all objects that are due concurrently, without a limit. A reconcile mostly waits, and a reconcile that
-/// hangs must not delay another object.
+/// Turns off the limit of concurrent reconciles. A reconcile mostly waits for responses, and a reconcile that hangs
+/// must not delay other objects.
 pub fn without_concurrency_limit<K>(controller: Controller<Guarded<K>>) -> Controller<Guarded<K>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -94,8 +94,8 @@ where
     controller.with_config(Config::default().concurrency(0))
 }
 
-/// The API to watch children or other kinds: only their metadata. An event only needs to trigger a reconcile, so specs
-/// are neither transferred nor cached, and an object that cannot be parsed does not end the watch.
+/// The API for watches of children or other kinds. It reads only their metadata: an event only triggers a reconcile, so
+/// specs are neither transferred nor cached. An object that cannot be parsed does not end the watch.
 pub fn watched<K>(operator: &Operator) -> Api<PartialObjectMeta<K>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -103,7 +103,7 @@ where
     operator.scope.api(operator.client.clone())
 }
 
-/// Runs the controller until the shutdown. Running reconciles finish first.
+/// Runs the controller until the shutdown. The reconciles that run at that time finish first.
 pub async fn drive<R: Reconcile>(
     operator: &Operator,
     controller: Controller<Guarded<R::Object>>,
@@ -133,7 +133,7 @@ pub async fn drive<R: Reconcile>(
             driver,
         )
         .for_each(async |result| match result {
-            // `Driver::reconcile` has reported the error.
+            // `Driver::reconcile` has already reported this error.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
             Err(ControllerError::ObjectNotFound(object)) => {
                 debug!(%object, "object was deleted before its reconcile");
@@ -151,9 +151,9 @@ pub async fn drive<R: Reconcile>(
 enum Failed<E: Failure> {
     #[error(transparent)]
     Reconcile(E),
-    /// The message of the panic is in the log only: its content is unknown (invariant 14).
+    /// The message of the panic is only in the log, because it may contain anything (invariant 14).
     #[error(
-        "the operator panicked in the reconcile of this object and retries it; other objects are not affected: report this \
+        "the operator panicked in the reconcile of this object and retries it. Other objects are not affected. Report this \
          defect with the log of the operator's pod"
     )]
     Panicked,
@@ -191,7 +191,7 @@ struct Driver<R: Reconcile> {
 }
 
 impl<R: Reconcile> Driver<R> {
-    /// Invariant 15: a panic is reported as a failure of its object, and the process continues with all other objects.
+    /// Invariant 15: a panic is reported as a failure of its object. The process continues with all other objects.
     async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, Failed<R::Error>> {
         let reference = object.object_ref(&());
         let started = Instant::now();
@@ -237,7 +237,7 @@ impl<R: Reconcile> Driver<R> {
     }
 }
 
-/// Consecutive failures of each object.
+/// The number of consecutive failures of each object.
 #[derive(Default)]
 struct Backoff {
     failures: Mutex<HashMap<Key, (u32, Instant)>>,
@@ -276,7 +276,7 @@ impl Backoff {
     }
 }
 
-/// The back-off after a failure that follows this many consecutive failures.
+/// The pause after a failure. `failures_before` is the number of consecutive failures before this one.
 pub fn delay(failures_before: u32) -> Duration {
     MIN_BACKOFF
         .saturating_mul(1 << failures_before.min(16))
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_with_own_retry_time_skips_backoff() {
+    fn failure_with_retry_time_skips_back_off() {
         let (backoff, bad) = (Backoff::default(), object("bad", None));
         let pause = Duration::from_secs(7);
         for _ in 0..3 {

@@ -1,8 +1,8 @@
-//! The operator's own CRD: created or updated if RBAC allows it. Otherwise the operator waits for the CRD and reports
-//! that the CRD is missing or outdated.
+//! The operator's own CRD. If RBAC allows it, the operator creates or updates the CRD. Otherwise the operator waits for
+//! the CRD, and reports that it is missing or outdated.
 //!
-//! A CRD that contains the schemas of Kubernetes types takes megabytes in memory. So the object is built only where it
-//! is compared or written, and is not kept.
+//! A CRD with the schemas of Kubernetes types takes megabytes of memory. So the object is built only where it is
+//! compared or written, and dropped afterwards.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use crate::outcome::Chain;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Annotation with the release that wrote the CRD. An older operator does not remove fields of a newer release.
+/// Annotation with the release that wrote the CRD. An older operator does not remove the fields of a newer release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
-/// Returns when objects of this kind can be listed in the operator's scope. If `create` is given, the operator installs
+/// Returns when objects of this kind can be listed in the operator's scope. With `create`, the operator first creates
 /// or updates the CRD that `create` builds.
 pub async fn ready(
     client: &Client,
@@ -53,7 +53,8 @@ pub async fn ready(
     }
 }
 
-/// The reason why objects cannot be listed yet. Listing objects needs no permission to read CRDs.
+/// Why objects cannot be listed yet, or `None` if they can. The check lists objects, because the operator may lack the
+/// permission to read CRDs.
 async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<String> {
     let api: Api<DynamicObject> = match scope {
         Scope::Namespace(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
@@ -72,7 +73,7 @@ async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<S
     }
 }
 
-/// Creates or updates the CRD. The error is a text for users.
+/// Creates or updates the CRD. The error is the text that users see.
 async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Result<(), String> {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = wanted.name_any();
@@ -89,8 +90,8 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    // A CRD that was created with `apiextensions.k8s.io/v1beta1`, as by coreos/etcd-operator, has the value `true`.
-    // With that value the API server rejects a schema with defaults.
+    // If a CRD was created with `apiextensions.k8s.io/v1beta1`, as coreos/etcd-operator did, this field is `true`. The
+    // API server would then reject a schema with defaults.
     wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();
     api.patch(&name, &params, &Patch::Apply(&wanted))
@@ -108,10 +109,11 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     Ok(())
 }
 
-/// A CRD without the release annotation was installed by the chart or a person, and the operator does not update it.
+/// Whether the operator updates the installed CRD. It does not update a CRD without the release annotation, which the
+/// chart or a person has installed.
 fn should_write(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
     let Some(release) = found.annotations().get(RELEASE) else {
-        // A CRD of `apiextensions.k8s.io/v1beta1` without subresources belongs to the old operator and is updated.
+        // A CRD of `apiextensions.k8s.io/v1beta1` without subresources was created by the old operator, and is updated.
         return found.spec.versions.iter().all(|v| v.subresources.is_none());
     };
     let same = serde_json::to_value(&found.spec.versions).ok()

@@ -1,9 +1,9 @@
-//! The username and password with which the operators authenticate to a cluster. Kept in memory only, never printed
-//! (invariant 14).
+//! The username and the password with which the operators authenticate to a cluster. They are kept in memory only and
+//! never printed (invariant 14).
 //!
-//! They come from two Secrets. The user's Secret, named by `spec.auth.secret`, has the desired password. The operator's
-//! own Secret has the passwords that the operator has set or is about to set in etcd. The operators can log in as long
-//! as one of these passwords is correct (invariant 21).
+//! They come from two Secrets. The user's Secret, which `spec.auth.secret` names, contains the desired password. The
+//! operator's own Secret contains the passwords that the operator has set in etcd or is about to set. The operators can
+//! log in as long as one of these passwords is correct (invariant 21).
 
 use std::fmt;
 use std::time::Duration;
@@ -18,42 +18,42 @@ use kube::{Api, Client, ResourceExt};
 
 use crate::apply::is_marked;
 
-/// Time limit for reading one Secret.
+/// Time limit for one read of a Secret.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Key of the operator's own Secret: a JSON list, the newest password first.
+/// Key in the operator's own Secret. Its value is a JSON list of passwords, the newest first.
 pub const PASSWORDS: &str = "passwords";
-/// Key of the username, in both Secrets.
+/// Key with the username, in both Secrets.
 pub const USERNAME: &str = "username";
-/// Key of the password in the user's Secret.
+/// Key with the password, in the user's Secret.
 pub const PASSWORD: &str = "password";
-/// etcd stores passwords as bcrypt hashes, and bcrypt uses only the first 72 bytes.
+/// Maximum length of a password in bytes. etcd stores passwords as bcrypt hashes, which use only the first 72 bytes.
 const MAX_PASSWORD_BYTES: usize = 72;
 /// Maximum number of passwords in the operator's Secret.
 const MAX_PASSWORDS: usize = 8;
 
-/// Content of the operator's own Secret.
+/// The content of the operator's own Secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Recorded {
-    /// The user of the passwords.
+    /// The user to whom the passwords belong.
     pub user: String,
     /// The passwords, the newest first.
     pub passwords: Vec<String>,
     /// UID of the Secret.
     pub uid: String,
-    /// Resource version of the Secret: the precondition of the next write.
+    /// Resource version of the Secret, which is the precondition of the next write.
     pub resource_version: String,
-    /// The content cannot be parsed; `user` and `passwords` are then empty.
+    /// Whether the content cannot be parsed. Then `user` and `passwords` are empty.
     pub is_damaged: bool,
-    /// The Secret has the owner reference and the labels that the operator gives it.
+    /// Whether the Secret has the owner reference and the labels that the operator sets.
     pub is_marked: bool,
 }
 
 /// The credentials of a cluster, from both Secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClusterAuth {
-    /// User and password of `spec.auth.secret`, or the reason why they are not available. `None` without `spec.auth`.
+    /// User and password from `spec.auth.secret`, or the reason why they cannot be read. `None` without `spec.auth`.
     wanted: Option<Result<(String, String), String>>,
-    /// Content of the operator's own Secret.
+    /// The content of the operator's own Secret. `None` if the Secret does not exist.
     recorded: Option<Recorded>,
 }
 
@@ -66,26 +66,26 @@ impl fmt::Debug for ClusterAuth {
     }
 }
 
-/// The recorded passwords compared with the desired password.
+/// How the recorded passwords compare to the desired password.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Record {
-    /// Nothing is recorded.
+    /// No password is recorded.
     #[default]
     None,
     /// Only the desired password is recorded.
     Wanted,
-    /// Only the desired password is recorded, but the owner or the labels of the Secret were changed by hand.
+    /// Only the desired password is recorded. But someone has changed the owner or the labels of the Secret.
     WantedUnmarked,
-    /// The desired password is first, followed by others.
+    /// The desired password is recorded first, followed by other passwords.
     WantedFirst,
-    /// The desired password is not recorded, or is not first.
+    /// The desired password is not recorded, or is not the first one.
     Others,
-    /// The record cannot be parsed.
+    /// The content of the Secret cannot be parsed.
     Damaged,
 }
 
 impl ClusterAuth {
-    /// Reads both Secrets of a cluster. Without `spec.auth` nothing is read.
+    /// Reads both Secrets of a cluster. Without `spec.auth`, reads nothing.
     pub async fn read(client: &Client, cluster: &EtcdCluster) -> Self {
         let namespace = cluster.namespace().unwrap_or_default();
         let Some(auth) = &cluster.spec.auth else {
@@ -107,13 +107,14 @@ impl ClusterAuth {
         }
     }
 
-    /// The reason why the credentials of the spec are not available.
+    /// Why the credentials of the spec cannot be used. `None` if they can.
     pub fn fault(&self) -> Option<&str> {
         let wanted = self.wanted.as_ref()?;
         wanted.as_ref().err().map(String::as_str)
     }
 
-    /// The credentials for the login: the desired password, and the recorded ones as alternatives.
+    /// The credentials for the login: the desired password first, then the recorded passwords. `None` without any
+    /// password.
     pub fn credentials(&self) -> Option<Credentials> {
         let recorded = self.recorded.as_ref();
         let passwords = recorded
@@ -123,7 +124,7 @@ impl ClusterAuth {
             Some(Ok((user, password))) => Some(Credentials {
                 user: user.clone(),
                 password: password.clone(),
-                // The passwords of another user do not apply.
+                // The recorded passwords of another user cannot be used.
                 former: if recorded.is_some_and(|one| one.user == *user) {
                     passwords
                 } else {
@@ -141,7 +142,7 @@ impl ClusterAuth {
         }
     }
 
-    /// True if the desired user is `root`, which etcd requires to turn authentication on.
+    /// Whether the desired user is `root`. etcd requires this user before it enables authentication.
     pub fn is_root(&self) -> bool {
         matches!(&self.wanted, Some(Ok((user, _))) if user == ROOT_USER)
     }
@@ -169,13 +170,12 @@ impl ClusterAuth {
         }
     }
 
-    /// Content of the operator's own Secret.
     pub fn recorded(&self) -> Option<&Recorded> {
         self.recorded.as_ref()
     }
 
-    /// User and passwords to record: the desired password first. With `others` followed by all recorded passwords that
-    /// etcd may still have.
+    /// The user and the passwords to record, the desired password first. With `others`, all recorded passwords that may
+    /// still be valid in etcd follow.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;
@@ -194,10 +194,11 @@ impl ClusterAuth {
     }
 }
 
-/// Reads the credentials of a Secret of type `kubernetes.io/basic-auth`. `field` is the field that names the Secret.
+/// Reads the credentials in a Secret of type `kubernetes.io/basic-auth`. `field` is the field of the spec that names
+/// the Secret.
 ///
 /// # Errors
-/// If the Secret cannot be read or is incomplete. The text has the field, the Secret and the remedy.
+/// Fails if the Secret cannot be read or is incomplete. The text contains the field, the Secret and the remedy.
 pub async fn of_secret(
     client: &Client,
     namespace: &str,
@@ -239,7 +240,7 @@ async fn wanted(
     pair(&secret).map_err(|why| format!("{field}: Secret {name} {why}"))
 }
 
-/// User and password of a Secret of type `kubernetes.io/basic-auth`. Pure.
+/// The user and the password in a Secret of type `kubernetes.io/basic-auth`. Pure.
 fn pair(secret: &Secret) -> Result<(String, String), String> {
     let user = text(secret, USERNAME)?;
     let password = text(secret, PASSWORD)?;
@@ -257,7 +258,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let value = value.ok_or_else(|| format!("has no key {key}: add it"))?;
     let text = String::from_utf8(value.0.clone());
     let text = text.map_err(|_| format!("has a key {key} that is not UTF-8 text: correct it"))?;
-    // Editors and `echo` append a line break that is not part of the password.
+    // Editors and `echo` append a line break, which is not a part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(format!("has an empty key {key}: set its value"));
@@ -297,7 +298,7 @@ fn record(secret: &Secret, cluster: &EtcdCluster) -> Recorded {
     }
 }
 
-/// The content of the operator's own Secret.
+/// The data of the operator's own Secret.
 pub fn record_data(
     user: &str,
     passwords: &[String],
@@ -359,7 +360,7 @@ mod tests {
         }
     }
 
-    /// Invariant 21.
+    /// Invariant 21: no password that etcd may have is dropped from the record.
     #[test]
     fn invariant_21_record_keeps_every_possible_password() {
         let changing = auth("c", &["b", "a"]);
@@ -374,7 +375,7 @@ mod tests {
         assert_eq!(auth("c", &[]).record(), Record::None);
     }
 
-    /// Invariant 21.
+    /// Invariant 21: the operators can log in with a recorded password while the user's Secret is missing.
     #[test]
     fn invariant_21_recorded_password_works_without_secret() {
         let mut missing = auth("c", &["b"]);

@@ -1,7 +1,9 @@
-//! Events: a new notice creates an Event, and a repeated notice increments the count of that Event.
+//! Publishes notices as Events. A new notice creates an Event, and a repeated notice increments the count of this
+//! Event.
 //!
-//! Only the name and the count of an Event are kept in memory. `kube`'s recorder keeps whole Events, distinguishes them
-//! only by reason and expires them only at the next publication, which costs kilobytes for each note.
+//! Only the name and the count of an Event are kept in memory. The recorder of `kube` is not used, because it takes
+//! kilobytes for each note: it keeps whole Events, and lets them expire only at the next publication. It also
+//! distinguishes Events only by their reason.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,17 +19,19 @@ use tokio::task::JoinHandle;
 use crate::answer::is_not_found;
 use crate::notice::Notice;
 
-/// A notice repeated within this time increments the count of its Event. Later it creates a new Event.
+/// A notice that is repeated within this time increments the count of its Event. After this time, it creates a new
+/// Event.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
-/// Time limit of one publication, for which later publications about the same object wait. Shorter than the refill
-/// interval of the rate limit, so that the queue does not grow without limit.
+/// Time limit for one publication. Later publications about the same object wait for it. The limit is shorter than the
+/// refill interval of the rate limit, so that the queue does not grow without limit.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Maximum bytes in the note of an Event (events.k8s.io allows 1 kB).
+/// Maximum length of the note of an Event in bytes (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
 
-/// In-flight publications of each object, in order: a count that overtook the create of its Event, or a later count,
-/// would be lost. Each publication is a task that waits for the previous task of its object. So no reconcile waits for
-/// an Event, and objects do not wait for each other. The rate limit bounds the number of tasks.
+/// The in-flight publications of each object. They are sent in order: a count that arrives before the creation of its
+/// Event, or after a higher count, would be lost. Each publication is a task that waits for the previous task of its
+/// object. So no reconcile waits for an Event, and objects do not wait for each other. The rate limit bounds the number
+/// of tasks.
 pub(crate) struct Queue {
     last: HashMap<String, JoinHandle<()>>,
     deadline: Duration,
@@ -43,7 +47,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Publishes after all earlier publications about this object have ended, failed or timed out.
+    /// Publishes after all earlier publications about this object have succeeded, failed or timed out.
     pub(crate) fn push(
         &mut self,
         object: &str,
@@ -53,17 +57,17 @@ impl Queue {
         let (before, deadline) = (self.last.remove(object), self.deadline);
         let task = tokio::spawn(async move {
             if let Some(before) = before {
-                // A task that panicked does not block the queue.
+                // The previous task may have panicked, which does not block the queue.
                 let _ = before.await;
             }
-            // A request without an answer does not block the queue either.
+            // The timeout prevents a request without a response from blocking the queue.
             let _ = tokio::time::timeout(deadline, publish).await;
         });
         self.last.insert(object.to_owned(), task);
     }
 }
 
-/// The source of Events.
+/// The operator as the source of Events.
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
     /// Name of the operator.
@@ -72,7 +76,7 @@ pub(crate) struct Reporter {
     pub(crate) instance: String,
 }
 
-/// Name and count of an Event.
+/// The name and the count of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Series {
     name: String,
@@ -80,8 +84,8 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// The Event for a notice about the object of this name. `last` is the previous Event of the same notice and its
-    /// time.
+    /// The Event for a notice about the object with this name. `last` is the previous Event for the same notice, and
+    /// its time.
     pub(crate) fn next(last: Option<(Self, Instant)>, object: Option<&str>, now: Instant) -> Self {
         match last {
             Some((series, at)) if now.duration_since(at) < SERIES => Self {
@@ -112,7 +116,7 @@ impl Series {
             let (params, series) = (PatchParams::default(), Patch::Merge(&series));
             let counted = events.patch(&self.name, &params, &series);
             match counted.await {
-                // The Event has expired (after an hour by default) or was deleted.
+                // The Event has expired, by default after an hour, or was deleted.
                 Err(error) if is_not_found(&error) => {}
                 counted => return counted.map(drop),
             }
@@ -165,7 +169,7 @@ fn shorten(note: &str) -> String {
 mod tests {
     use super::*;
 
-    /// With two worker threads, and with a slow first publication.
+    /// The first publication is slow, and two worker threads could run publications out of order.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn events_of_one_object_are_published_in_order() {
         let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
@@ -187,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_publication_does_not_block_the_queue() {
+    async fn failed_publication_does_not_block_event_queue() {
         let (sent, received) = tokio::sync::oneshot::channel();
         let mut queue = Queue {
             deadline: Duration::from_millis(10),
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn event_names_reporter_reason_and_object() {
+    fn event_contains_reporter_reason_and_object() {
         let reporter = Reporter {
             controller: "etcd-operator".into(),
             instance: "pod".into(),

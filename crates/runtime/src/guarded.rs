@@ -1,4 +1,5 @@
-//! Objects in the watch cache. An object that cannot be parsed does not end the watch, and unused data is dropped.
+//! Objects in the watch cache. An object that cannot be parsed does not end the watch, and data that no operator uses
+//! is dropped.
 
 use std::borrow::Cow;
 
@@ -8,8 +9,8 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use serde::{Deserialize, Deserializer};
 
-/// An object, parsed if possible, without `metadata.managedFields`. As parsed JSON, that field takes several times the
-/// memory of the rest of the object.
+/// An object, or the error of parsing it. `metadata.managedFields` is removed, because as parsed JSON it takes several
+/// times the memory of the rest of the object.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 

@@ -1,4 +1,4 @@
-//! The image of the running operator. Seed members prepare their data with a program from this image.
+//! The image of the running operator. Seed members prepare their data with the program in this image.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -8,7 +8,7 @@ use crate::Operator;
 use crate::outcome::Chain;
 use member::OperatorImage;
 
-/// The operator's own image, read from its pod at the first use.
+/// The operator's own image. It is read from the operator's pod at the first use.
 pub struct OwnImage {
     client: Client,
     namespace: String,
@@ -17,7 +17,7 @@ pub struct OwnImage {
 }
 
 impl OwnImage {
-    /// Uses `image`, or the image of the operator's own pod if `image` is `None`.
+    /// Uses `image`. If `image` is `None`, uses the image of the operator's own pod.
     pub fn new(operator: &Operator, image: Option<String>) -> Self {
         let known = image.map(|image| OperatorImage {
             image,
@@ -31,10 +31,10 @@ impl OwnImage {
         }
     }
 
-    /// The image.
+    /// Returns the image.
     ///
     /// # Errors
-    /// If the operator's pod cannot be read. The text has the reason and the remedy.
+    /// Fails if the operator's pod cannot be read. The text contains the reason and the remedy.
     pub async fn get(&self) -> Result<&OperatorImage, String> {
         self.known.get_or_try_init(|| self.read()).await
     }

@@ -1,8 +1,9 @@
-//! Leader election with a Lease that has the name of the binary. A standby retries every two seconds, so it takes over
-//! a released lease quickly. A leader that cannot renew the lease gives up before another process can take it over.
+//! Leader election with a Lease that has the name of the binary. A standby tries to take the Lease every two seconds,
+//! so it takes over a released lease quickly. A leader that cannot renew its lease stops before another process can
+//! take it over.
 //!
-//! A lease has no fencing: for a moment, two processes can both consider themselves the leader. The steps of the
-//! operators make this harmless (invariant 11), not this module.
+//! A lease is no fencing: for a moment, two processes can both regard themselves as leader. The preconditions of the
+//! operators' writes make this harmless (invariant 11), not this module.
 
 use std::time::{Duration, Instant};
 
@@ -15,15 +16,15 @@ use crate::client::sending_once;
 
 /// How long a lease is valid after its last renewal.
 const DURATION: Duration = Duration::from_secs(20);
-/// A lease is renewed this long before it expires. A leader gives up after failing to renew for this long.
+/// How long before its expiry a lease is renewed. A leader whose renewals fail for this time stops.
 const GRACE: Duration = Duration::from_secs(12);
-/// Interval at which a standby tries to take the lease.
+/// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
-/// Time limit of each request about the lease: a connection that hangs must not outlive the lease. Longer than the
-/// retry interval of a standby, because the limit also closes idle connections.
+/// Time limit for each request about the lease, so that a connection that hangs does not outlive the lease. It is
+/// longer than the retry interval of a standby, because it also closes idle connections.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Leader election failed, or the lease was lost.
+/// Why the leader election failed or the lease was lost.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The client for the lease cannot be created.
@@ -32,15 +33,15 @@ pub enum Error {
     /// Another process holds the lease.
     #[error("the lease {name} was taken over by another process")]
     Taken {
-        /// The Lease's name.
+        /// The name of the Lease.
         name: String,
     },
     /// The lease could not be renewed in time.
     #[error("the lease {name} could not be renewed in time")]
     NotRenewed {
-        /// The Lease's name.
+        /// The name of the Lease.
         name: String,
-        /// The last failure.
+        /// The error of the last attempt.
         #[source]
         source: LeaseManagerError,
     },
@@ -49,11 +50,11 @@ pub enum Error {
 /// A candidate of the leader election, and its Lease.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Name of the Lease; by default the name of the binary.
+    /// Name of the Lease. The default is the name of the binary.
     pub name: String,
-    /// Namespace of the Lease: that of the operator.
+    /// Namespace of the Lease, which is the namespace of the operator.
     pub namespace: String,
-    /// Identity that is unique among the candidates: the name of the pod.
+    /// The name of the pod. It identifies the candidate among all candidates.
     pub identity: String,
 }
 
@@ -63,18 +64,18 @@ pub struct Lease {
     lock: LeaseManager,
 }
 
-/// The client for the lease. Its requests time out long before the lease expires. The client does not retry requests
+/// Creates the client for the lease. Its requests time out long before the lease expires. It does not retry requests
 /// that the API server rejects with 429, 503 or 504, because such retries can take minutes.
 ///
 /// # Errors
-/// If the client cannot be created from `config`.
+/// Fails if the client cannot be created from `config`.
 pub fn client(mut config: Config) -> Result<Client, Error> {
     config.connect_timeout = Some(CALL_TIMEOUT);
     config.read_timeout = Some(CALL_TIMEOUT);
     sending_once(config).map_err(Error::Client)
 }
 
-/// Waits until this process leads. Failures are logged and retried without limit.
+/// Waits until this process holds the lease. Failures are logged, and retried without limit.
 pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     let mut logged = false;
     loop {
@@ -105,8 +106,8 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// Tries for one retry interval. Each try creates a new lock, because a lock reads the Lease only at its creation and
-/// when the term that it read expires.
+/// Tries to take the lease for one retry interval. Each attempt creates a new lock, because a lock reads the Lease only
+/// when it is created, and when the term that it has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,
@@ -127,7 +128,8 @@ async fn attempt(
 }
 
 impl Lease {
-    /// Renews the lease until a renewal fails for too long or another process takes the lease. Returns that failure.
+    /// Renews the lease until renewals have failed for too long, or another process has taken the lease. Returns the
+    /// failure.
     pub async fn hold(&self) -> Error {
         let mut outage = Outage::default();
         loop {
@@ -157,7 +159,7 @@ impl Lease {
         }
     }
 
-    /// Releases the lease, so that a standby leads within its retry interval.
+    /// Releases the lease. A standby then takes it within its retry interval.
     pub async fn release(self) {
         match timeout(GRACE, self.lock.release()).await {
             Ok(Ok(())) => info!(lease = self.candidate.name, "lease released"),
@@ -177,7 +179,8 @@ impl Lease {
     }
 }
 
-/// Groups failed renewals into one outage. A longer pause between two failures means that a renewal succeeded.
+/// Groups failed renewals into outages. If the pause between two failures is long enough, a renewal between them has
+/// succeeded.
 #[derive(Default)]
 struct Outage {
     began: Option<Instant>,
@@ -220,7 +223,7 @@ mod tests {
         );
     }
 
-    /// Retries inside the client could take minutes, and the leader would learn too late that its lease was not
+    /// Retries inside the client could take minutes. The leader would then notice too late that its lease was not
     /// renewed.
     #[tokio::test]
     async fn lease_requests_are_not_retried() {

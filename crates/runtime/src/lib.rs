@@ -1,8 +1,8 @@
-//! The code that the three operators share: the start of a process, the leader lease, the controller wiring, the one
-//! place where an outcome becomes a log line, an Event and a metric, the writes to the API server, and the way to the
-//! members of a cluster.
+//! The code that the three operators share: the start of a process, the leader lease, the controller wiring, the writes
+//! to the API server, and the access to the members of a cluster. It also turns each outcome of a reconcile into a log
+//! line, an Event and a metric.
 //!
-//! This crate knows no operator: it decides nothing about clusters, backups or restores.
+//! This crate does not know the operators. It makes no decision about clusters, backups or restores.
 
 pub mod admin;
 mod answer;

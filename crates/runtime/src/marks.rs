@@ -1,7 +1,7 @@
-//! The two conditions that the driver writes itself, outside of the status of an operator: `Unreadable`, on an object
-//! that cannot be parsed, and `Managed`, which reports whether an operator manages the object.
+//! The two conditions that the driver itself writes. `Unreadable` is set on an object that cannot be parsed. `Managed`
+//! reports whether an operator manages the object.
 //!
-//! Each condition has its own field manager, so it does not change the rest of the status.
+//! Each of the two conditions has its own field manager, so the rest of the status is not changed.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -27,25 +27,25 @@ pub const UNREADABLE: &str = "Unreadable";
 /// Type of the condition that reports whether an operator manages the object.
 pub const MANAGED: &str = "Managed";
 
-/// An object outside of this operator's scope counts as unmanaged after this time. An operator with the other scope may
-/// still be starting or waiting for its lease.
+/// After this time, an object outside of this operator's scope counts as unmanaged. Until then, an operator with the
+/// other scope may be starting or waiting for its lease.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// An object that still cannot be parsed is reported again if no event arrived for this time.
+/// If no event arrives for this time, an object that still cannot be parsed is reported again.
 const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;
 
-/// Writes these conditions for one operator.
+/// Writes the two conditions for one operator.
 pub(crate) struct Marks<K> {
     client: Client,
     name: &'static str,
     scope: Scope,
     namespace: String,
     report: Arc<Report>,
-    /// Last reported parse error of each object, by UID. Only saves writes.
+    /// The last reported parse error of each object, by UID. It avoids repeated writes.
     unreadable: Mutex<Unreadable>,
-    /// Scope annotation of each object outside of this operator's scope, and when it was first seen, by UID.
+    /// For each object outside of this operator's scope, by UID: its scope annotation, and when it was first seen.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
     kind: PhantomData<fn() -> K>,
 }
@@ -67,7 +67,7 @@ where
         }
     }
 
-    /// Invariant 15: the object gets a condition and an Event, and does not delay other objects.
+    /// Invariant 15: the object gets a condition and an Event. It does not delay other objects.
     pub(crate) async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
         if !is_new_error(
             &mut locked(&self.unreadable),
@@ -78,7 +78,7 @@ where
             return;
         }
         let note = format!(
-            "the object cannot be parsed and is ignored: {}; correct that field",
+            "the object cannot be parsed and is ignored: {}; correct this field",
             invalid.error
         );
         self.report.publish(
@@ -97,8 +97,8 @@ where
         }
     }
 
-    /// Reports that this operator manages the object. An existing condition with the same status and reason is not
-    /// rewritten, so two operators with the same scope do not overwrite each other repeatedly.
+    /// Reports that this operator manages the object. A condition with the same status and reason is not written again.
+    /// Otherwise two operators with the same scope would overwrite each other again and again.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
         let current = condition_of(object, MANAGED);
@@ -113,8 +113,8 @@ where
         self.write(reference, "scope", &json!([condition])).await;
     }
 
-    /// Handles an object whose scope annotation requires another operator. Reports the object as unmanaged if no such
-    /// operator takes it within [`GRACE`]. Returns the delay until the next check.
+    /// Handles an object whose scope annotation requires another operator. If no such operator reports within [`GRACE`]
+    /// that it manages the object, reports the object as unmanaged. Returns the delay until the next check.
     pub(crate) async fn report_unmanaged(
         &self,
         reference: &ObjectReference,
@@ -157,8 +157,8 @@ where
         GRACE.saturating_sub(now.duration_since(seen.1))
     }
 
-    /// Applies the conditions with a separate field manager. Server-side apply with the operator's field manager would
-    /// remove all other fields from the status, including the records of invariant 10.
+    /// Applies the conditions with a field manager of their own. With the operator's field manager, server-side apply
+    /// would remove all other fields of the status, including the records of invariant 10.
     async fn write(&self, reference: &ObjectReference, part: &str, conditions: &Value) {
         let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
             return;
@@ -184,7 +184,8 @@ where
     }
 }
 
-/// Records the parse error of an object. True if this error was not recorded before. Entries of deleted objects expire.
+/// Stores the parse error of an object. Returns true if this error was not stored before. Entries of deleted objects
+/// expire.
 fn is_new_error(
     reported: &mut Unreadable,
     object: &ObjectReference,
@@ -197,7 +198,7 @@ fn is_new_error(
 }
 
 impl Scope {
-    /// Reason of the condition `Managed`.
+    /// The reason for the condition `Managed`.
     fn reason(&self) -> &'static str {
         match self {
             Self::Namespace(_) => "Namespaced",
@@ -206,7 +207,7 @@ impl Scope {
     }
 }
 
-/// True if an operator with the other scope manages the object. `own` is the reason of this operator.
+/// Whether an operator with the other scope manages the object. `own` is the reason that this operator would write.
 fn managed_by_other_scope(status: &Value, own: &str) -> bool {
     find(status, MANAGED)
         .is_some_and(|current| current["status"] == "True" && current["reason"] != own)
@@ -216,12 +217,12 @@ fn remedy(annotation: Option<&str>, namespace: &str) -> String {
     match annotation {
         None => format!(
             "no operator manages the object: the cluster-wide operator in namespace {namespace} manages only objects \
-             with the annotation {SCOPE_ANNOTATION}: {SCOPE_CLUSTER_WIDE}; add that annotation, or install an operator \
+             with the annotation {SCOPE_ANNOTATION}: {SCOPE_CLUSTER_WIDE}; add this annotation, or install an operator \
              in this namespace"
         ),
         Some(SCOPE_CLUSTER_WIDE) => format!(
             "no operator manages the object: its annotation {SCOPE_ANNOTATION} requires a cluster-wide operator; remove \
-             that annotation, or install an operator with --cluster-wide"
+             this annotation, or install an operator with --cluster-wide"
         ),
         Some(other) => format!(
             "no operator manages the object: its annotation {SCOPE_ANNOTATION} has the unknown value {other:?}; set it to \
@@ -308,12 +309,12 @@ mod tests {
             json!({ "observedGeneration": 3,
                 "conditions": [{ "type": MANAGED, "status": status, "reason": reason }] })
         };
-        // (status, result for a namespaced operator, result for a cluster-wide operator)
+        // Each row has a status, the result for a namespaced operator, and the result for a cluster-wide operator.
         let cases = [
             (json!(null), false, false),
             (json!({ "phase": "Creating" }), false, false),
             (managed("False", "NotManaged"), false, false),
-            // The annotation was changed, and an operator with the other scope has not taken the object yet.
+            // The annotation was changed, and the operator with the other scope has not taken over the object yet.
             (managed("True", "Namespaced"), false, true),
             (managed("True", "ClusterWide"), true, false),
             (json!({ "observedGeneration": 3 }), false, false),
@@ -334,7 +335,7 @@ mod tests {
 
     #[test]
     fn unmanaged_object_is_reported_with_remedy() {
-        assert!(remedy(None, "ops").contains("add that annotation"));
+        assert!(remedy(None, "ops").contains("add this annotation"));
         assert!(remedy(Some("clusterwide"), "ops").contains("--cluster-wide"));
         assert!(remedy(Some("all"), "ops").contains("\"all\""));
     }

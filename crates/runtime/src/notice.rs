@@ -3,21 +3,21 @@
 /// A notice about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// True for an Event of type Warning.
+    /// Whether the Event has the type Warning.
     pub warning: bool,
-    /// Reason of the Event: stable, PascalCase.
+    /// The reason of the Event, in PascalCase. It never changes between releases.
     pub reason: &'static str,
-    /// The operator's action: a stable verb in PascalCase.
+    /// The action of the operator: a verb in PascalCase. It never changes between releases.
     pub action: &'static str,
-    /// The message, with the remedy.
+    /// The message. If a user must act, it contains the remedy.
     pub note: String,
-    /// True if the operator changed something: the notice is published each time. Otherwise the notice describes a
-    /// state and is published once while the state lasts.
+    /// Whether the operator has made a change. Then the notice is published each time. A notice about a state is
+    /// published once as long as the state lasts.
     pub change: bool,
 }
 
 impl Notice {
-    /// A state that needs no attention.
+    /// A notice about a state that needs no attention.
     pub fn normal(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             warning: false,
@@ -28,7 +28,7 @@ impl Notice {
         }
     }
 
-    /// A change that the operator made.
+    /// A notice about a change that the operator has made.
     pub fn change(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             change: true,
@@ -36,7 +36,7 @@ impl Notice {
         }
     }
 
-    /// A state that needs attention.
+    /// A notice about a state that needs attention.
     pub fn warning(reason: &'static str, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             warning: true,

@@ -1,9 +1,9 @@
 //! Publishes the result of each reconcile as log lines, Events and metrics.
 //!
-//! Metric labels are `&'static str`s and namespaces, so their number is bounded. The text of an error appears in logs
-//! and Events, never in a label.
+//! The labels of metrics are `&'static str`s and namespaces, so their number is limited. The text of an error is in
+//! logs and Events, but never in a label.
 //!
-//! Invariant 14: callers pass no content of a Secret to this module.
+//! Invariant 14: callers never pass the content of a Secret to this module.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
@@ -23,39 +23,39 @@ use tracing::{debug, info, warn};
 use crate::event::{Queue, Reporter, SERIES, Series};
 pub use crate::notice::Notice;
 
-/// An unchanged state is published again after this time. Events expire after an hour by default.
+/// After this time, a state that has not changed is published again, because Events expire after an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
-/// Maximum number of Events with one reason about one object in a burst.
+/// Maximum number of Events in a burst, for one reason and one object.
 const BURST: u32 = 20;
-/// Interval after which one more Event is allowed.
+/// After each such interval, one more Event is allowed.
 const REFILL: Duration = Duration::from_secs(30);
 
-/// Result of a successful reconcile.
+/// The result of a successful reconcile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Delay until the next reconcile at the latest; `None` waits for a change.
+    /// Maximum time until the next reconcile. `None` means that only a change triggers the next reconcile.
     pub requeue: Option<Duration>,
-    /// Notices for the user. Each becomes an Event and a log line.
+    /// Notices for users. Each notice becomes an Event and a log line.
     pub notices: Vec<Notice>,
 }
 
-/// An error of a reconcile, with a reason from a small fixed set.
+/// An error of a reconcile. It has one of few fixed reasons.
 pub trait Failure: StdError + Send + Sync + 'static {
-    /// A stable, PascalCase reason: metric label and Event reason.
+    /// The reason in PascalCase, for the metric label and the Event. It never changes between releases.
     fn reason(&self) -> &'static str;
 
-    /// Changes that the reconcile made in spite of the failure.
+    /// Changes that the reconcile has made although it failed.
     fn notices(&self) -> &[Notice] {
         &[]
     }
 
-    /// Delay until the retry, if the failure determines it. Such a failure does not increase the back-off.
+    /// Time until the retry, if the failure determines this time. Such a failure does not increase the back-off.
     fn retry_after(&self) -> Option<Duration> {
         None
     }
 }
 
-/// Displays an error with its causes. A cause that the text above already contains is omitted.
+/// Displays an error with its causes. A cause whose text is already part of the message is left out.
 pub struct Chain<'a>(pub &'a dyn StdError);
 
 impl fmt::Display for Chain<'_> {
@@ -64,7 +64,7 @@ impl fmt::Display for Chain<'_> {
         f.write_str(&shown)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            // Some libraries repeat the cause in their own text.
+            // Some libraries include the text of the cause in their own text.
             let text = error.to_string();
             if !shown.contains(&text) {
                 write!(f, ": {text}")?;
@@ -97,9 +97,9 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics. `word` is part of their names: `etcd_operator_cluster_reconcile_...` for `cluster`.
+    /// Registers the metrics. `word` is a part of their names, as in `etcd_operator_cluster_reconcile_...`.
     pub fn register(registry: &mut Registry, word: &str) -> Self {
-        // From 5 ms to 82 s: a reconcile that takes longer is stuck.
+        // The buckets cover 5 ms to 82 s. A reconcile that takes longer is stuck.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 15));
         let metrics = Self {
             duration: Family::new_with_constructor(buckets),
@@ -132,10 +132,10 @@ impl Metrics {
     }
 }
 
-/// Recently published notices, and the rate limits.
+/// The notices that were published recently, and the rate limits.
 #[derive(Default)]
 struct History {
-    /// By UID and reason, then by note.
+    /// By UID and reason, and then by note.
     notes: HashMap<(String, &'static str), HashMap<String, Published>>,
     /// By UID and reason.
     allowances: HashMap<(String, &'static str), Allowance>,
@@ -145,9 +145,9 @@ struct History {
 struct Published {
     at: Instant,
     series: Series,
-    /// The state has ended. If the state occurs again, the note is published again.
+    /// Whether the state has ended. If the state occurs again, the note is published again.
     ended: bool,
-    /// The note reports a change: the entry only serves to count repetitions.
+    /// Whether the note reports a change. Then the entry is only used to count repetitions.
     change: bool,
 }
 
@@ -158,9 +158,9 @@ impl Published {
     }
 }
 
-/// Rate limit of the Events with one reason about one object: a burst of [`BURST`], then one for each [`REFILL`]. A
-/// cluster that flaps must not overload the API server with Events. The limit applies to each reason, so flapping does
-/// not suppress the Event of a recovery.
+/// The rate limit for Events with one reason about one object: a burst of [`BURST`] Events, and then one Event per
+/// [`REFILL`]. It prevents an unstable cluster from overloading the API server with Events. Each reason has its own
+/// limit, so many failures do not suppress the Event of the recovery.
 struct Allowance {
     left: u32,
     since: Instant,
@@ -183,7 +183,7 @@ enum Decision {
     Publish(Series),
     /// The same state was published before.
     Duplicate,
-    /// The rate limit is exhausted.
+    /// The rate limit allows no Event.
     RateLimited,
 }
 
@@ -193,12 +193,12 @@ pub struct Report {
     reporter: Reporter,
     metrics: Metrics,
     history: Mutex<History>,
-    /// Lock order: `queue` before `history`.
+    /// Lock `queue` before `history`.
     queue: Mutex<Queue>,
 }
 
 impl Report {
-    /// `controller` is the name of the operator, `instance` the name of its pod.
+    /// Creates the report of an operator. `controller` is the name of the operator, and `instance` the name of its pod.
     pub fn new(client: Client, controller: &str, instance: &str, metrics: Metrics) -> Self {
         let reporter = Reporter {
             controller: controller.to_owned(),
@@ -213,7 +213,7 @@ impl Report {
         }
     }
 
-    /// Publishes the result of one reconcile. A failed publication has no effect on the reconcile.
+    /// Publishes the result of one reconcile. If the publication fails, the reconcile is not affected.
     pub fn outcome<F: Failure>(
         &self,
         object: &ObjectReference,
@@ -251,7 +251,7 @@ impl Report {
         }
     }
 
-    /// Marks published states as ended if the latest reconcile no longer reports them.
+    /// Marks those published states as ended that the latest reconcile does not report.
     fn mark_ended(&self, object: &ObjectReference, notices: &[Notice]) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for ((uid, reason), notes) in &mut history.notes {
@@ -266,7 +266,7 @@ impl Report {
 
     /// Publishes a notice as an Event and logs it, unless the same state was published before.
     pub fn publish(&self, object: &ObjectReference, notice: &Notice) {
-        // The lock keeps the order: a higher count is published later.
+        // The lock is held until the notice is in the queue, so a higher count is published later.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let series = match self.decide(object, notice, Instant::now()) {
             Decision::Publish(series) => series,
@@ -278,7 +278,7 @@ impl Report {
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // A state is published once the limit allows; for a change, this line is the only record.
+                    // A state is published as soon as the limit allows. For a change, this log line is the only record.
                     info!(
                         reason = notice.reason,
                         "{} (no Event: rate limit)", notice.note
@@ -300,7 +300,7 @@ impl Report {
                 reason: notice.reason,
             })
             .inc();
-        // The publication runs in the background, so it does not delay the next step.
+        // The publication runs in the background, so that the reconcile does not wait for it.
         let (object, notice) = (object.clone(), notice.clone());
         let (client, reporter) = (self.client.clone(), self.reporter.clone());
         let uid = object.uid.clone().unwrap_or_default();
@@ -314,7 +314,7 @@ impl Report {
         });
     }
 
-    /// Each note has its own series, which counts repetitions.
+    /// Decides whether a notice is published. Each note has its own Event, which counts its repetitions.
     fn decide(&self, object: &ObjectReference, notice: &Notice, now: Instant) -> Decision {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let history = &mut *history;
@@ -406,7 +406,7 @@ mod tests {
         assert!(is_published(&other, now));
         assert!(!is_published(&first, now), "both hold");
         assert!(is_published(&other, now + REPEAT_AFTER));
-        // A state that ended and occurs again is published again.
+        // If a state has ended and occurs again, it is published again.
         report.mark_ended(&object, std::slice::from_ref(&other));
         assert!(is_published(&first, now));
         assert!(!is_published(&other, now));
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn metric_labels_are_bounded_and_name_the_namespace() {
+    fn metric_labels_are_limited_and_include_namespace() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry, "cluster");
         metrics

@@ -1,7 +1,7 @@
-//! The life of an operator process: logs, client, admin server, CRD, lease, controller, shutdown.
+//! The parts of an operator process: logs, clients, admin server, CRD, lease, controller, shutdown.
 //!
-//! The order of the shutdown matters: reconciles finish before the lease is released. So the next process starts at
-//! once, but never concurrently with this one.
+//! At the shutdown, the running reconciles finish before the lease is released. So the next process starts at once, but
+//! never runs concurrently with this one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,38 +32,38 @@ use crate::outcome::{Metrics, Report};
 use crate::scope::Scope;
 use crate::{crd, lease};
 
-/// Time for running reconciles to finish after the signal. The grace period of the pod is 30 s.
+/// How long running reconciles may take to finish after the shutdown signal. The grace period of the pod is 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
 
-/// An operator mostly waits for network responses, so one thread for each core of a large machine would only cost
-/// memory.
+/// Number of worker threads. An operator mostly waits for responses, so one thread per core of a large machine would
+/// only take memory.
 const WORKER_THREADS: usize = 2;
-/// Read timeout of connections to the API server. Without it, a connection to a lost server hangs indefinitely. A
-/// healthy watch receives a bookmark about once a minute.
+/// Read timeout for connections to the API server. Without a timeout, a connection to a lost server would hang forever.
+/// A healthy watch receives a bookmark about once a minute.
 const READ_TIMEOUT: Duration = Duration::from_mins(2);
-/// Each DNS lookup and file read blocks a thread. While DNS is down, lookups hang for longer than their callers wait,
-/// so the number of threads is limited.
+/// Maximum number of threads that block, for example in a DNS lookup or a file read. While DNS is down, lookups hang
+/// longer than their callers wait, so without this limit the number of threads would grow.
 const MAX_BLOCKING_THREADS: usize = 64;
 
-/// The process ended without a shutdown signal.
+/// Why the process ended without a shutdown signal.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The async runtime cannot be started.
+    /// The async runtime could not be started.
     #[error("cannot start the async runtime")]
     Runtime(#[source] std::io::Error),
-    /// Neither an in-cluster configuration nor a kubeconfig exists.
+    /// There is neither an in-cluster configuration nor a kubeconfig.
     #[error("no Kubernetes configuration found: run in a pod, or set KUBECONFIG")]
     Config(#[source] kube::config::InferConfigError),
-    /// The Kubernetes client cannot be created.
+    /// The Kubernetes client could not be created.
     #[error("cannot create the Kubernetes client")]
     Client(#[source] kube::Error),
     /// The admin server failed.
     #[error("the admin server failed")]
     Admin(#[from] admin::Error),
-    /// The lease was lost: another process may act.
+    /// The lease was lost, so another process may be the leader.
     #[error("no longer the leader")]
     Lease(#[from] lease::Error),
-    /// The signal handler cannot be installed.
+    /// The signal handlers could not be installed.
     #[error("cannot install the signal handlers")]
     Signal(#[source] std::io::Error),
     /// The controller ended without a shutdown.
@@ -71,11 +71,11 @@ pub enum Error {
     ControllerEnded,
 }
 
-/// The properties in which the operators differ.
+/// The properties that differ between the operators.
 pub struct Definition {
-    /// Name of the binary, also used for the Lease, the field manager and Events.
+    /// Name of the binary. It is also the name of the Lease, of the field manager and of the source of Events.
     pub name: &'static str,
-    /// Part of metric names: `cluster`, `backup` or `restore`.
+    /// A part of metric names: `cluster`, `backup` or `restore`.
     pub word: &'static str,
     /// The kind that the operator reconciles.
     pub kind: ApiResource,
@@ -83,34 +83,34 @@ pub struct Definition {
     pub crd: fn() -> CustomResourceDefinition,
 }
 
-/// Clients, identity and reports of a running operator.
+/// The clients, the identity and the reports of a running operator.
 #[derive(Clone)]
 pub struct Operator {
-    /// Name of the binary; the field manager of all writes.
+    /// Name of the binary, which is the field manager of all writes.
     pub name: &'static str,
-    /// Client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503 or 504,
-    /// possibly for minutes.
+    /// A client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503 or
+    /// 504. The retries can take minutes.
     pub client: Client,
-    /// The same client without retries, for writes that must not be delayed.
+    /// The same client without retries, for writes that must not be sent late.
     pub client_without_retry: Client,
-    /// The objects that the operator manages.
+    /// Which objects the operator manages.
     pub scope: Scope,
     /// Namespace of the operator.
     pub namespace: String,
     /// Name of the operator's pod.
     pub identity: String,
-    /// Publishes outcomes.
+    /// Publishes the outcomes of reconciles.
     pub report: Arc<Report>,
-    /// Cancelled at the shutdown of the process.
+    /// Canceled at the shutdown of the process.
     pub shutdown: CancellationToken,
-    /// Number of objects, for the metrics.
+    /// Counts the objects for the metrics.
     pub objects: Objects,
-    /// Metrics that only this operator has.
+    /// The metrics that only this operator has.
     pub metrics: OperatorMetrics,
 }
 
 impl Operator {
-    /// Creates an operator without starting it. Registers its metrics in `registry`, with `word` in their names.
+    /// Creates an operator without starting it. Registers its metrics in `registry`. Their names contain `word`.
     pub fn new(
         (name, word): (&'static str, &str),
         (client, client_without_retry): (Client, Client),
@@ -137,10 +137,12 @@ impl Operator {
     }
 }
 
-/// Runs an operator until its end. `work` is called when this process leads, and returns after `Operator::shutdown`.
+/// Runs an operator until its end. `work` is called when this process becomes the leader, and must return after
+/// `Operator::shutdown`.
 ///
 /// # Errors
-/// If a part of the process cannot start, the lease is lost, or the controller or the admin server ends by itself.
+/// Fails if a part of the process cannot start, if the lease is lost, or if the controller or the admin server ends
+/// without a shutdown.
 pub fn run<F, W>(definition: Definition, options: Common, work: F) -> Result<(), Error>
 where
     F: FnOnce(Operator) -> W,
@@ -156,13 +158,13 @@ where
     runtime.block_on(run_until_ended(definition, options, work))
 }
 
-/// Logs to standard error as text or JSON. `RUST_LOG` sets the level; the default is `info`.
+/// Logs to standard error, as text or as JSON. `RUST_LOG` sets the level. The default is `info`.
 pub fn log_to_stderr(json: bool) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // A second call in one process (in tests) has no effect.
+    // In tests, this function is called several times in one process. Only the first call has an effect.
     let _ = if json {
         builder.json().try_init()
     } else {
@@ -172,10 +174,11 @@ pub fn log_to_stderr(json: bool) {
     };
 }
 
-/// Runs the task of a container that an operator started, with logs. The result becomes the exit code of the container.
+/// Runs the task of a container that an operator has started, with logs. The result of the task becomes the exit code
+/// of the container.
 ///
 /// # Errors
-/// If the async runtime cannot be started.
+/// Fails if the async runtime cannot be started.
 pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> Result<ExitCode, Error> {
     log_to_stderr(log_json);
     let worked = tokio::runtime::Runtime::new()
@@ -188,7 +191,7 @@ pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> Result<Exit
     })
 }
 
-/// Makes every panic abort the process instead of one task. Failpoints use this to simulate a crash.
+/// Makes every panic abort the process, and not only its task. Failpoints use this to simulate a crash.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|what| {
         tracing::error!("{what}");
@@ -265,7 +268,8 @@ where
     };
     leader.set(1);
     tokio::select! {
-        // Invariant 11: another process may act from now on, so the process ends without finishing its reconciles.
+        // Invariant 11: another process may be the leader from now on. So the process ends without waiting for its
+        // reconciles.
         lost = lease.hold() => return Err(lost.into()),
         ended = &mut server => return admin_result(ended),
         () = drain(work(operator.clone()), &operator.shutdown) => {}
@@ -326,7 +330,7 @@ fn admin_result(
     }
 }
 
-/// Waits until `work` ends, or until [`DRAIN`] has passed since the shutdown began.
+/// Waits until `work` ends, but not longer than [`DRAIN`] after the start of the shutdown.
 async fn drain(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
     let deadline = async {
         shutdown.cancelled().await;
@@ -352,12 +356,12 @@ fn cancel_on_signal(shutdown: CancellationToken) -> Result<(), Error> {
     Ok(())
 }
 
-/// Metrics that an operator registers only after it starts to lead.
+/// Metrics that an operator registers only when it has become the leader.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorMetrics(Arc<OnceLock<Box<dyn Collector>>>);
 
 impl OperatorMetrics {
-    /// Sets the collector. A second call has no effect.
+    /// Sets the collector. Only the first call has an effect.
     pub fn collect(&self, collector: impl Collector) {
         let _ = self.0.set(Box::new(collector));
     }
@@ -369,7 +373,7 @@ impl Collector for OperatorMetrics {
     }
 }
 
-/// Memory and threads of the process, under the standard names of Prometheus.
+/// Memory and threads of the process, under the names that Prometheus defines.
 #[derive(Debug)]
 struct Memory;
 
@@ -394,7 +398,7 @@ impl Collector for Memory {
     }
 }
 
-/// The number after a field of `/proc/self/status`.
+/// The number in a field of `/proc/self/status`. `None` if the field is missing.
 fn number(status: &str, field: &str) -> Option<i64> {
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.split_whitespace().next()?.parse().ok()
@@ -402,7 +406,7 @@ fn number(status: &str, field: &str) -> Option<i64> {
 
 type Count = Box<dyn Fn() -> BTreeMap<String, i64> + Send + Sync>;
 
-/// The number of objects by namespace, counted when the metrics are read.
+/// The number of objects in each namespace. It is counted when the metrics are read.
 #[derive(Clone, Default)]
 pub struct Objects(Arc<Mutex<Option<Count>>>);
 
@@ -416,7 +420,7 @@ impl Objects {
         objects
     }
 
-    /// Sets the function that counts objects by namespace.
+    /// Sets the function that counts the objects in each namespace.
     pub fn count_with(&self, count: impl Fn() -> BTreeMap<String, i64> + Send + Sync + 'static) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(count));
     }

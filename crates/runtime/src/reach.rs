@@ -1,7 +1,7 @@
 //! Access to the members of a cluster: the client certificate and the credentials, from the Secrets that the spec
 //! names.
 //!
-//! Kept in memory only, never printed (invariant 14).
+//! The access is kept in memory only, and never printed (invariant 14).
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use member::tls::{ClusterTls, Fault, Material, Purpose, Slot, data_of, material}
 
 use crate::credentials::ClusterAuth;
 
-/// How long reading one Secret may take.
+/// Time limit for one read of a Secret.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Reads what an operator needs to connect to the members of an EtcdCluster.
+/// Reads the Secrets that an operator needs to connect to the members of an EtcdCluster.
 ///
 /// # Errors
-/// If a Secret cannot be used. The text has the field, the Secret and the remedy.
+/// Fails if a Secret cannot be used. The text contains the field, the Secret and the remedy.
 pub async fn of_cluster(client: &Client, cluster: &EtcdCluster) -> Result<Access, String> {
     let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
     let policy = cluster.spec.tls.as_ref();
@@ -39,7 +39,7 @@ pub async fn of_cluster(client: &Client, cluster: &EtcdCluster) -> Result<Access
     }
 }
 
-/// Reads the TLS Secrets of a cluster. A Secret that cannot be read is a fault of that Secret.
+/// Reads the TLS Secrets of a cluster. If a Secret cannot be read, this is a fault of the Secret.
 pub async fn cluster_tls(
     client: &Client,
     (namespace, cluster): (&str, &str),

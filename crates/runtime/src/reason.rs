@@ -1,4 +1,4 @@
-//! A reason with its message. `api::reasons!` declares the reasons of each operator.
+//! A reason with its message. The macro `api::reasons!` declares the reasons of each operator.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use std::fmt;
 pub struct Trouble<R> {
     /// The reason of the condition.
     pub reason: R,
-    /// The problem and, where a person can act, the remedy.
+    /// The problem. If a user can act, the message also contains the remedy.
     pub message: String,
 }
 
 impl<R> Trouble<R> {
-    /// A problem with this message.
+    /// Creates a problem with this reason and this message.
     pub fn new(reason: R, message: impl Into<String>) -> Self {
         Self {
             reason,
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_is_read_from_its_own_text_alone() {
+    fn parses_reason_only_from_its_exact_text() {
         for reason in Reason::ALL {
             assert_eq!(Reason::parse(reason.as_str()), Some(*reason));
             assert_eq!(

@@ -1,19 +1,20 @@
-//! The scope of an operator: the objects that it manages.
+//! The scope of an operator: which objects it manages.
 
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 
-/// Annotation that assigns an object to the cluster-wide operator or to a namespaced one (v1beta2).
+/// Annotation that assigns an object to the cluster-wide operator. Without it, a namespaced operator manages the object
+/// (v1beta2).
 pub const SCOPE_ANNOTATION: &str = api::names::ANNOTATION_SCOPE;
 /// Value of the annotation that assigns an object to the cluster-wide operator.
 pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 
-/// The objects that an operator manages.
+/// Which objects an operator manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Objects of one namespace without the scope annotation.
+    /// The objects in one namespace that do not have the scope annotation.
     Namespace(String),
-    /// Objects of all namespaces with the scope annotation `clusterwide`.
+    /// The objects in all namespaces whose scope annotation is `clusterwide`.
     Cluster,
 }
 
@@ -29,7 +30,7 @@ impl Scope {
         }
     }
 
-    /// True if the object belongs to this operator by the rule of v1beta2.
+    /// Whether this operator manages the object, by the rule of v1beta2.
     pub fn takes<K: Resource>(&self, object: &K) -> bool {
         let annotation = object
             .annotations()

@@ -1,8 +1,8 @@
 //! Azure Blob Storage: one container, one identity.
 //!
-//! An object is a block blob: the service checks each block against its MD5, and a block list turns the
-//! blocks into the blob. Blocks without a list are invisible. Azure removes them after a week and has no call
-//! to do so earlier (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
+//! An object is a block blob. The service checks each block against its MD5, and a block list joins the blocks to the
+//! blob. Blocks without a list are invisible. Azure removes them after a week and has no request to remove them earlier
+//! (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -35,15 +35,15 @@ mod transport;
 pub(crate) use access::account_at;
 pub use access::{AbsAccess, AbsCloud, AbsConfig};
 
-/// Requested size of a page. A page of the default size, 5,000, can have 10 MiB.
+/// Number of blobs that a page should have. A page of the default size, 5,000 blobs, can have 10 MiB.
 const BLOBS_PER_PAGE: u32 = 1_000;
 
 /// A container of Azure Blob Storage.
 #[derive(Clone)]
 pub struct AbsStore {
-    /// For short calls.
+    /// The client for requests that send no content.
     container: ContainerClient,
-    /// For blocks, with a timeout that allows slow connections.
+    /// The client for blocks. Its timeout allows slow connections.
     bulk: ContainerClient,
     place: Place,
     part: usize,
@@ -51,10 +51,10 @@ pub struct AbsStore {
 }
 
 impl AbsStore {
-    /// Creates a client of a container, without a request.
+    /// Creates the client of a container. Sends no request.
     ///
     /// # Errors
-    /// The endpoint is missing or invalid.
+    /// Fails if the endpoint is missing or invalid.
     pub fn new(config: &AbsConfig) -> Result<Self, Error> {
         let place = Place {
             bucket: config.container.clone(),
@@ -129,7 +129,7 @@ impl AbsStore {
             Ok(Committed { size, tag })
         } else {
             Err(Error::Other(format!(
-                "the store has {size} of {written} bytes"
+                "the store has {size} bytes, but {written} bytes were sent"
             )))
         }
     }
@@ -168,7 +168,7 @@ impl AbsStore {
     }
 }
 
-/// A request context with the MD5 of the content, which the service compares.
+/// A request context with the MD5 of the content. The service compares the MD5 with the received content.
 fn with_md5(content: &[u8]) -> Context {
     let mut headers = Headers::new();
     headers.insert(CONTENT_MD5, STANDARD.encode(Md5::digest(content)));
@@ -190,7 +190,8 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// Distinguishes the blocks of this upload from those of another upload of the same key.
+    /// A random number in the block IDs of this upload. It distinguishes the blocks from those of another upload of the
+    /// same key.
     upload: u64,
 }
 
@@ -242,8 +243,8 @@ impl Upload for AbsUpload {
                 let committed = store.bulk.blob_client(key).put_block_list(list).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
-                    // If the response was lost, the retry is rejected because the blocks are no longer
-                    // uncommitted. The upload succeeded if the blob consists of these blocks.
+                    // If the response was lost, the service rejects the retry, because the blocks are now committed.
+                    // The upload has succeeded if the blob consists of these blocks.
                     return if self.has_own_blocks().await {
                         store.verify(key, self.parts.written()).await
                     } else {
@@ -262,7 +263,7 @@ impl Upload for AbsUpload {
 }
 
 impl AbsUpload {
-    /// True if the committed blob consists of this upload's blocks.
+    /// Whether the committed blob consists of the blocks of this upload. False if the block list cannot be read.
     async fn has_own_blocks(&self) -> bool {
         let blob = self.sink.store.blob(&self.sink.key);
         let Ok(answer) = blob.get_block_list().await else {
@@ -287,7 +288,8 @@ struct AbsVersion {
 #[async_trait]
 impl Version for AbsVersion {
     async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
-        // One request. For a smaller range the client requests a checksum that few services calculate.
+        // The chunk size makes the client send one request for the whole part. Below 4 MiB, the client would request a
+        // checksum that few services calculate.
         let wanted = part.end.saturating_sub(part.start);
         let pages = self
             .store
@@ -312,7 +314,7 @@ impl Version for AbsVersion {
     }
 }
 
-/// Limits a body to a number of bytes.
+/// Cuts a body off after `wanted` bytes.
 fn up_to(
     wanted: u64,
     body: impl Stream<Item = Result<Bytes, Error>> + Send,

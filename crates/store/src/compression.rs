@@ -1,4 +1,5 @@
-//! Zstandard streams in constant memory: the size of an output piece does not depend on the input.
+//! Compresses and decompresses Zstandard streams in constant memory. The size of an output piece does not depend on the
+//! input.
 
 use std::io;
 
@@ -7,35 +8,35 @@ use zstd::stream::raw::{Decoder, Encoder, InBuffer, Operation, OutBuffer};
 /// The name of the compression in a manifest.
 pub const ZSTD: &str = "zstd";
 
-/// First bytes of a Zstandard stream; a database file begins with zeros.
+/// First bytes of a Zstandard stream. An etcd database starts with zeros, so the two can be distinguished.
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Number of bytes that identify a Zstandard stream.
+/// Number of bytes that are needed to recognize a Zstandard stream.
 pub const BEGINNING: usize = MAGIC.len();
 
-/// zstd's default level: about as fast as a network, with a fifth to a third of the size for text keys and
-/// values.
+/// The default level of zstd. It compresses about as fast as a network transfers, to a fifth or a third of the size for
+/// text keys and values.
 const LEVEL: i32 = 3;
 
 /// Size of an output piece in bytes.
 const PIECE: usize = 128 << 10;
 
-/// Whether the first bytes of an object are those of a Zstandard stream.
+/// Whether an object is a Zstandard stream. `beginning` contains its first [`BEGINNING`] bytes.
 pub fn is_zstd(beginning: &[u8]) -> bool {
     beginning.starts_with(&MAGIC)
 }
 
-/// Compresses a stream. A callback receives each output piece.
+/// Compresses a stream, and passes each output piece to a callback.
 pub struct Compressor {
     encoder: Encoder<'static>,
     piece: Vec<u8>,
 }
 
 impl Compressor {
-    /// A new stream with its own checksum.
+    /// Starts a stream. zstd adds a checksum at its end.
     ///
     /// # Errors
-    /// zstd cannot allocate the stream.
+    /// Fails if zstd cannot allocate the stream.
     pub fn new() -> io::Result<Self> {
         let mut encoder = Encoder::new(LEVEL)?;
         encoder.set_parameter(zstd::stream::raw::CParameter::ChecksumFlag(true))?;
@@ -48,7 +49,7 @@ impl Compressor {
     /// Compresses the next bytes.
     ///
     /// # Errors
-    /// zstd fails.
+    /// Fails if zstd fails.
     pub fn push(&mut self, chunk: &[u8], mut out: impl FnMut(&[u8])) -> io::Result<()> {
         let mut input = InBuffer::around(chunk);
         while input.pos() < chunk.len() {
@@ -59,10 +60,10 @@ impl Compressor {
         Ok(())
     }
 
-    /// Ends the stream.
+    /// Ends the stream and passes the remaining output to the callback.
     ///
     /// # Errors
-    /// zstd fails.
+    /// Fails if zstd fails.
     pub fn finish(mut self, mut out: impl FnMut(&[u8])) -> io::Result<()> {
         loop {
             let mut output = OutBuffer::around(self.piece.as_mut_slice());
@@ -79,17 +80,17 @@ impl Compressor {
 pub struct Decompressor {
     decoder: Decoder<'static>,
     piece: Vec<u8>,
-    /// Whether the input so far ends at the end of a stream.
+    /// Whether the input so far is a complete stream.
     complete: bool,
-    /// Whether more output is available without more input.
+    /// Whether zstd can return more output without more input.
     full: bool,
 }
 
 impl Decompressor {
-    /// A new stream.
+    /// Starts a stream.
     ///
     /// # Errors
-    /// zstd cannot allocate the stream.
+    /// Fails if zstd cannot allocate the stream.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             decoder: Decoder::new()?,
@@ -103,7 +104,7 @@ impl Decompressor {
     /// needed.
     ///
     /// # Errors
-    /// The stream is damaged.
+    /// Fails if the stream is damaged.
     pub fn next(&mut self, rest: &mut &[u8]) -> io::Result<Option<&[u8]>> {
         while self.full || !rest.is_empty() {
             if self.complete {
@@ -126,7 +127,7 @@ impl Decompressor {
     /// Ends the stream.
     ///
     /// # Errors
-    /// The stream is truncated.
+    /// Fails if the stream is truncated.
     pub fn finish(self) -> io::Result<()> {
         if self.complete {
             Ok(())

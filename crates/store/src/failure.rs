@@ -1,13 +1,13 @@
-//! Translates errors of all stores into [`Error`] with a remedy. Pure.
+//! Converts the errors of all stores into [`Error`] with a remedy. Pure.
 
 use std::error::Error as StdError;
 
 use crate::port::Error;
 
-/// Maximum length of the text of a store in a message, in characters.
+/// Maximum number of characters of the store's text in a message.
 const MAX_MESSAGE: usize = 1_000;
 
-/// The location for error messages.
+/// The bucket and the endpoint as error messages show them.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) bucket: String,
@@ -15,12 +15,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Explains a failed read of a response body.
+    /// The error for a response body that could not be read.
     pub(crate) fn broken(&self, error: &dyn StdError) -> Error {
         self.unreachable(&chain(error))
     }
 
-    /// The store exceeds a limit. `problem` completes the text "the store at this endpoint".
+    /// The error for a store that exceeds a limit. `problem` continues the text "the store at <endpoint>".
     pub(crate) fn excessive(&self, problem: String) -> Error {
         Error::Excessive {
             endpoint: self.endpoint.clone(),
@@ -28,7 +28,7 @@ impl Place {
         }
     }
 
-    /// For a call without an object: a missing object means a missing bucket.
+    /// Converts the error of a request without an object: such a request reports a missing bucket as a missing object.
     pub(crate) fn about_bucket(&self, error: Error) -> Error {
         match error {
             Error::NoSuchObject { .. } => Error::NoSuchBucket {
@@ -38,14 +38,14 @@ impl Place {
         }
     }
 
-    /// Explains a missing response.
+    /// The error for a missing response.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
-        // The rustls error for a response without TLS.
+        // The error of rustls for a server that responds without TLS.
         if text.contains("InvalidContentType") {
             return Error::Unreachable {
                 endpoint: self.endpoint.clone(),
                 detail: format!(
-                    "the endpoint does not use TLS: begin with http:// if that is intended; {text}"
+                    "the endpoint does not use TLS ({text}): enable TLS on the store, or use a URL with http://"
                 ),
             };
         }
@@ -63,18 +63,18 @@ impl Place {
         }
     }
 
-    /// Explains a response that is not from a store, or from the wrong port of a store: a store reports its
-    /// errors with a reason.
+    /// The error for a response that does not come from a store, or comes from the wrong port of a store. Stores report
+    /// errors with a reason, and this response has none.
     pub(crate) fn foreign(&self, answer: &str) -> Error {
         Error::Other(format!(
-            "{answer}: {} does not respond like an object store: correct the endpoint, and whether it begins with \
+            "{answer}: {} does not respond like an object store: correct the endpoint, and check whether it starts with \
              http:// or https://",
             self.endpoint
         ))
     }
 
-    /// Like [`Place::answered`], for a response to HEAD, which never has a body. A redirection and "method
-    /// not allowed" are still not from a store.
+    /// Like [`Place::answered`], for the response to a HEAD request. Such a response never has a body, so a missing
+    /// reason is no evidence. A redirection or "method not allowed" still does not come from a store.
     pub(crate) fn answered_to_head(
         &self,
         key: &str,
@@ -91,7 +91,7 @@ impl Place {
         self.answered(key, code, message, status)
     }
 
-    /// Explains an error response: the store's error code, its message, and the HTTP status.
+    /// The error for an error response. `code` and `message` are the store's own, and `status` is the HTTP status.
     pub(crate) fn answered(
         &self,
         key: &str,
@@ -99,7 +99,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // A store could otherwise fill a condition, an Event and the log.
+        // Without a limit, a store could fill a condition, an Event and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);
@@ -142,7 +142,7 @@ impl Place {
                 ),
             },
             (
-                // The last code is versitygw's for an unknown key, with status 404.
+                // `versitygw` reports the last code, with status 404, for an unknown key.
                 "AccessDenied"
                 | "InvalidAccessKeyId"
                 | "SignatureDoesNotMatch"
@@ -154,7 +154,7 @@ impl Place {
             )
             | (_, Some(401 | 403)) => Error::AccessDenied(text()),
             ("NoSuchUpload" | "InvalidBlockList", _) => Error::Other(text()),
-            // Google's message for a missing bucket. The status alone would mean a missing object.
+            // Google reports a missing bucket with this message. The status alone would mean a missing object.
             (_, Some(404)) if message.contains("bucket does not exist") => Error::NoSuchBucket {
                 bucket: self.bucket.clone(),
             },
@@ -170,7 +170,7 @@ impl Place {
     }
 }
 
-/// An error with its causes, without repetitions.
+/// The text of an error and its causes, without repetitions.
 pub(crate) fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn common_errors_name_their_remedy() {
+    fn common_errors_contain_remedy() {
         let place = Place {
             bucket: "b".into(),
             endpoint: "http://s3".into(),
@@ -274,7 +274,7 @@ mod tests {
             place.answered("k", None, "", Some(404)),
             Error::NoSuchObject { .. }
         ));
-        // A response without a reason is not from a store, except for HEAD.
+        // A response without a reason does not come from a store, except for a response to HEAD.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");
             let status = Some(status);

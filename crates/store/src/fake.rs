@@ -1,4 +1,4 @@
-//! A store that fails on demand, based on a directory, for the operators' tests.
+//! A store for the operators' tests. It stores objects in a directory, and its requests fail on demand.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,16 +9,16 @@ use bytes::Bytes;
 use crate::local::LocalStore;
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
-/// The calls that a [`FaultyStore`] can fail.
+/// The requests that a [`FaultyStore`] can let fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// [`Store::begin`].
     Begin,
     /// [`Upload::write`].
     Write,
-    /// [`Upload::commit`], before anything is visible.
+    /// [`Upload::commit`], before the object is visible.
     Commit,
-    /// [`Upload::commit`], with its response lost: the object exists.
+    /// [`Upload::commit`] with a lost response: the object exists.
     CommitAnswer,
     /// [`Store::put`].
     Put,
@@ -32,7 +32,7 @@ pub enum Call {
     Delete,
 }
 
-/// A directory with calls that fail as scripted.
+/// A directory whose requests fail as the script says.
 #[derive(Clone, Debug)]
 pub struct FaultyStore {
     inner: LocalStore,
@@ -40,7 +40,7 @@ pub struct FaultyStore {
 }
 
 impl FaultyStore {
-    /// A store that works until [`FaultyStore::fail`] is called.
+    /// Creates a store whose requests succeed until [`FaultyStore::fail`] is called.
     pub fn new(inner: LocalStore) -> Self {
         Self {
             inner,
@@ -48,12 +48,12 @@ impl FaultyStore {
         }
     }
 
-    /// Fails the next call of this kind with `error`. Several errors are used in order.
+    /// Lets the next request of this kind fail with `error`. Errors of several calls are used in order.
     pub fn fail(&self, call: Call, error: Error) {
         self.fail_after(call, 0, error);
     }
 
-    /// Like [`FaultyStore::fail`], after `working` successful calls.
+    /// Like [`FaultyStore::fail`], but first `working` requests succeed.
     pub fn fail_after(&self, call: Call, working: usize, error: Error) {
         self.script
             .lock()
@@ -61,7 +61,7 @@ impl FaultyStore {
             .push_back((call, working, error));
     }
 
-    /// Clears the script: all further calls succeed.
+    /// Clears the script, so all further requests succeed.
     pub fn forget(&self) {
         self.script
             .lock()

@@ -1,10 +1,11 @@
 //! Google Cloud Storage: one bucket, one identity, over Google's JSON API.
 //!
-//! Google's own client writes small objects, and only to Google's own endpoint: it reads responses of any size into
-//! memory. It supports listings and lookups only over gRPC, and it does not handle chunked uploads correctly.
+//! Google's own client writes small objects, and only to Google's own endpoint, because it reads responses of any size
+//! into memory. The JSON API is used for everything else: the client lists and looks up objects only over gRPC, and has
+//! errors in chunked uploads.
 //!
-//! A resumable upload has no parts that can be sent concurrently. An unfinished upload is invisible and free
-//! of charge, and Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
+//! A resumable upload has no parts that can be sent concurrently. An unfinished upload is invisible and costs nothing.
+//! Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
 
 use std::ops::Range;
 use std::time::Duration;
@@ -32,7 +33,7 @@ use package::Package;
 /// A bucket of Google Cloud Storage.
 #[derive(Clone)]
 pub struct GcsStore {
-    /// Google's own client; `None` for an endpoint that the user has chosen.
+    /// Google's own client. `None` for an endpoint that the user has chosen.
     package: Option<Package>,
     json: Json,
     place: Place,
@@ -40,19 +41,19 @@ pub struct GcsStore {
 }
 
 impl GcsStore {
-    /// Creates a client of a bucket, without a request.
+    /// Creates the client of a bucket. Sends no request.
     ///
     /// # Errors
-    /// The endpoint or the credentials are invalid.
+    /// Fails if the endpoint or the credentials are invalid.
     pub async fn new(config: GcsConfig) -> Result<Self, Error> {
         let is_googles = !config.has_own_endpoint();
         Self::with_package(config, is_googles).await
     }
 
-    /// A client that also writes to a custom endpoint with Google's own client, for tests.
+    /// A client that also writes small objects to a custom endpoint with Google's own client, for tests.
     ///
     /// # Errors
-    /// The endpoint or the credentials are invalid.
+    /// Fails if the endpoint or the credentials are invalid.
     #[cfg(any(test, feature = "testing"))]
     pub async fn with_trusted_endpoint(config: GcsConfig) -> Result<Self, Error> {
         Self::with_package(config, true).await
@@ -98,17 +99,17 @@ impl GcsStore {
     }
 }
 
-/// A CRC32C in Google's format.
+/// A CRC32C in Google's format: big endian, in base64.
 fn encoded(crc32c: u32) -> String {
     STANDARD.encode(crc32c.to_be_bytes())
 }
 
-/// Invariant 12: the size and checksum that the store reports must match the sent data.
+/// Invariant 12: the size and the checksum that the store reports must match the sent data.
 fn check(stored: &Resource, written: u64, crc32c: &str) -> Result<(), Error> {
     let size = stored.size()?;
     if size != written {
         return Err(Error::Other(format!(
-            "the store has {size} of {written} bytes"
+            "the store has {size} bytes, but {written} bytes were sent"
         )));
     }
     if stored
@@ -142,7 +143,7 @@ impl Version for GcsVersion {
     }
 }
 
-/// Fails at the end of the content if it does not match the CRC32C of the object.
+/// Passes the content on, and fails at its end if it does not match the CRC32C of the object.
 fn verified(content: Body, expected: Option<String>) -> Body {
     let Some(expected) = expected else {
         return content;

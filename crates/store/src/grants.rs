@@ -1,5 +1,5 @@
-//! Grants of the operator's own cloud identity. An EtcdBackup or EtcdRestore that names no Secret uses that identity,
-//! so the administrator grants it for each namespace. Pure.
+//! Grants for the operator's own cloud identity. An EtcdBackup or EtcdRestore without a Secret uses this identity, so
+//! an administrator grants locations to namespaces. Pure.
 
 use std::str::FromStr;
 
@@ -7,15 +7,15 @@ use api::storage::{AbsSource, S3Source, StorageSource};
 
 use crate::abs::account_at;
 
-/// A bucket, or a prefix in it, that one namespace or every namespace may use with the operator's identity. For Azure, the
-/// storage account precedes the container: container names are unique only in their account.
+/// A bucket, or a prefix in it, that one namespace or every namespace may use with the operator's identity. An Azure
+/// grant names the storage account before the container, because container names are unique only within an account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     namespace: String,
     place: String,
 }
 
-/// A text that is not a grant.
+/// The error for a text that is not a grant.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not <namespace>=<s3|gs>://<bucket>[/<prefix>] or <namespace>=abs://<account>[/<container>[/<prefix>]], such \
@@ -42,7 +42,8 @@ impl FromStr for Grant {
     }
 }
 
-/// True if no part is empty, `.` or `..`: a client or a store might resolve such a path to another place.
+/// Whether no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, so the path would
+/// lead outside of the grant.
 fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
@@ -52,18 +53,19 @@ fn is_plain(path: &str) -> bool {
 pub struct Grants {
     /// Name of the operator in messages, such as `backup operator`.
     pub operator: &'static str,
-    /// The operator's own namespace. It needs no grant: users who may write there can use the identity anyway.
+    /// The namespace of the operator. It needs no grant, because users who may write there can use the identity without
+    /// the operator.
     pub own: String,
-    /// Grants of other namespaces.
+    /// The grants for all other namespaces.
     pub others: Vec<Grant>,
 }
 
 impl Grants {
-    /// Rejects a place that the namespace may not use with the operator's identity. `ambient` is true if the object
-    /// names no Secret, so that this identity would be used.
+    /// Fails if the namespace may not use the location of `source` with the operator's identity. `ambient` is true if
+    /// the object names no Secret and therefore uses this identity.
     ///
     /// # Errors
-    /// If the namespace has no grant for the place. The text has the field and the remedy.
+    /// Fails if no grant covers the location. The text contains the field and the remedy.
     pub fn check(
         &self,
         namespace: &str,
@@ -81,7 +83,7 @@ impl Grants {
                 without_endpoint("gs", gcs.endpoint.as_deref(), &gcs.path),
             ),
             StorageSource::Abs(abs) => ("absSecret", abs_place(abs)),
-            // The operator's identity gives no access to these.
+            // These stores never use the operator's identity.
             StorageSource::Oss(_) | StorageSource::Pvc(_) | StorageSource::Local(_) => {
                 return Ok(());
             }
@@ -109,8 +111,8 @@ impl Grants {
     }
 }
 
-/// The location that a grant must cover. A tenant who turns off verification, or who chooses the CA, could impersonate
-/// the store to the operator.
+/// The location that a grant must cover. Fails if TLS verification is off or the tenant chooses the CA, because the
+/// tenant could then impersonate the store and get the operator's token.
 fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     if s3.insecure_skip_verify {
         return Err("insecureSkipVerify is set");
@@ -121,7 +123,8 @@ fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     without_endpoint("s3", s3.endpoint.as_deref(), &s3.path)
 }
 
-/// The client would send a token to any server at a custom endpoint.
+/// The location that a grant must cover. Fails for a custom endpoint, because the client would send a token to any
+/// server there.
 fn without_endpoint(
     scheme: &str,
     endpoint: Option<&str>,
@@ -133,7 +136,8 @@ fn without_endpoint(
     Ok(format!("{scheme}://{path}"))
 }
 
-/// Azure's endpoint names the account, so it is required, and only Azure's own servers get a token.
+/// The location that a grant must cover. Fails unless the endpoint is one of Azure's own servers, because the endpoint
+/// names the account and gets a token.
 fn abs_place(abs: &AbsSource) -> Result<String, &'static str> {
     let account = abs.endpoint.as_deref().and_then(account_at);
     let account = account.ok_or(
@@ -174,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn other_namespaces_need_a_grant() {
+    fn other_namespaces_require_grant() {
         let source = s3("backups/team-a/etcd");
         let source = StorageSource::S3(&source);
         assert_eq!(grants(&[]).check("operators", &source, true), Ok(()));
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_may_not_weaken_verification_for_granted_identity() {
+    fn granted_identity_requires_tls_verification() {
         let granted = grants(&["team-a=s3://backups"]);
         let mut insecure = s3("backups/team-a/etcd");
         insecure.insecure_skip_verify = true;
@@ -247,14 +251,14 @@ mod tests {
                 "{rejected}"
             );
             assert!(rejected.contains("set spec.s3.awsSecret"), "{rejected}");
-            // With a Secret, and in the operator's namespace.
+            // With a Secret, and in the operator's own namespace, no grant is needed.
             assert_eq!(granted.check("team-a", &source, false), Ok(()));
             assert_eq!(granted.check("operators", &source, true), Ok(()));
         }
     }
 
     #[test]
-    fn azure_grant_names_account_and_container() {
+    fn azure_grant_covers_account_or_container() {
         let abs = |endpoint: &str| AbsSource {
             path: "backups/team-a/etcd".to_owned(),
             endpoint: Some(endpoint.to_owned()),

@@ -1,4 +1,4 @@
-//! The HTTP client of the stores without an HTTP client of their own, or with a different TLS library.
+//! The HTTP client for stores whose library has no HTTP client, or has one with another TLS library.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use crate::failure::chain;
 use crate::limits::MIN_CHUNK;
 use crate::port::Error;
 
-/// A client that trusts the system's CAs (`SSL_CERT_FILE`) and follows no redirects: the signature of a
-/// request is valid for one host only.
+/// Creates a client that trusts the CAs of the system (`SSL_CERT_FILE`). It follows no redirects, because the signature
+/// of a request is valid for one host only.
 pub(crate) fn client(
     change: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
 ) -> Result<reqwest::Client, Error> {
@@ -23,7 +23,7 @@ pub(crate) fn client(
     })
 }
 
-/// A response that was not read as a whole.
+/// Why the body of a response was not read completely.
 pub(crate) enum Unread {
     /// The body has more bytes than the limit.
     TooLong,
@@ -31,8 +31,8 @@ pub(crate) enum Unread {
     Broken(reqwest::Error),
 }
 
-/// Reads the body of a response with at most `limit` bytes. The announced length may be wrong, so the received bytes
-/// are counted. The client does not decompress responses.
+/// Reads the body of a response, at most `limit` bytes. The received bytes are counted, because the announced length
+/// may be wrong. The client does not decompress responses.
 pub(crate) async fn whole(
     mut response: reqwest::Response,
     limit: usize,

@@ -1,5 +1,5 @@
-//! Limits of responses and listings. The user who creates an EtcdBackup or EtcdRestore chooses the endpoint, so a
-//! response may be endless and a listing may never end. Content of objects is a stream and has no limit here.
+//! Limits for responses and listings. The user who creates an EtcdBackup or EtcdRestore chooses the endpoint. So a
+//! response may be endless, and a listing may never end. The content of an object is a stream and has no limit here.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -9,16 +9,16 @@ use std::time::Duration;
 use crate::failure::Place;
 use crate::port::Error;
 
-/// Maximum size of one page of a listing in bytes. 1,000 keys of the maximum length, escaped as XML, have
-/// 7 MiB.
+/// Maximum size of one page of a listing in bytes. A page with 1,000 keys of the maximum length, escaped as XML, has 7
+/// MiB.
 pub(crate) const MAX_PAGE: usize = 16 << 20;
 
-/// Maximum size in bytes of any other response that is read as a whole: errors, properties, results of writes.
-/// Those of the services have a few KiB.
+/// Maximum size in bytes of any other response that is read completely: errors, properties, results of writes. Such
+/// responses of the known services have a few KiB.
 pub(crate) const MAX_ANSWER: usize = 1 << 20;
 
-/// Size that each chunk of a response counts at least, in bytes. Chunks of one byte take much more memory and time than
-/// their size.
+/// Minimum number of bytes that each chunk of a response counts against the limit. A chunk of one byte takes far more
+/// memory and time than one byte.
 pub(crate) const MIN_CHUNK: usize = 64;
 
 /// Maximum number of entries in one page. S3 and Google send 1,000, Azure sends 5,000.
@@ -33,8 +33,8 @@ const MAX_TEXT: usize = 12 << 20;
 /// Maximum number of pages in a listing. Azure may send empty pages.
 const MAX_PAGES: usize = 1_000;
 
-/// Maximum length of the marker of a page, which becomes a part of the next URL. Those of the services have at most a few
-/// KiB.
+/// Maximum length in bytes of the marker of a page. The marker becomes a part of the next URL. Markers of the known
+/// services have at most a few KiB.
 const MAX_MARKER: usize = 16 << 10;
 
 /// Maximum duration of a listing. A page takes less than a second.
@@ -47,7 +47,7 @@ pub(crate) struct Listing<'a, T> {
     entries: Vec<T>,
     text: usize,
     pages: usize,
-    /// Hashes of the markers so far.
+    /// Hashes of all markers so far, to detect a page that is repeated.
     markers: HashSet<u64>,
     hasher: RandomState,
 }

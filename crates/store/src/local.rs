@@ -1,7 +1,6 @@
-//! A directory as a store, for volumes and for tests.
+//! A store in a directory, for volumes and for tests.
 //!
-//! A key is a relative path in the directory. An object becomes visible when its finished and synced file is
-//! renamed.
+//! A key is a relative path in the directory. An object becomes visible when its complete and synced file is renamed.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -18,11 +17,11 @@ use crate::failure::Place;
 use crate::limits::{MAX_ENTRIES, too_many_entries};
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
-/// Prefix of the name of an unfinished file. Such files are not objects.
+/// Prefix of the names of unfinished files. Such files are not objects.
 const UNFINISHED: &str = ".unfinished-";
 
-/// Time without a write after which another process's unfinished file counts as abandoned. Longer than any
-/// pause of an upload.
+/// After this time without a write, an unfinished file of another process counts as abandoned. The time is longer than
+/// any pause of an upload.
 const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
 /// Number of hexadecimal digits that identify the owner of an unfinished file.
@@ -47,7 +46,7 @@ impl LocalStore {
         Self::named(root, location)
     }
 
-    /// Like [`LocalStore::new`], with a location for display.
+    /// Like [`LocalStore::new`], with a location that messages show.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             root: root.into(),
@@ -56,8 +55,8 @@ impl LocalStore {
         }
     }
 
-    /// Sets the owner of unfinished files, for a directory that several processes write to. The unfinished
-    /// files of other owners are listed only if nothing was written to them for ten minutes.
+    /// Sets the owner in the names of unfinished files, for a directory to which several processes write. Unfinished
+    /// files of other owners are listed only ten minutes after their last write.
     #[must_use]
     pub fn owned_by(mut self, owner: &str) -> Self {
         let mut digits = hex::encode(Md5::digest(owner));
@@ -66,7 +65,7 @@ impl LocalStore {
         self
     }
 
-    /// Whether another process may still write to an unfinished file.
+    /// Whether another process may still be writing to an unfinished file.
     fn may_be_in_use(&self, name: &str, written: &std::fs::Metadata) -> bool {
         let is_abandoned = written
             .modified()
@@ -129,22 +128,23 @@ fn described(key: String, metadata: &std::fs::Metadata) -> Object {
         key,
         size: metadata.len(),
         modified_unix_seconds: since.and_then(|since| i64::try_from(since.as_secs()).ok()),
-        // On network volumes, times and inode numbers of a file can differ between reads.
+        // On network volumes, the times and inode numbers of a file can differ between reads, so neither is used as a
+        // tag.
         tag: None,
     }
 }
 
-/// The name of an unfinished file. The name contains the owner and the name of the target.
+/// The name of an unfinished file. It contains the owner and the name of the target file.
 fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The same length as without an owner.
+        // The name has the same length as without an owner.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }
 
-/// The owner of an unfinished file, if its name contains one.
+/// The owner of an unfinished file. `None` if its name contains no owner.
 fn owner_of(unfinished: &str) -> Option<&str> {
     let (owner, rest) = unfinished
         .strip_prefix(UNFINISHED)?
@@ -152,7 +152,7 @@ fn owner_of(unfinished: &str) -> Option<&str> {
     rest.starts_with('.').then_some(owner)
 }
 
-/// The name of the target of an unfinished file.
+/// The name of the target file of an unfinished file.
 fn target_of(unfinished: &str) -> Option<&str> {
     let (_, target) = unfinished.strip_prefix(UNFINISHED)?.split_once('-')?;
     Some(target)
@@ -167,7 +167,7 @@ struct LocalUpload {
     written: u64,
 }
 
-/// Removes the file on drop, unless it was renamed.
+/// Deletes the file on drop, unless the file was renamed.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
@@ -227,7 +227,7 @@ impl Store for LocalStore {
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
         let target = self.path(key)?;
         let explain = |error: std::io::Error| self.explain(key, &error);
-        // The root directory is not created here: a volume that is not mounted is an error.
+        // The root directory is not created here, because a missing root means that the volume is not mounted.
         fs::metadata(&self.root).await.map_err(explain)?;
         let parent = target.parent().unwrap_or(&self.root);
         fs::create_dir_all(parent).await.map_err(explain)?;
@@ -315,7 +315,7 @@ impl Store for LocalStore {
     }
 
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // Unfinished files are in the directories of their targets.
+        // Unfinished files are in the same directories as their target files.
         let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         let mut folders = vec![below.to_owned()];
         let mut all = Vec::new();
@@ -465,9 +465,9 @@ mod tests {
         assert_eq!(store.list("nothing/there").await.unwrap(), []);
     }
 
-    /// Unfinished files of dead processes, next to those of running processes.
+    /// Some unfinished files belong to running processes, others to dead ones.
     #[tokio::test]
-    async fn other_owners_see_only_abandoned_files() {
+    async fn lists_only_abandoned_files_of_other_owners() {
         let dir = tempfile::tempdir().unwrap();
         let owned = |owner: &str| LocalStore::new(dir.path()).owned_by(owner);
         let count = async |store: &LocalStore| store.unfinished("etcd/").await.unwrap().len();
@@ -476,7 +476,7 @@ mod tests {
             let upload = store.begin("etcd/main-a").await.unwrap();
             std::mem::forget(upload);
         }
-        // A store without an owner lists all unfinished files.
+        // A store without an owner lists every unfinished file.
         assert_eq!(count(&unowned).await, 2);
         let found = owned("one").unfinished("etcd/").await.unwrap();
         assert_eq!(found.len(), 1);

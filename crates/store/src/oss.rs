@@ -1,5 +1,5 @@
-//! Alibaba Cloud OSS, accessed through its S3 endpoint by [`crate::S3Store`]: the endpoint and the keys of
-//! the Secret. No I/O.
+//! Alibaba Cloud OSS. [`crate::S3Store`] accesses OSS through its S3 endpoint. This module contains only the endpoint
+//! and the keys of the Secret. No I/O.
 
 use crate::port::Error;
 use crate::s3::S3Keys;
@@ -9,10 +9,10 @@ use crate::secret::SecretData;
 /// The default endpoint, as documented for `EtcdBackup`.
 const DEFAULT_ENDPOINT: &str = "https://oss-cn-hangzhou.aliyuncs.com";
 
-/// The domain of OSS. Any other host is a proxy or another store.
+/// The domain of OSS. An endpoint in another domain is a proxy or another store.
 const DOMAIN: &str = ".aliyuncs.com";
 
-/// The keys of the Secret.
+/// The names of the Secret's keys.
 const KEY_ID: &str = "accessKeyID";
 const KEY_SECRET: &str = "accessKeySecret";
 
@@ -24,10 +24,10 @@ pub(crate) struct Settings {
     pub(crate) force_path_style: bool,
 }
 
-/// Converts an OSS endpoint to S3 settings. OSS serves the S3 protocol at `s3.oss-<region>.aliyuncs.com`,
-/// with the bucket in the host name only
-/// (<https://www.alibabacloud.com/help/en/oss/developer-reference/use-aws-sdks-to-access-oss>). Users set the
-/// endpoint of v1beta2, `oss-<region>.aliyuncs.com`, with or without a scheme.
+/// Converts an OSS endpoint to S3 settings. OSS serves the S3 protocol at `s3.oss-<region>.aliyuncs.com`, and only with
+/// the bucket in the host name
+/// (<https://www.alibabacloud.com/help/en/oss/developer-reference/use-aws-sdks-to-access-oss>). Users write the
+/// endpoint as in v1beta2, `oss-<region>.aliyuncs.com`, with or without a scheme.
 pub(crate) fn settings(endpoint: Option<&str>) -> Settings {
     let given = endpoint
         .filter(|endpoint| !endpoint.is_empty())
@@ -73,9 +73,9 @@ mod tests {
     use crate::testing::{ACCESS_KEY, S3Server, SECRET_KEY, content, download, upload};
     use crate::{S3Store, Store};
 
-    /// OSS responds with `SecondLevelDomainForbidden` to a bucket in the path. In this test, only the
-    /// bucket's own host name resolves to the server, which takes the bucket from the host name and checks
-    /// the signature with it.
+    /// OSS rejects a bucket in the path with `SecondLevelDomainForbidden`. In this test, only the bucket's own host
+    /// name resolves to the server. The server reads the bucket from the host name and includes the host name in the
+    /// check of the signature.
     #[tokio::test]
     async fn oss_requests_have_bucket_in_signed_host() {
         let domain = "s3.oss-eu-central-1.aliyuncs.com";
@@ -101,7 +101,7 @@ mod tests {
             .await
             .unwrap();
 
-        // All calls of a backup, a restore and a removal. The key is that of a periodic backup.
+        // The calls of a backup, a restore and a removal. The key is that of a periodic backup.
         let key = "etcd/main_v7_2026-01-15-12:00:00";
         let whole = content(13 << 20);
         let stored = upload(&store, key, &whole, 1 << 20).await.unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn error_names_missing_or_misspelled_secret_key() {
+    fn reports_missing_or_misspelled_key_of_kubernetes_secret() {
         let secret = |keys: &[&str]| -> SecretData {
             keys.iter()
                 .map(|key| ((*key).to_owned(), b"value".to_vec()))

@@ -1,5 +1,4 @@
-//! Splits an object into parts and sends several at a time, in a fixed memory budget. Independent of any
-//! store.
+//! Splits an object into parts and sends several parts concurrently, in constant memory. Independent of the store.
 
 use std::time::Duration;
 
@@ -12,26 +11,26 @@ use crate::port::Error;
 /// Size of the first parts of an upload, in bytes.
 pub(crate) const PART: usize = 6 << 20;
 
-/// Maximum number of parts in flight. With the part being filled they are the memory budget: 4 x 6 MiB, and
-/// 4 x 12 MiB for objects beyond 6 GiB.
+/// Maximum number of parts in flight. Together with the part that is being filled, they use 4 x 6 MiB of memory, or 4 x
+/// 12 MiB for objects larger than 6 GiB.
 const MAX_IN_FLIGHT: usize = 3;
 
-/// Time to wait for parts in flight before an upload is aborted.
+/// How long an abort waits for the parts in flight before it removes the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Number of parts after which the part size doubles, once. A snapshot stream may be endless, so the size does not
-/// grow further.
+/// Number of parts after which the part size doubles. The size doubles only once, because a snapshot stream may be
+/// endless.
 const SMALL_PARTS: usize = 1000;
 
 /// Maximum number of parts. S3 accepts 10,000 parts for one object, Azure 50,000.
 const MAX_PARTS: usize = 10_000;
 
-/// The destination of the parts.
+/// The store's side of an upload.
 #[async_trait]
 pub(crate) trait Sink: Clone + Send + Sync + 'static {
-    /// The description of a part that the completion of the upload needs.
+    /// What the store needs to know about each part when the upload is completed.
     type Part: Send + 'static;
-    /// Called once, before the first part is sent.
+    /// Starts the upload. Called once, before the first part is sent.
     async fn begin(&self) -> Result<(), Error>;
     /// Sends one part, numbered from 1, with retries.
     async fn send(&self, number: usize, content: Bytes) -> Result<Self::Part, Error>;
@@ -45,7 +44,7 @@ pub(crate) enum Written<P> {
     Parts(Vec<P>),
 }
 
-/// The writer of an upload.
+/// Splits the content of an upload into parts.
 pub(crate) struct Parts<S: Sink> {
     sink: S,
     first: usize,
@@ -57,7 +56,7 @@ pub(crate) struct Parts<S: Sink> {
 }
 
 impl<S: Sink> Parts<S> {
-    /// A writer that begins with parts of `first` bytes.
+    /// Creates a writer whose first parts have `first` bytes.
     pub(crate) fn new(sink: S, first: usize) -> Self {
         Self {
             sink,
@@ -75,12 +74,12 @@ impl<S: Sink> Parts<S> {
         self.written
     }
 
-    /// Writes the next bytes. Waits while the budget is in use.
+    /// Writes the next bytes. Waits while the maximum number of parts is in flight.
     pub(crate) async fn write(&mut self, mut chunk: Bytes) -> Result<(), Error> {
         self.written += chunk.len() as u64;
         while !chunk.is_empty() {
             let size = part_size(self.first, self.begun);
-            // A full first part is sent only when more bytes follow: an object of one part needs no multipart
+            // A full first part is sent only when more bytes follow, because an object of one part needs no multipart
             // upload.
             if self.filling.len() == size {
                 let content = std::mem::take(&mut self.filling).freeze();
@@ -102,7 +101,7 @@ impl<S: Sink> Parts<S> {
         Ok(())
     }
 
-    /// Sends the rest and waits for all parts.
+    /// Sends the remaining bytes as the last part, and waits for all parts.
     pub(crate) async fn finish(&mut self) -> Result<Written<S::Part>, Error> {
         let rest = std::mem::take(&mut self.filling).freeze();
         if self.begun == 0 {
@@ -121,12 +120,12 @@ impl<S: Sink> Parts<S> {
         ))
     }
 
-    /// Takes the parts in flight, for an upload that is aborted.
+    /// Moves the parts in flight out of the writer, so that an abort can wait for them.
     pub(crate) fn take_in_flight(&mut self) -> InFlight<S::Part> {
         InFlight(std::mem::take(&mut self.in_flight))
     }
 
-    /// Sends `content` as the next part, once a slot is free.
+    /// Sends `content` as the next part, as soon as fewer than the maximum number of parts are in flight.
     async fn send(&mut self, content: Bytes) -> Result<(), Error> {
         while self.in_flight.len() >= MAX_IN_FLIGHT {
             self.reap().await?;
@@ -163,12 +162,12 @@ impl<S: Sink> Parts<S> {
     }
 }
 
-/// Parts in flight of an aborted upload.
+/// The parts in flight of an aborted upload.
 pub(crate) struct InFlight<P>(JoinSet<Result<(usize, P), Error>>);
 
 impl<P: Send + 'static> InFlight<P> {
-    /// Waits for the parts in flight, up to a timeout. A part that the store still receives during an abort
-    /// can remain forever, and a request that was dropped here may still complete there.
+    /// Waits until no part is in flight, but not longer than the timeout. Without the wait, the store could receive a
+    /// part during the abort and keep it forever. A request that is dropped here may still complete in the store.
     pub(crate) async fn wait(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout(ABORT_TIMEOUT, all).await.is_err() {
@@ -225,7 +224,7 @@ mod tests {
         }
     }
 
-    /// Counts the parts in flight.
+    /// A sink that counts the parts in flight.
     #[derive(Clone, Default)]
     struct Counting(Arc<Mutex<(usize, usize, usize)>>);
 
@@ -244,7 +243,7 @@ mod tests {
                 counts.0 += 1;
                 counts.1 = counts.1.max(counts.0);
             }
-            // Later parts complete before earlier parts.
+            // Every second part takes longer, so later parts complete before earlier ones.
             tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) {
                 1
             } else {

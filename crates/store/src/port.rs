@@ -11,10 +11,10 @@ pub struct Object {
     pub key: String,
     /// Size in bytes.
     pub size: u64,
-    /// Time of the last write, in seconds since the epoch; `None` if the store does not report it.
+    /// Time of the last write, in seconds since the epoch. `None` if the store does not report it.
     pub modified_unix_seconds: Option<i64>,
-    /// Identifies one version of the object, such as an entity tag; `None` if the store does not report it,
-    /// as some stores in listings.
+    /// Identifies one version of the object, for example an entity tag. `None` if the store does not report it. Some
+    /// stores report it for a single object, but not in listings.
     pub tag: Option<String>,
 }
 
@@ -26,21 +26,21 @@ pub struct ObjectStream {
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
 }
 
-/// An upload that was started and neither committed nor aborted.
+/// An upload that was started, but neither committed nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     /// The full key of the object.
     pub key: String,
     /// The store's identifier of the upload.
     pub id: String,
-    /// Start of the upload in seconds since the epoch, as reported by the store.
+    /// Start of the upload in seconds since the epoch, by the clock of the store.
     pub begun_unix_seconds: i64,
 }
 
 impl Unfinished {
-    /// Maximum time by which an upload may appear younger than its process, in seconds. Times are whole
-    /// seconds and clocks differ. Some stores (versitygw) report the time of the last part, which they may
-    /// accept after the process has died.
+    /// How much younger than its process an upload may appear, in seconds. Times are whole seconds, and clocks differ.
+    /// Some stores (versitygw) report the time of the last part as the start. They may accept a part after the process
+    /// has died.
     const CLOCK_TOLERANCE: i64 = 5;
 
     /// Whether the upload was started before a process that started at `unix_seconds`.
@@ -58,7 +58,7 @@ pub struct Committed {
     pub tag: Option<String>,
 }
 
-/// Why a store call failed. The text names the remedy and never contains credentials.
+/// Why a store request failed. The text contains the remedy, and never credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The bucket or container does not exist.
@@ -73,10 +73,10 @@ pub enum Error {
         /// The requested key.
         key: String,
     },
-    /// The identity is not allowed to do this, or the credentials are wrong.
+    /// The identity lacks a permission, or the credentials are wrong.
     #[error("access denied: {0}; check the credentials in the Secret and the bucket's policy")]
     AccessDenied(String),
-    /// The clock differs too much for signed requests.
+    /// The clock of the node and the clock of the store differ too much for signed requests.
     #[error("the store rejects the time of the request: correct this node's clock ({0})")]
     ClockSkew(String),
     /// The server's certificate is not trusted.
@@ -95,18 +95,18 @@ pub enum Error {
         /// The error of the connection.
         detail: String,
     },
-    /// The store did not answer in time.
+    /// The store did not respond in time.
     #[error("the store did not answer in time: check the store and the network ({0})")]
     Timeout(String),
     /// The store has no space for the object.
     #[error("no space is left: {0}; enlarge the volume or remove old backups")]
     Full(String),
-    /// The store exceeds a limit: a response that is too long, or a listing that does not end.
+    /// The store exceeds a limit: a response is too long, or a listing does not end.
     #[error("the store at {endpoint} {problem}")]
     Excessive {
         /// The endpoint.
         endpoint: String,
-        /// The limit and the remedy.
+        /// The exceeded limit and the remedy.
         problem: String,
     },
     /// The content of a Secret is invalid.
@@ -133,9 +133,9 @@ pub enum Error {
 /// A bucket, accessed with one identity.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Location of the objects for display, such as `s3://bucket`.
+    /// The location of the objects as messages show it, such as `s3://bucket`.
     fn location(&self) -> String;
-    /// URL of the server. Empty for a directory: its location identifies it.
+    /// URL of the server. Empty for a directory, which its location identifies.
     fn endpoint(&self) -> String {
         String::new()
     }
@@ -143,7 +143,7 @@ pub trait Store: Send + Sync {
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error>;
     /// Writes a small object in one request.
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error>;
-    /// Opens an object for reading. A broken connection is resumed at the last offset.
+    /// Opens an object for reading. After a broken connection, the read continues at the last offset.
     async fn get(&self, key: &str) -> Result<ObjectStream, Error>;
     /// Returns the metadata of an object; `None` if the object does not exist.
     async fn head(&self, key: &str) -> Result<Option<Object>, Error>;
@@ -151,16 +151,16 @@ pub trait Store: Send + Sync {
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error>;
     /// Deletes an object. Succeeds if the object does not exist.
     async fn delete(&self, key: &str) -> Result<(), Error>;
-    /// Lists the unfinished uploads with this key prefix, through all pages. Empty if the store does not list
-    /// them and removes them itself (Google after a week, Azure too).
+    /// Lists the unfinished uploads with this key prefix, through all pages. Empty for Google and Azure, which do not
+    /// list unfinished uploads and remove them after a week.
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error>;
-    /// Removes an unfinished upload. Succeeds if it no longer exists. Objects are not changed.
+    /// Removes an unfinished upload. Succeeds if the upload no longer exists. Changes no objects.
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error>;
-    /// Removes unfinished uploads of exactly this key that started before the given time, in seconds since
-    /// the epoch: the process of such an upload has died.
+    /// Removes unfinished uploads of exactly this key that started before `begun_before`, in seconds since the epoch.
+    /// The caller passes the start of its own process, so the process of such an upload has died.
     async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
         for unfinished in self.unfinished(key).await? {
-            // Invariant 13: the prefix also matches uploads of other objects.
+            // Invariant 13: the listing by prefix also returns uploads of other objects.
             if unfinished.key == key && unfinished.is_older_than(begun_before) {
                 self.discard(&unfinished).await?;
             }
@@ -172,10 +172,10 @@ pub trait Store: Send + Sync {
 /// An upload in constant memory.
 #[async_trait]
 pub trait Upload: Send {
-    /// Writes the next bytes. Waits while the memory budget is in use.
+    /// Writes the next bytes. Waits while too many bytes are in flight.
     async fn write(&mut self, chunk: Bytes) -> Result<(), Error>;
-    /// Makes the complete object visible, and reads its size back from the store.
+    /// Makes the complete object visible, and then reads its size from the store.
     async fn commit(self: Box<Self>) -> Result<Committed, Error>;
-    /// Aborts the upload and removes its remains from the store.
+    /// Aborts the upload and removes its data from the store.
     async fn abort(self: Box<Self>) -> Result<(), Error>;
 }

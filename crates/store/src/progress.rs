@@ -1,8 +1,8 @@
-//! Progress of a transfer in a container, read by the operator over TCP.
+//! Serves the progress of a transfer in a container. The operator reads it over TCP.
 //!
-//! A termination message exists only after the container has ended, and a pod without a token cannot write to the API
-//! server. So the container sends two numbers to each client that connects, and reads nothing. The operator reads a
-//! bounded number of bytes and only displays them: no decision depends on them.
+//! The termination message exists only after the container has ended, and a pod without a token cannot write to the API
+//! server. So the container sends two numbers to each client that connects, and reads nothing from the client. The
+//! operator reads a limited number of bytes and only displays the numbers. No decision depends on them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,24 +13,24 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tracing::debug;
 
-/// Port of the progress server; etcd does not use it.
+/// Port of the progress server. etcd does not use this port.
 pub const PORT: u16 = 2390;
 
-/// Time limit of one request.
+/// Time limit for one connection.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum bytes of a response: more than two numbers need.
+/// Maximum length of a response in bytes. Two numbers need fewer.
 const MAX_RESPONSE: u64 = 64;
 
 /// Progress of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes transferred.
+    /// Number of bytes transferred so far.
     pub bytes: u64,
-    /// Bytes to transfer, if known.
+    /// Number of bytes to transfer. `None` if unknown.
     pub total: Option<u64>,
 }
 
-/// Counter shared between a transfer and its progress server.
+/// A counter that the transfer writes and the progress server reads.
 #[derive(Debug, Default)]
 pub struct Meter {
     bytes: AtomicU64,
@@ -60,8 +60,8 @@ impl Meter {
     }
 }
 
-/// Sends the result of `now` to each client that connects, until the future is dropped. If the port is in use, there is
-/// no progress server.
+/// Sends the result of `now` to each client that connects, until the future is dropped. Returns at once if the port is
+/// in use.
 pub async fn serve(now: impl Fn() -> Moved) {
     let everywhere = [
         SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)),
@@ -89,7 +89,7 @@ async fn serve_at(listener: TcpListener, now: impl Fn() -> Moved) {
     }
 }
 
-/// Reads the progress from the container at this address; `None` without a valid response in time.
+/// Reads the progress from the container at this address. `None` if no valid response arrives in time.
 pub async fn read(address: IpAddr) -> Option<Moved> {
     read_at(SocketAddr::from((address, PORT))).await
 }
@@ -134,7 +134,7 @@ mod tests {
             total: Some(9),
         };
         let server = tokio::spawn(serve_at(listener, move || moved));
-        // A client that neither sends nor reads does not block the others.
+        // A client that neither sends nor reads does not block other clients.
         let _silent = TcpStream::connect(address).await.unwrap();
         assert_eq!(read_at(address).await, Some(moved));
         server.abort();

@@ -1,7 +1,7 @@
-//! Reads an object from its beginning and resumes after a broken connection. A large object is read in
-//! several concurrent parts, because stores limit a connection to the throughput of one disk (85 to 90 MB/s
-//! on S3: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>).
-//! Independent of any store.
+//! Reads an object from its start, and continues after a broken connection. Several parts of a large object are read
+//! concurrently, because stores limit a connection to the throughput of one disk (85 to 90 MB/s on S3:
+//! <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>). Independent of the
+//! store.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::port::{Error, ObjectStream};
 
-/// Maximum number of consecutive attempts without any data.
+/// Number of consecutive attempts without data after which a read fails.
 const ATTEMPTS: u32 = 5;
 
 /// Maximum time without data on a connection.
@@ -22,26 +22,26 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Size of a part in bytes.
 pub(crate) const PART: u64 = 8 << 20;
 
-/// Number of parts that are read or buffered: the memory budget of a read, together with the part that is
-/// consumed.
+/// Number of parts that are being read or buffered. These parts, and the part that the caller consumes, are the memory
+/// of a read.
 const CONCURRENT_PARTS: usize = 6;
 
-/// Chunks below this size are joined, in bytes.
+/// Chunks smaller than this number of bytes are joined.
 const MIN_CHUNK: usize = 16 << 10;
 
 /// The content of a part of an object.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, Error>>;
 
-/// One version of an object. A read never returns bytes of another version.
+/// One version of an object. A read never returns bytes of another version of the object.
 #[async_trait]
 pub(crate) trait Version: Send + Sync + 'static {
-    /// The content of this range, which is not empty.
+    /// The content of this range of the version. The range must not be empty.
     async fn body(&self, part: Range<u64>) -> Result<Body, Error>;
-    /// The endpoint, for messages.
+    /// The endpoint as messages show it.
     fn endpoint(&self) -> String;
 }
 
-/// The first bytes of an object, which were already requested.
+/// The start of an object, whose request was already sent.
 pub(crate) struct First {
     /// Number of bytes.
     pub(crate) size: u64,
@@ -49,7 +49,7 @@ pub(crate) struct First {
     pub(crate) body: Body,
 }
 
-/// Reads all `size` bytes of a version. An object of one part, and a remainder of one part, take one request.
+/// Reads all `size` bytes of a version. The rest of the object is not requested part by part if it fits into one part.
 pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> ObjectStream {
     let version = Arc::new(version);
     let first_size = first.as_ref().map_or(PART, |first| first.size);
@@ -70,8 +70,8 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
     ObjectStream { size, chunks }
 }
 
-/// Fails if a response is not the requested range, from its header `content-range` such as `bytes 8-99/1234` and its
-/// length. Some stores and proxies ignore ranges.
+/// Fails if a response does not start at the requested offset, because some stores and proxies ignore ranges.
+/// `content_range` is a header such as `bytes 8-99/1234`. Without this header, the length of the response decides.
 pub(crate) fn check_range(
     content_range: Option<&str>,
     length: Option<u64>,
@@ -95,7 +95,7 @@ pub(crate) fn check_range(
     )))
 }
 
-/// The parts from an offset to the end of an object.
+/// The ranges of the parts from an offset to the end of an object.
 fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     let next = move |part: &Range<u64>| {
         (part.end < size).then(|| part.end..part.end.saturating_add(PART).min(size))
@@ -103,8 +103,8 @@ fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     std::iter::successors(next(&(0..from)), next)
 }
 
-/// Reads a part and joins small chunks. A store may send each byte in its own chunk, which would take 32 bytes of
-/// memory for each byte.
+/// Reads a part and joins small chunks. A store may send each byte in its own chunk, and such a chunk takes 32 bytes of
+/// memory.
 async fn joined(mut part: Body) -> Result<Vec<Bytes>, Error> {
     let (mut chunks, mut small) = (Vec::new(), BytesMut::new());
     while let Some(chunk) = part.try_next().await? {
@@ -130,7 +130,7 @@ struct Reading<V> {
     failures: u32,
 }
 
-/// Reads a part. `body` is its content if it was already requested.
+/// Reads a part with retries. `body` is the content of a request that was already sent.
 fn resumed<V: Version>(version: Arc<V>, part: Range<u64>, body: Option<Body>) -> Body {
     let reading = Reading {
         version,
@@ -175,7 +175,7 @@ impl<V: Version> Reading<V> {
             let Range { start, end } = self.part;
             Err(Error::Unreachable {
                 endpoint: self.version.endpoint(),
-                detail: format!("the response ends after byte {start} instead of byte {end}"),
+                detail: format!("the response ended at byte {start} instead of byte {end}"),
             })
         })?;
         let read = self.part.start.saturating_add(chunk.len() as u64);
@@ -203,9 +203,9 @@ mod tests {
     /// An object that records the requested ranges.
     struct TestObject {
         content: Bytes,
-        /// Number of requests that break, and the number of bytes before the break.
+        /// Number of requests that break, and the number of bytes before each break.
         breaks: (AtomicUsize, usize),
-        /// A request waits until this many requests are concurrent.
+        /// Each request waits until this many requests are in flight.
         concurrent: Option<Barrier>,
         parts: Mutex<Vec<Range<u64>>>,
     }
@@ -214,7 +214,7 @@ mod tests {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
             let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
-            // The length is not a divisor of the part size.
+            // The block length does not divide the part size, so every part has other bytes.
             let block: Vec<u8> = bytes.take(999_983).collect();
             let mut content = block.repeat(size / block.len() + 1);
             content.truncate(size);
@@ -276,7 +276,7 @@ mod tests {
     async fn parts_are_read_concurrently_and_in_order() {
         let size = 3 * CONCURRENT_PARTS as u64 * PART;
         let source = Arc::new(TestObject {
-            // Sequential requests never pass this barrier.
+            // Sequential requests would wait at this barrier forever.
             concurrent: Some(Barrier::new(CONCURRENT_PARTS)),
             ..TestObject::of(size)
         });

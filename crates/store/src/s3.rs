@@ -1,9 +1,9 @@
 //! S3 and S3-compatible stores: one bucket, one identity.
 //!
-//! Stores without checksums or checksum trailers are supported. If the store announces it at the start of an
-//! upload, it calculates a CRC32C of each part and reports it. Otherwise `Content-MD5` protects the parts. In
-//! both cases the signed SHA-256 of the body is checked. The complete object is checked by its size, and by
-//! its checksum or entity tag.
+//! Stores without checksums or checksum trailers are supported. A store that supports CRC32C says so when an upload
+//! starts, calculates the CRC32C of each part, and reports it. For other stores, `Content-MD5` protects the parts. In
+//! both cases the signed SHA-256 of the body is checked. The complete object is checked by its size, and by its
+//! checksum or entity tag.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -40,9 +40,9 @@ use crate::parts::PART;
 /// A bucket of S3 or of an S3-compatible store.
 #[derive(Clone)]
 pub struct S3Store {
-    /// For short calls.
+    /// The client for requests that send no content.
     client: Client,
-    /// For parts, with a timeout that allows slow connections.
+    /// The client for parts. Its timeout allows slow connections.
     bulk: Client,
     place: Place,
     protection: S3Protection,
@@ -53,10 +53,10 @@ pub struct S3Store {
 }
 
 impl S3Store {
-    /// Creates a client of a bucket, without a request.
+    /// Creates the client of a bucket. Sends no request.
     ///
     /// # Errors
-    /// The configuration is invalid.
+    /// Fails if the configuration is invalid.
     pub async fn new(config: S3Config) -> Result<Self, Error> {
         let place = Place {
             bucket: config.bucket.clone(),
@@ -75,8 +75,8 @@ impl S3Store {
         })
     }
 
-    /// Writes an object in one request and returns the expected checksums. Always with MD5: whether the store
-    /// supports other checksums is unknown before the first request, and MD5 of a small object is cheap.
+    /// Writes an object in one request and returns the expected checksums. The request always has an MD5: before the
+    /// first request, nothing shows whether the store supports other checksums, and the MD5 of a small object is cheap.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
         let md5 = md5_of(&content);
         let written = self
@@ -101,10 +101,10 @@ impl S3Store {
         ))
     }
 
-    /// Like [`S3Store::new`], with `host` resolved to another address, for tests.
+    /// Like [`S3Store::new`], but `host` resolves to another address. For tests.
     ///
     /// # Errors
-    /// The configuration is invalid.
+    /// Fails if the configuration is invalid.
     #[cfg(any(test, feature = "testing"))]
     pub async fn with_host_address(
         config: S3Config,
@@ -117,7 +117,7 @@ impl S3Store {
         Ok(store)
     }
 
-    /// The same store with smaller parts, for tests. Real stores reject parts below 5 MiB.
+    /// The same store with other parts of this size, for tests. Real stores reject parts smaller than 5 MiB.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_parts_of(mut self, bytes: usize) -> Self {

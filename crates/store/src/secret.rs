@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::port::Error;
 
-/// The data of a Secret, or of the directory of a mounted Secret.
+/// The keys and values of a Secret, or of the directory where the Secret is mounted.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
 
-/// Returns a required text key. White space at both ends is removed, because `echo` and editors add it.
+/// The text of a required key. White space at both ends is removed, because `echo` and editors add it.
 pub(crate) fn text<'a>(data: &'a SecretData, key: &str, remedy: &str) -> Result<&'a str, Error> {
     optional(data, key)?.ok_or_else(|| {
         let others: Vec<&str> = data.keys().map(String::as_str).collect();
@@ -19,7 +19,7 @@ pub(crate) fn text<'a>(data: &'a SecretData, key: &str, remedy: &str) -> Result<
     })
 }
 
-/// Like [`text`], for an optional key. An empty key counts as missing.
+/// Like [`text`], for an optional key. `None` if the key is missing or empty.
 pub(crate) fn optional<'a>(data: &'a SecretData, key: &str) -> Result<Option<&'a str>, Error> {
     let Some(bytes) = data.get(key) else {
         return Ok(None);
@@ -29,8 +29,8 @@ pub(crate) fn optional<'a>(data: &'a SecretData, key: &str) -> Result<Option<&'a
     Ok(Some(text.trim()).filter(|text| !text.is_empty()))
 }
 
-/// Rejects a misspelled key, which would be ignored without an error. Other unknown keys are allowed, because
-/// a Secret may have several readers.
+/// Fails if a key is misspelled, because it would be ignored without an error. Other unknown keys are allowed, because
+/// other programs may read the same Secret.
 pub(crate) fn reject_misspelled(data: &SecretData, known: &[&str]) -> Result<(), Error> {
     let plain = |key: &str| key.to_ascii_lowercase().replace(['-', '_', '.'], "");
     for key in data.keys().filter(|key| !known.contains(&key.as_str())) {

@@ -1,5 +1,5 @@
-//! Opens a store from the storage block of a spec and the data of its Secrets. Credentials leave this module
-//! only inside the store (invariant 14).
+//! Opens a store from the storage block of a spec and the data of its Secrets. Outside of this module, only the store
+//! has the credentials (invariant 14).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ pub struct SecretName<'a> {
 /// The Secrets that a block names. The caller reads them and passes their data to [`open`] as [`Secrets`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SecretNames<'a> {
-    /// The Secret with the credentials. `None` means the pod's own identity, if the store supports it: see
-    /// [`ambient`].
+    /// The Secret with the credentials. `None` means the pod's own identity, if the store supports it (see
+    /// [`ambient`]).
     pub credentials: Option<SecretName<'a>>,
     /// The Secret with the CA certificate.
     pub ca: Option<SecretName<'a>>,
@@ -53,16 +53,16 @@ pub struct Secrets<'a> {
     pub ca: Option<&'a SecretData>,
 }
 
-/// Mounted directories of this process that are stores.
+/// Directories of this process that can be stores.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
-    /// The operator's directory for the storage type `Local`.
+    /// The operator's directory for the storage type `Local`. `None` if the operator has none.
     pub local: Option<PathBuf>,
-    /// The mount path of the PersistentVolumeClaim that the block names.
+    /// The mount path of the PersistentVolumeClaim that the block names. `None` if it is not mounted.
     pub claim: Option<PathBuf>,
 }
 
-/// The Secrets that a block names.
+/// The Secrets that a storage block names.
 pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
     fn named<'a>(field: &'static str, name: Option<&'a String>) -> Option<SecretName<'a>> {
         name.filter(|name| !name.is_empty())
@@ -81,8 +81,8 @@ pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
     SecretNames { credentials, ca }
 }
 
-/// The bucket and key that are accessed with the pod's own identity, because the block names no Secret.
-/// Before opening the store, the caller must check that the object's namespace may use this identity.
+/// The bucket and key that are accessed with the pod's own identity, because the block names no Secret. `None` if the
+/// block names one. The caller must check that the namespace of the object may use this identity.
 pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
     let no_secret = source.has_bucket() && secrets_of(source).credentials.is_none();
     no_secret
@@ -90,11 +90,11 @@ pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
         .flatten()
 }
 
-/// Opens the store of a block, without a request.
+/// Opens the store of a block. Sends no request.
 ///
 /// # Errors
-/// The configuration is invalid: [`Error::Invalid`] names the field of the spec, [`Error::Secret`] the field
-/// with the name of the Secret.
+/// Fails if the configuration is invalid. [`Error::Invalid`] contains the field of the spec, and [`Error::Secret`] the
+/// field that names the Secret.
 pub async fn open(
     source: &StorageSource<'_>,
     secrets: Secrets<'_>,
@@ -233,7 +233,7 @@ pub(crate) fn oss_config(
     })
 }
 
-/// Replaces the name of a store's setting or Secret key in an error by the field of the spec.
+/// Replaces the setting or the Secret key in an error by the field of the spec.
 fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
     let secrets = secrets_of(source);
     match error {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn error_names_invalid_secret_and_key() {
+    async fn error_contains_invalid_secret_and_key() {
         let s3 = S3Source {
             path: "bucket/key".to_owned(),
             aws_secret: Some("aws".to_owned()),

@@ -1,4 +1,4 @@
-//! Starts real object stores for tests, and contains the conformance tests for every store.
+//! Starts real object stores for tests, and contains the conformance test that every store passes.
 //!
 //! For tests only.
 #![allow(
@@ -21,7 +21,7 @@ pub use servers::{
     ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
 };
 
-/// Pseudorandom bytes, so that a misplaced part is detected.
+/// Pseudorandom bytes. A part at the wrong offset changes the content, so a test detects it.
 pub fn content(size: usize) -> Bytes {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -58,17 +58,17 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     assert_eq!(
         whole.len() as u64,
         stream.size,
-        "the size announced for {key}"
+        "the store announced a wrong size for {key}"
     );
     Ok(whole)
 }
 
-/// How a store treats the unfinished uploads of a dead process.
+/// How a store handles the unfinished uploads of a dead process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The store lists and removes them.
+    /// The store lists them, and the operator removes them.
     Removable,
-    /// The store does not list them and removes them itself.
+    /// The store does not list them, but removes them itself.
     Expiring,
 }
 
@@ -83,7 +83,7 @@ pub async fn conforms(store: &dyn Store, leftovers: Leftovers) {
     special_characters_in_keys_are_kept(store).await;
 }
 
-/// Only a read of a missing object is an error.
+/// Requests for a missing object succeed, except for a read.
 async fn missing_objects_are_reported(store: &dyn Store) {
     assert_eq!(store.head("a/nothing").await.unwrap(), None);
     assert_eq!(store.list("").await.unwrap(), []);
@@ -95,7 +95,7 @@ async fn missing_objects_are_reported(store: &dyn Store) {
     );
 }
 
-/// Objects of many sizes, including replacements.
+/// Objects of many sizes are read back unchanged, also after a replacement.
 async fn objects_round_trip(store: &dyn Store) {
     for size in [
         0,
@@ -130,8 +130,8 @@ async fn objects_round_trip(store: &dyn Store) {
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
 }
 
-/// The object is larger than the read buffer: the read returns the old content or an error, never the new
-/// content.
+/// An object is replaced during its read. The object is larger than the read buffer, so the read must return the old
+/// content or an error, never the new content.
 async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     let before = content(80 << 20);
     let after: Bytes = before.iter().map(|byte| !byte).collect();
@@ -157,7 +157,7 @@ async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     store.delete("a/replaced").await.unwrap();
 }
 
-/// The existing object stays unchanged, after an abort and after a dropped upload.
+/// An aborted or dropped upload leaves the existing object unchanged.
 async fn upload_is_invisible_before_commit(store: &dyn Store) {
     for abort in [true, false] {
         let mut replaced = store.begin("a/b/small").await.unwrap();
@@ -181,7 +181,7 @@ async fn upload_is_invisible_before_commit(store: &dyn Store) {
     );
 }
 
-/// Only uploads of exactly this key that are old enough are discarded.
+/// Discards only uploads of exactly this key that are older than the process.
 async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftovers) {
     let mut left = Vec::new();
     for key in ["a/b/left", "a/b/left-other"] {
@@ -227,7 +227,7 @@ async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftover
         .unwrap();
 }
 
-/// Listings match by key prefix.
+/// A listing returns all pages, and only keys with the prefix.
 async fn listing_returns_all_pages(store: &dyn Store) {
     for index in 0..1005 {
         store
@@ -247,7 +247,7 @@ async fn listing_returns_all_pages(store: &dyn Store) {
     assert_eq!(store.list("many/").await.unwrap().len(), 1004);
 }
 
-/// Keys with characters that have a meaning in URLs.
+/// Keys may contain characters that have a meaning in URLs.
 async fn special_characters_in_keys_are_kept(store: &dyn Store) {
     for key in [
         "odd/a b+c",

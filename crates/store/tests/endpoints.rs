@@ -1,4 +1,4 @@
-//! Wrong endpoints: the error names the remedy.
+//! Requests to wrong endpoints fail with an error that contains the remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ fn web_server(answer: &'static str) -> String {
     format!("127.0.0.1:{}", address.port())
 }
 
-/// The configurations of the test servers; the servers themselves are not used.
+/// The configurations of the test servers. Only their endpoint is replaced.
 struct Configs(S3Config, GcsConfig, AbsConfig);
 
 impl Configs {
@@ -66,7 +66,7 @@ async fn wrong_endpoint_fails_with_remedy() {
         assert!(error.contains("begin with http://"), "{name}: {error}");
         assert!(!error.contains("caSecret"), "{name}: {error}");
     }
-    // Responses of TLS servers to plain HTTP, and of other web servers.
+    // How TLS servers respond to plain HTTP, and how web servers respond that are not stores.
     for answer in [
         "HTTP/1.1 400 Bad Request\r\ncontent-length: 48\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
         "HTTP/1.1 301 Moved Permanently\r\nlocation: https://elsewhere/\r\ncontent-length: 0\r\n\r\n",

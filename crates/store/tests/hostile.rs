@@ -1,5 +1,5 @@
-//! A hostile store: responses and listings without an end, wrong sizes, slow bytes. Every call ends with an error that
-//! names the store and the remedy, in bounded memory.
+//! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call ends with an error that
+//! contains the store and the remedy, and uses limited memory.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::io::{Read, Write};
@@ -16,10 +16,10 @@ use store::{
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that sockets and HTTP clients hold besides what the operator reads.
+/// Number of bytes that sockets and HTTP clients buffer in addition to the bytes that the operator reads.
 const BUFFERS: u64 = 20 * MIB;
 
-/// A response without the line of its status.
+/// A response of the hostile store, without its status line.
 struct Reply {
     status: &'static str,
     headers: String,
@@ -27,13 +27,13 @@ struct Reply {
     then: Then,
 }
 
-/// The rest of a response.
+/// How a response continues after its first bytes.
 enum Then {
-    /// The connection ends.
+    /// The connection closes.
     End,
-    /// These bytes, without an end.
+    /// These bytes are repeated forever.
     Repeat(Vec<u8>),
-    /// One byte each 20 ms.
+    /// One byte is sent every 20 ms.
     Slow,
 }
 
@@ -61,10 +61,10 @@ impl Reply {
     }
 }
 
-/// A server with a configured reply to the head of each request.
+/// A server that computes its reply from the head of each request.
 struct HostileServer {
     endpoint: String,
-    /// Number of bytes that the clients have taken.
+    /// Number of bytes that were sent to the clients.
     sent: Arc<AtomicU64>,
     requests: Arc<AtomicUsize>,
 }
@@ -146,7 +146,7 @@ impl HostileServer {
     }
 }
 
-/// Reads a request with its body and returns its head; `None` if the connection ends.
+/// Reads a request with its body and returns its head. `None` if the connection closes.
 fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut request = Vec::new();
     let mut buffer = [0; 4096];
@@ -168,7 +168,7 @@ fn read_request(stream: &mut TcpStream) -> Option<String> {
     }
 }
 
-/// Ends with `None` when the client has closed the connection.
+/// Sends a reply. Returns `None` when the client has closed the connection.
 fn respond(stream: &mut TcpStream, reply: Reply, sent: &AtomicU64) -> Option<()> {
     let Reply {
         status,
@@ -193,7 +193,7 @@ fn respond(stream: &mut TcpStream, reply: Reply, sent: &AtomicU64) -> Option<()>
     }
 }
 
-/// The process never has 256 MiB.
+/// Asserts that the process has never used 256 MiB of memory.
 fn assert_little_memory() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -225,7 +225,7 @@ fn assert_limit<T>(name: &str, server: &HostileServer, result: Result<T, Error>,
     );
 }
 
-/// The beginning of a listing in the format that the request's store has.
+/// The start of a listing, in the format of the store that the request addresses.
 fn beginning(request: &str) -> &'static str {
     if request.contains("/storage/v1/") {
         "{\"items\":["
@@ -283,13 +283,13 @@ async fn hostile_store_endless_list_is_capped() {
             let sent = server.sent() - before;
             assert!(sent < 16 * MIB + BUFFERS, "{name}: {sent} bytes");
         }
-        // No request is repeated.
+        // No request was retried.
         assert_eq!(server.requests(), 3);
     }
     assert_little_memory();
 }
 
-/// Errors, and the results of writes, are short.
+/// Errors and the results of writes are short, so their limit is low.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_other_endless_responses_are_capped() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
@@ -300,7 +300,7 @@ async fn hostile_store_other_endless_responses_are_capped() {
             let deleted = store.delete("key").await;
             let put = store.put("key", "content".into()).await;
             let got = store.get("key").await.map(|object| object.size);
-            // Azure's client reads the headers of a successful response only.
+            // Of a successful response, Azure's client reads only the headers.
             if !status.starts_with("200") {
                 for result in [&deleted, &put] {
                     assert!(result.is_err(), "{name}: {status}");
@@ -319,7 +319,7 @@ async fn hostile_store_other_endless_responses_are_capped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_endless_listing_ends() {
+async fn hostile_store_endless_listing_fails() {
     let number = AtomicUsize::new(0);
     let server = HostileServer::start(move |request| {
         let marker = number.fetch_add(1, Ordering::SeqCst).to_string();
@@ -345,7 +345,7 @@ async fn hostile_store_endless_listing_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_repeated_marker_ends_listing() {
+async fn hostile_store_listing_with_repeated_marker_fails() {
     let server = HostileServer::start(|request| Reply::new(page(request, 1, "same"), Then::End));
     for (name, store) in server.stores().await {
         let result = store.list("prefix").await;
@@ -384,7 +384,7 @@ async fn hostile_store_slow_listing_times_out() {
     }
     let unfinished = s3.unfinished("prefix").await;
     assert_limit("S3 uploads", &server, unfinished, "did not end the listing");
-    // Without the limit, each attempt takes 20 s.
+    // Without the limit for the listing, each attempt takes 20 s.
     assert!(
         began.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -392,10 +392,10 @@ async fn hostile_store_slow_listing_times_out() {
     );
 }
 
-/// A response that is many times larger in memory than on the network.
+/// Responses that take many times their size in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_dense_responses_are_capped() {
-    // Chunks of one byte.
+    // The list arrives in chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
         let first = format!("{:x}\r\n{first}\r\n", first.len());
@@ -407,7 +407,7 @@ async fn hostile_store_dense_responses_are_capped() {
         assert_limit(name, &server, result, "more than 16 MiB");
     }
 
-    // Empty entries, in 15 MiB.
+    // The list consists of empty entries, 15 MiB in total.
     let server = HostileServer::start(|request| {
         let (entry, end) = match beginning(request) {
             json if json.starts_with('{') => ("{\"name\":\"\",\"size\":\"0\"},", "]}"),
@@ -434,7 +434,7 @@ async fn hostile_store_dense_responses_are_capped() {
     assert_little_memory();
 }
 
-/// The first part of an object is read into memory, so the store does not choose its size.
+/// The first part of an object is read into memory, so the store must not choose its size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_wrong_size_of_part_is_rejected() {
     let server = HostileServer::start(|_| {

@@ -1,4 +1,4 @@
-//! S3 against a real server: failures and leftovers.
+//! Tests of S3 against a real server: failures, and data of failed uploads that remains.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -18,21 +18,21 @@ async fn reach(config: S3Config) -> S3Store {
     S3Store::new(config).await.unwrap()
 }
 
-/// A proxy between client and server that forwards bytes, cuts connections, and detects checksum trailers.
+/// A proxy between client and server. It forwards bytes, cuts connections, and detects checksum trailers.
 struct Proxy {
     endpoint: String,
     trailers: Arc<AtomicBool>,
     cuts: Arc<AtomicUsize>,
 }
 
-/// The connections to cut.
+/// The connections that the proxy cuts.
 #[derive(Clone, Copy)]
 struct Cuts {
-    /// Number of cuts in total.
+    /// Number of connections that are cut.
     times: usize,
-    /// Number of bytes to the server before a cut.
+    /// Number of bytes that the server receives before a cut.
     sent: usize,
-    /// Number of bytes to the client before a cut.
+    /// Number of bytes that the client receives before a cut.
     received: usize,
 }
 
@@ -180,7 +180,7 @@ async fn read_of_replaced_object_fails() {
     assert!(read.is_err());
 }
 
-/// Waits until no unfinished upload is left: a dropped upload is aborted in the background.
+/// Waits until no unfinished upload exists. A dropped upload is aborted in the background.
 async fn await_nothing_unfinished(server: &S3Server) {
     for _ in 0..600 {
         if server.unfinished("bucket").is_empty() {
@@ -219,7 +219,7 @@ async fn aborted_or_dropped_upload_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn errors_name_cause_and_remedy() {
+async fn errors_contain_cause_and_remedy() {
     let server = S3Server::start(&["bucket"]);
     let with = |change: fn(&mut S3Config)| {
         let mut config = server.config("bucket");
@@ -259,7 +259,7 @@ async fn errors_name_cause_and_remedy() {
     }
 }
 
-/// A client of the bucket's owner.
+/// A client with the permissions of the bucket's owner.
 fn owner(server: &S3Server) -> aws_sdk_s3::Client {
     use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
     let credentials = Credentials::new(ACCESS_KEY, SECRET_KEY, None, None, "test");
@@ -300,7 +300,7 @@ async fn stored_objects_are_locked() {
         let hours = (until - i64::try_from(now.as_secs()).unwrap()) / 3600;
         assert!((70..=72).contains(&hours), "{hours} hours");
     }
-    // If the bucket does not support locks, the upload fails instead of storing an unlocked backup.
+    // If the bucket does not support locks, the upload must fail. Otherwise it would store an unlocked backup.
     let plain = S3Server::start(&["bucket"]);
     let mut config = plain.config("bucket");
     config.protection.lock = Some(ObjectLock {
@@ -334,7 +334,7 @@ async fn store_without_encryption_gets_no_data() {
     await_nothing_unfinished(&server).await;
 }
 
-/// Invariant 12.
+/// Invariant 12: the store compares the checksum of each request.
 #[tokio::test]
 async fn invariant_12_store_rejects_damaged_data() {
     let server = S3Server::start(&["bucket"]);
@@ -351,7 +351,7 @@ async fn invariant_12_store_rejects_damaged_data() {
                     tokio::select! {
                         read = client.read(&mut up) => {
                             let Ok(read @ 1..) = read else { return };
-                            // After the head of the request.
+                            // A byte after the head of the request is damaged.
                             if passed > 100_000 { up[read - 1] ^= 1 }
                             passed += read;
                             if server.write_all(&up[..read]).await.is_err() { return }

@@ -1,4 +1,5 @@
-//! Stores with TLS: trusted certificates, and the errors for others.
+//! Connections to stores with TLS: with trusted certificates they succeed, with other certificates they fail with a
+//! remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -7,8 +8,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsage
 use store::testing::{AzureServer, GoogleServer, S3Server, content, download, upload};
 use store::{AbsConfig, AbsStore, Error, GcsConfig, GcsStore, S3Config, S3Store, Store};
 
-/// Creates a CA and returns its certificate. Writes a server certificate for 127.0.0.1 and its key into the
-/// directory.
+/// Creates a CA and returns its certificate. Writes a server certificate for 127.0.0.1 and its key into the directory.
 fn authority(folder: &Path) -> String {
     let mut own = CertificateParams::default();
     own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -47,7 +47,7 @@ async fn untrusted_certificate_is_reported() {
     let plain = server.config("bucket");
     assert!(server.endpoint.starts_with("https://"));
 
-    // No client trusts the CA.
+    // No client trusts the CA of this server.
     let other = authority(tempfile::tempdir().unwrap().path());
     let stores: Vec<(&str, Box<dyn Store>)> = vec![
         ("S3", Box::new(S3Store::new(plain.clone()).await.unwrap())),
@@ -94,7 +94,7 @@ async fn untrusted_certificate_is_reported() {
         }
     }
 
-    // With the CA, or without verification, the connection succeeds.
+    // The connection succeeds if the client trusts the CA or does not verify certificates.
     for config in [
         S3Config {
             ca: Some(ca.into_bytes()),
@@ -115,8 +115,8 @@ async fn untrusted_certificate_is_reported() {
     }
 }
 
-/// The container's identity is at a server with an untrusted certificate. The test runs itself, because the variables of
-/// this process must not change.
+/// The server that issues the container's identity has an untrusted certificate. The test starts itself as a child
+/// process, because the environment variables of this process must not change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ambient_identity_is_fetched_with_verification() {
     const URL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";

@@ -1,4 +1,4 @@
-//! The main use case from start to end. `cargo xtask demo` runs it against the testbed or a user-provided cluster.
+//! The main use case from start to end. `cargo xtask demo` runs it on the testbed or on a user's cluster.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ struct Demo {
     steps: Vec<(String, Duration, String)>,
 }
 
-/// The state of the cluster before its deletion.
+/// The state of the cluster before it is deleted.
 struct Before {
     revision: i64,
     cluster_id: String,
@@ -161,7 +161,7 @@ impl Demo {
     }
 
     async fn prepare_namespace(&self) -> Result<()> {
-        // Deletes what an interrupted run left behind.
+        // Deletes the namespace of an interrupted run.
         let name = &self.arguments.namespace;
         kubectl::run(
             &self.env,

@@ -1,4 +1,4 @@
-//! Authentication of etcd, as a user enables and uses it.
+//! Enables and uses etcd's authentication, as a user does.
 
 use anyhow::Result;
 
@@ -8,10 +8,10 @@ use crate::retry::retry_transient;
 use crate::wait::{Poll, until};
 
 impl Keyspace {
-    /// True if etcd accepts this user with this password.
+    /// Whether etcd accepts this password for this user.
     ///
     /// # Errors
-    /// If the Service has no endpoints.
+    /// Fails if the Service has no endpoints.
     pub async fn accepts_login(
         env: &Env,
         namespace: &str,
@@ -38,11 +38,11 @@ impl Keyspace {
         .await
     }
 
-    /// Enables authentication as a user does: creates the user root with this password, grants the role root, enables
-    /// auth.
+    /// Enables authentication as a user does: creates the user root with this password, grants the role root, and
+    /// enables authentication.
     ///
     /// # Errors
-    /// If etcd rejects a request.
+    /// Fails if etcd rejects a request.
     pub async fn enable_auth(&self, password: &str) -> Result<()> {
         let auth = || self.client.auth_client();
         retry_transient(is_transient, async |is_retry| {
@@ -66,8 +66,8 @@ impl Keyspace {
         .await
     }
 
-    /// Like [`accept_if_done`], for a request that changes the login itself. After such a request succeeded, a retry
-    /// fails because the client is anonymous or has an outdated token. The request succeeded if root can log in with
+    /// Like [`accept_if_done`], for a request that changes the login itself. If the first attempt succeeded, a retry
+    /// fails, because the client has no token or an outdated one. The request has succeeded if root can log in with
     /// this password.
     async fn ensure_root_login(
         &self,
@@ -95,10 +95,10 @@ impl Keyspace {
         }
     }
 
-    /// Sets root's password as a user does.
+    /// Changes the password of root, as a user does.
     ///
     /// # Errors
-    /// If etcd rejects the request.
+    /// Fails if etcd rejects the request.
     pub async fn change_password(&self, password: &str) -> Result<()> {
         retry_transient(is_transient, async |is_retry| {
             let mut auth = self.client.auth_client();

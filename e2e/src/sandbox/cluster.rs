@@ -1,4 +1,4 @@
-//! What a test does with a cluster of its namespace, and what it waits for.
+//! What a test does with a cluster in its namespace, and the conditions for which it waits.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,11 +12,10 @@ use crate::objects::{self, Kind};
 use crate::watch::watch_until;
 
 impl Sandbox {
-    /// Waits until the cluster reports this many ready members, the same number of voters, a leader, and no pending
-    /// work.
+    /// Waits until the cluster reports `count` ready members and as many voters, a leader, and no pending work.
     ///
     /// # Errors
-    /// If the wait times out; with the last conditions.
+    /// Fails if the wait times out. The error contains the last conditions.
     pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
         let what = format!("{count} ready voters and no pending work");
         objects::await_object(
@@ -47,7 +46,7 @@ impl Sandbox {
     /// The pods of a cluster that are not being deleted, sorted by name.
     ///
     /// # Errors
-    /// If the API server does not answer.
+    /// Fails if the API server does not respond.
     pub async fn member_pods(&self, cluster: &str) -> Result<Vec<Pod>> {
         let pods: Api<Pod> = self.api();
         let list = pods
@@ -63,7 +62,7 @@ impl Sandbox {
     /// Runs `kubectl scale`.
     ///
     /// # Errors
-    /// If kubectl fails; with its error output.
+    /// Fails if kubectl fails. The error contains its error output.
     pub async fn scale(&self, cluster: &str, size: usize) -> Result<()> {
         let (cluster, size) = (
             format!("etcdcluster/{cluster}"),
@@ -72,11 +71,12 @@ impl Sandbox {
         self.kubectl(&["scale", &cluster, &size]).await.map(drop)
     }
 
-    /// Triggers a reconcile of a cluster, so that the operator reads its Secrets now. The operator does not watch
-    /// Secrets, and reads those of an idle cluster once a minute. A test of that interval must not call this.
+    /// Triggers a reconcile of a cluster, so that the operator reads the cluster's Secrets now. The operator does not
+    /// watch Secrets, but reads those of an idle cluster once a minute. A test of this interval must not call this
+    /// function.
     ///
     /// # Errors
-    /// If kubectl fails; with its error output.
+    /// Fails if kubectl fails. The error contains its error output.
     pub async fn trigger_reconcile(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let trigger = format!("e2e-trigger=at-{now}");
@@ -84,10 +84,11 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Triggers a sync of a cluster's pods, so that the kubelets read their Secrets now. Kubelets sync once a minute.
+    /// Triggers a sync of a cluster's pods, so that the kubelets read the pods' Secrets now. Otherwise they do so once
+    /// a minute.
     ///
     /// # Errors
-    /// If kubectl fails; with its error output.
+    /// Fails if kubectl fails. The error contains its error output.
     pub async fn trigger_kubelet_sync(&self, cluster: &str) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let (members, trigger) = (
@@ -98,20 +99,20 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Deletes a member's pod and waits until the operator reports the loss. Until then, the status still shows the old
-    /// state.
+    /// Deletes the pod of a member, and waits until the operator reports the loss. Before that, the status shows the
+    /// old state.
     ///
     /// # Errors
-    /// If the loss is not reported.
+    /// Fails if the loss is not reported.
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // The operator may delete the pod first, if the member was already lost for another reason.
+        // The operator may have deleted the pod already, if the member was lost for another reason.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;
-        // A member that restarts on its volume may be ready again before the next poll. The watch shows every status in
-        // between.
+        // A member that restarts on its volume may be ready again before the next poll. So the test watches every
+        // status.
         let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
         let clusters = self.objects(Kind::EtcdCluster);
         let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {
@@ -128,10 +129,10 @@ impl Sandbox {
         }
     }
 
-    /// Waits until a member is not reported as ready.
+    /// Waits until the member is reported as not ready.
     ///
     /// # Errors
-    /// If the member stays ready.
+    /// Fails if the member stays ready.
     pub async fn await_unready(&self, cluster: &str, member: &str) -> Result<()> {
         objects::await_object(
             &self.objects(Kind::EtcdCluster),
@@ -148,10 +149,11 @@ impl Sandbox {
         .map(drop)
     }
 
-    /// Waits until a member is reported as unhealthy. The operator asks etcd, so this works with a dead kubelet.
+    /// Waits until the member is reported as unhealthy. The operator queries etcd, so the report does not depend on the
+    /// kubelet.
     ///
     /// # Errors
-    /// If the member stays healthy.
+    /// Fails if the member stays healthy.
     pub async fn await_unhealthy(&self, cluster: &str, member: &str) -> Result<()> {
         let is_member = |one: &serde_json::Value| one["name"] == member && one["healthy"] == false;
         objects::await_object(
@@ -168,10 +170,10 @@ impl Sandbox {
         .map(drop)
     }
 
-    /// Deletes a cluster and waits until its pods and volumes are deleted.
+    /// Deletes a cluster, and waits until its pods and volumes are deleted.
     ///
     /// # Errors
-    /// If some remain; with their number.
+    /// Fails if pods or volumes remain. The error contains their number.
     pub async fn delete_cluster(&self, cluster: &str) -> Result<()> {
         self.kubectl(&["delete", "etcdcluster", cluster]).await?;
         objects::await_no_data(&self.client, &self.namespace, cluster, DEADLINE).await

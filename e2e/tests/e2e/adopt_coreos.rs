@@ -1,15 +1,16 @@
 //! The operator adopts a cluster of coreos/etcd-operator v0.9.4 while clients write.
 //!
-//! The test creates the cluster in its old form: the EtcdCluster with its old status, both Services, and pods as that
-//! operator built them (`pkg/util/k8sutil/k8sutil.go`). The first pod is the seed, and the others join one by one. Some
-//! details differ from the original:
+//! The test creates the cluster in its old form: the EtcdCluster with its old status, both Services, and pods as the
+//! old operator built them (`pkg/util/k8sutil/k8sutil.go`). The first pod is the seed, and the others join one by one.
+//! Some details differ from the original:
 //!
-//! - The last pod has the init container that waits for DNS. It uses the etcd image and a command that exits
-//!   immediately, because the nodes have no busybox. The other pods have no init container.
-//! - The probe calls etcdctl without a shell, because the images have none.
-//! - On volumes, the pods run as the user of the new pods, because these volumes ignore `fsGroup` (`docs/adoption.md`).
+//! - The last pod has the init container that waits for DNS. It uses the etcd image and a command that ends
+//!   immediately, because the nodes have no busybox image. The other pods have no init container.
+//! - The probe calls etcdctl without a shell, because the images contain none.
+//! - On volumes, the pods run as the same user as the new pods, because these volumes ignore `fsGroup`
+//!   (`docs/adoption.md`).
 //!
-//! The unit tests have every form with the original init container (`observe/tests/coreos.rs` in the crate `cluster`).
+//! The unit tests cover every form with the original init container (`observe/tests/coreos.rs` in the crate `cluster`).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, members};
@@ -106,14 +107,14 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // The annotation had this effect before Kubernetes 1.21.
+        // Before Kubernetes 1.21, an annotation had this effect.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
     service
 }
 
-/// `initial_members`: the members in the pod's `--initial-cluster`, the pod itself last. The first member of all starts
-/// the cluster.
+/// A pod of the old cluster. `initial_members` are the members in its `--initial-cluster`, and the last one is the
+/// member of the pod. The pod of the first member starts the cluster.
 fn pod(
     sandbox: &Sandbox,
     owner: &Value,
@@ -196,7 +197,8 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // Replaces the init container. With TLS, members accept a new member only after DNS has its name.
+            // A restart has the effect of the init container: with TLS, members accept a new member only after DNS
+            // contains its name.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -294,10 +296,10 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             let mut add = vec!["exec", NAMES[0], "--"];
             add.extend(words);
             add.extend(["member", "add", initial_members[count - 1], &url]);
-            // etcd accepts an addition only after its members have been connected for a while.
+            // etcd accepts an addition only after its members have been connected for some seconds.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
-                    // An earlier attempt, whose response was lost, added the member.
+                    // An earlier attempt has added the member, and its response was lost.
                     Err(error) if error.to_string().contains("Peer URLs already exists") => {}
                     outcome => drop(outcome?),
                 }
@@ -322,8 +324,8 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
     Ok(())
 }
 
-/// The members have no volumes, so new members replace them. Invariant 20: the operator uses the Secrets of
-/// coreos/etcd-operator, and starts no member with other Secrets.
+/// The members have no volumes, so the operator replaces them by new members. Invariant 20: the operator uses the
+/// Secrets of coreos/etcd-operator, and starts no member with other Secrets.
 #[tokio::test]
 async fn adopts_coreos_cluster_with_tls() {
     cluster_scenario("adopt_coreos_tls", async |sandbox| {
@@ -342,7 +344,7 @@ async fn adopts_coreos_cluster_on_volumes() {
 }
 
 async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
-    // As in a migration, the old operator is stopped before the new one is installed.
+    // As in a migration, the old operator is stopped before the new operator is installed.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
@@ -358,8 +360,8 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     .await?;
     let version = sandbox.env.newest_of("3.5")?;
     let writer = if matches!(form, Form::Tls) {
-        // Old members look up the names of their peers in DNS. The names end in the cluster domain (`isHostInDNS` in
-        // etcd's `client/pkg/transport`), so the old operator required names in both forms.
+        // Old members look up the names of their peers in DNS. These names end in the cluster domain (`isHostInDNS` in
+        // etcd's `client/pkg/transport`). So the old operator required both forms of names in certificates.
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;

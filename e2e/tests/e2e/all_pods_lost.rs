@@ -1,4 +1,4 @@
-//! All members are lost at the same time. They return with their data: on their volumes, or in pods that restart.
+//! All members are lost at the same time. They continue with their data: on their volumes, or in pods that restart.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
@@ -9,14 +9,14 @@ use kube::api::DynamicObject;
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// Invariant 8: losing every pod loses no data as long as the volumes exist.
+/// Invariant 8: if all pods are lost, no data is lost as long as the volumes exist.
 #[tokio::test]
 async fn losing_all_pods_keeps_data_on_volumes() {
     cluster_scenario("all_pods_lost", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // With a grace period, the leader waits for a successor, and members wait for their clients.
+        // If pods have a grace period, the leader waits for a successor, and members wait for their clients.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -33,7 +33,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data is in the pod, which survives its containers.
+/// Without a volume, the data is in the pod. It remains if only the containers of the pod are killed.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -57,7 +57,7 @@ async fn killed_containers_restart_with_their_data() {
     .await;
 }
 
-/// All pods of a cluster without volumes are deleted. The status reports the loss and names the recovery.
+/// All pods of a cluster without volumes are deleted. The status reports the loss and the command for a recovery.
 #[tokio::test]
 async fn reports_total_loss_without_new_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
@@ -70,7 +70,8 @@ async fn reports_total_loss_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports that no quorum answers. It names the recovery after the pods are deleted.
+                // The operator first reports that no quorum answers. It reports the remedy only after the pods are
+                // deleted.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"
@@ -90,8 +91,8 @@ async fn reports_total_loss_without_new_bootstrap() {
     .await;
 }
 
-/// Waits until none of these pods is left and the same number of new pods is ready. The status is not used, because its
-/// states in between may be too short to observe.
+/// Waits until none of these pods exists and as many new pods are ready. The status is not used, because it may show
+/// the states in between too briefly.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {
@@ -115,7 +116,7 @@ async fn delete_all(sandbox: &Sandbox, options: &[&str]) -> Result<()> {
         .map(drop)
 }
 
-/// Ensures that the members have the same names and IDs, in the same cluster.
+/// Ensures that the members have the same names and IDs as before, in the same cluster.
 pub(crate) fn same_members(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let sorted = |object| {
         let mut members = members(object);
@@ -143,7 +144,7 @@ pub(crate) fn restarts(pod: &Pod) -> i32 {
         .sum()
 }
 
-/// Waits until the containers of each of these pods have restarted.
+/// Waits until the containers of all these pods have restarted.
 pub(crate) async fn await_restarts(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     until("the containers have restarted", DEADLINE, async || {
         for old in before {

@@ -1,5 +1,5 @@
-//! Backups and restores without a Secret use the identity of the operator, where the administrator grants it. All other
-//! places are rejected. Steps of the test of cluster-wide operators.
+//! Backups and restores without a Secret use the identity of the operator, but only in locations that an administrator
+//! has granted. All other locations are rejected. The test of cluster-wide operators contains these steps.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,7 +12,7 @@ const KEYS: usize = 100;
 const SCOPE: &str = "etcd.database.coreos.com/scope: clusterwide";
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 
-/// The environment variables of AWS tools: the identity, and the S3 endpoint.
+/// The environment variables of AWS tools: the credentials, and the S3 endpoint.
 fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     vec![
         ("AWS_ACCESS_KEY_ID", s3.access_key.clone()),
@@ -22,17 +22,17 @@ fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A grant: one namespace may use the identity of the cluster-wide operators for one place.
+/// A grant: one namespace may use the identity of the cluster-wide operators for one location.
 pub(crate) struct Grant {
     bucket: Bucket,
-    /// The place: a bucket and a key prefix.
+    /// The location: a bucket and a key prefix.
     place: String,
     namespace: String,
 }
 
 impl Grant {
-    /// Creates the bucket and grants a place in it to `allowed`. The pods of that namespace get an identity for the
-    /// bucket.
+    /// Creates the bucket, and grants a location in it to the namespace of `allowed`. The pods of this namespace get an
+    /// identity for the bucket.
     pub(crate) async fn create(wide: &Sandbox, allowed: &Sandbox) -> Result<Self> {
         let s3 = wide.env.s3()?;
         let bucket = Bucket::create(s3, &wide.namespace).await?;
@@ -45,7 +45,7 @@ impl Grant {
         })
     }
 
-    /// Installs cluster-wide operators with the identity and the grant.
+    /// Installs cluster-wide operators that have the identity and the grant.
     pub(crate) async fn install(&self, wide: &Sandbox) -> Result<()> {
         let environment = environment(wide.env.s3()?);
         let data: serde_json::Map<String, Value> = environment
@@ -77,15 +77,15 @@ impl Grant {
     }
 }
 
-/// Deletes the admission policies of [`Grant::create`], which are cluster-scoped.
+/// Deletes the admission policies that [`Grant::create`] has created, because they are cluster-scoped.
 pub(crate) async fn remove_policies(wide: &Sandbox, allowed: &Sandbox) -> Result<()> {
     let policies = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
     let words = ["delete", policies, &allowed.namespace, "--ignore-not-found"];
     kubectl::run(&wide.env, &words).await.map(drop)
 }
 
-/// Injects an identity into the container that fetches a backup, like the webhooks of cloud providers. A seed fetches
-/// with the identity of its pod, and never with the operator's.
+/// Injects an identity into the container that fetches a backup, as the webhooks of cloud providers do. A seed fetches
+/// its backup with the identity of its pod, and never with the identity of the operator.
 fn pod_identity(s3: &S3, namespace: &str) -> String {
     let variables: Vec<String> = environment(s3)
         .iter()
@@ -122,7 +122,7 @@ fn pod_identity(s3: &S3, namespace: &str) -> String {
     format!("{policy}\n---\n{binding}\n")
 }
 
-/// An EtcdBackup of `cluster` to `path`, or an EtcdRestore from `path`, without a Secret.
+/// The manifest of an EtcdBackup of `cluster` to `path`, or of an EtcdRestore from `path`. It names no Secret.
 fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     let (kind, field) = match kind {
         Kind::EtcdRestore => ("EtcdRestore", "backupStorageType"),
@@ -134,8 +134,7 @@ fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     )
 }
 
-/// Applies the object and waits until it is rejected with the remedy. The cluster does not exist, because the rejection
-/// does not depend on it.
+/// Applies the object, and waits until its rejection is reported with the remedy. The named cluster need not exist.
 async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Result<()> {
     let manifest = without_secret(kind, name, "absent", path);
     sandbox.apply(&manifest).await?;
@@ -154,8 +153,8 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
     Ok(())
 }
 
-/// Backs up, deletes and restores the cluster of the namespace with the grant. Other places and other namespaces are
-/// rejected.
+/// Backs up, deletes and restores the cluster in the namespace that has the grant. Ensures that other locations and
+/// other namespaces are rejected.
 pub(crate) async fn only_granted_identity_is_used(
     grant: &Grant,
     allowed: &Sandbox,
@@ -172,7 +171,7 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // Another place, another namespace, and a place that only shares a prefix.
+    // Another location, another namespace, and a location that only starts with the same characters.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;

@@ -1,5 +1,5 @@
-//! A member fails while the API server is down. Clients are served, and the operator repairs the member afterwards. A
-//! step of the test of reboots.
+//! A member fails while the API server is down. Clients are served, and the operator repairs the member after the
+//! outage. The test of reboots contains this step.
 
 use anyhow::{Context, Result};
 use e2e::objects::{leader, node_of};
@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use crate::all_pods_lost::await_restarts;
 use crate::node_reboot::{TwoClusters, operator, serve};
 
-/// Invariant 1: an unreachable API server never causes a change. The outage is longer than the operator's lease, so its
-/// process exits. A new process finds the failed member.
+/// Invariant 1: an unreachable API server never causes a change. The outage is longer than the operator's lease, so the
+/// operator's process ends. The next process finds the failed member.
 pub(crate) async fn member_dies_during_outage(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -18,7 +18,7 @@ pub(crate) async fn member_dies_during_outage(
 ) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
-    // The leader, unless the leader shares a node with the operator.
+    // The test uses the leader, unless it is on the same node as the operator.
     let mut pods = sandbox.member_pods("plain").await?;
     pods.retain(|pod| node_of(pod) != node_of(&operator));
     let leader = leader(&before.plain)?;

@@ -1,4 +1,4 @@
-//! Clusters with etcd's authentication: members change, passwords change, and backups are made and restored.
+//! Clusters with etcd's authentication: their members and passwords change, and they are backed up and restored.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -48,7 +48,7 @@ pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &
     .await
 }
 
-/// Creates the Secret with the first password, and a cluster with these lines under `spec`.
+/// Creates the Secret with the first password, and a cluster with the lines `more` under `spec`.
 async fn create_cluster(sandbox: &Sandbox, size: usize, more: &str) -> Result<()> {
     sandbox.apply(&secret(FIRST)).await?;
     sandbox
@@ -57,7 +57,7 @@ async fn create_cluster(sandbox: &Sandbox, size: usize, more: &str) -> Result<()
     sandbox.await_members("c", size).await.map(drop)
 }
 
-/// Writes keys and enables authentication, as a user does.
+/// Writes keys, and enables authentication as a user does.
 async fn fill_and_enable_auth(sandbox: &Sandbox) -> Result<()> {
     let open = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     open.fill("kept/", KEYS, |_| ()).await?;
@@ -71,7 +71,7 @@ async fn bucket(sandbox: &Sandbox) -> Result<Bucket> {
     Bucket::create(s3, &sandbox.namespace).await
 }
 
-/// Backs up the cluster and waits for completion. Returns the path.
+/// Backs up the cluster, and waits until the backup is complete. Returns the path of the backup.
 async fn back_up(sandbox: &Sandbox, bucket: &Bucket, name: &str) -> Result<String> {
     let file = format!("{name}.backup");
     sandbox
@@ -87,7 +87,7 @@ async fn has_the_keys(sandbox: &Sandbox, cluster: &str, password: &str) -> Resul
     keys.verify("kept/", KEYS).await
 }
 
-/// Waits until the cluster is degraded for this reason. Returns the message.
+/// Waits until the cluster is degraded for this reason. Returns the message of the condition.
 async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Result<String> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let seen = await_object(&clusters, cluster, reason, DEADLINE, |object| {
@@ -98,7 +98,7 @@ async fn await_degraded(sandbox: &Sandbox, cluster: &str, reason: &str) -> Resul
     Ok(message.unwrap_or_default())
 }
 
-/// Lines under `spec` of a cluster whose authentication the operator enables or disables.
+/// Lines under `spec` with which the operator enables or disables authentication.
 fn managed(enabled: bool) -> String {
     format!("{DURABLE}  auth: {{secret: root, enabled: {enabled}}}\n")
 }
@@ -124,7 +124,8 @@ async fn operator_enables_auth_changes_password_disables_auth() {
     .await;
 }
 
-/// `path` is a backup with the first password. At the end, the cluster has the first password again.
+/// Changes the password. `path` is a backup with the first password. At the end, the cluster has the first password
+/// again.
 async fn password_changes_and_backup_keeps_its_own(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -132,8 +133,8 @@ async fn password_changes_and_backup_keeps_its_own(
     written: i64,
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
-    // The restored cluster has the password of the backup, but the Secret has the second password. The restore reports
-    // this.
+    // The restored cluster has the password of the backup, but the Secret contains the second password. The restore
+    // reports this.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
@@ -149,7 +150,7 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // No trigger: the operator reads each Secret once a minute.
+    // The test does not trigger a reconcile, because the operator reads each Secret once a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,
@@ -169,8 +170,8 @@ async fn password_changes_and_backup_keeps_its_own(
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Members keep auth tokens in memory. After a restart of all members, the operator's token is invalid, and the
-/// operator logs in again. A learner requires a token and issues none.
+/// Members keep tokens in memory. After a restart of all members, the token of the operator is invalid, and the
+/// operator logs in again. A learner requires a token, but issues none.
 async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let before: Vec<_> = pods.into_iter().map(|pod| pod.metadata.uid).collect();
@@ -210,8 +211,8 @@ async fn disable_auth(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The user enables authentication and changes the password. The EtcdCluster and a backup of endpoints name the Secret.
-/// A restored cluster has the users of the backup.
+/// The user enables authentication and changes the password. The EtcdCluster and a backup of endpoints name the Secret
+/// with the password. A restored cluster has the users of its backup.
 #[tokio::test]
 async fn operators_log_in_where_user_manages_auth() {
     scenario_without_leaks("auth_of_the_user", async |sandbox| {
@@ -228,7 +229,7 @@ async fn operators_log_in_where_user_manages_auth() {
     .await;
 }
 
-/// The operator reports the Secret until it contains the new password.
+/// The operator reports the Secret as wrong until it contains the new password.
 async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     keys_as(sandbox, "c", FIRST)
         .await?
@@ -249,7 +250,7 @@ async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     has_the_keys(sandbox, "c", SECOND).await.map(drop)
 }
 
-/// Returns the path of the backup.
+/// Backs up the cluster by endpoints. Returns the path of the backup.
 async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     let (namespace, s3) = (&sandbox.namespace, sandbox.env.s3()?);
     let of = |name: &str, more: &str| {
@@ -271,8 +272,8 @@ async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<S
     Ok(format!("{}/by-endpoint", bucket.name))
 }
 
-/// An in-place restore of the cluster whose spec names the Secret, and a restore into a new cluster whose template
-/// names it.
+/// Restores the backup in place and into a new cluster. The spec of the existing cluster and the template of the new
+/// one name the Secret.
 async fn is_restored(sandbox: &Sandbox, path: &str) -> Result<()> {
     let (env, namespace, s3) = (&sandbox.env, &sandbox.namespace, sandbox.env.s3()?);
     let version = crate::fixtures::newest_version(env)?;

@@ -1,5 +1,5 @@
 //! The backup operator crashes between the writes of a backup, to S3 and to a PVC. The next process completes the
-//! backup, and does not repeat a complete one. A step of the test of backups on a PVC.
+//! backup, and does not repeat a complete one. The test of backups on a PVC contains this step.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -16,15 +16,16 @@ use crate::backup_schedule::{OPERATOR, await_all_finished, await_keys, location}
 /// A crash of the operator.
 #[derive(Clone, Copy)]
 struct Crash {
-    /// The failpoint. It is also the name of the EtcdBackup.
+    /// The name of the failpoint. The EtcdBackup has the same name.
     point: &'static str,
-    /// True if a pod writes the backup to a PVC. Otherwise, the operator writes it to S3.
+    /// Whether a pod writes the backup to a PVC. Otherwise the operator writes it to S3.
     to_pvc: bool,
-    /// True if the next process finds a complete backup.
+    /// Whether the next process finds a complete backup.
     adopted: bool,
 }
 
-/// Alternates the two kinds: a process that crashes in one kind first completes a backup of the other.
+/// Backups to a PVC and to S3 alternate. So a process that crashes in a backup of one kind has completed a backup of
+/// the other.
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",
@@ -64,7 +65,7 @@ async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     Ok(containers.map(|container| container.restart_count).sum())
 }
 
-/// Restarts the operator with this failpoint, or without one.
+/// Restarts the operator with this failpoint, or without any.
 async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
     let variable = point.map_or("FAILPOINTS-".to_owned(), |point| {
         format!("FAILPOINTS={point}=panic")
@@ -79,7 +80,7 @@ async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Resul
     sandbox.await_operator_pods("etcd-backup-operator", 1).await
 }
 
-/// Requires the cluster `c` and the PVC `backups`.
+/// Crashes the operator at each failpoint. Requires the cluster `c` and the PVC `backups`.
 pub(crate) async fn crashes_leave_complete_backups(
     sandbox: &Sandbox,
     keys: &Keyspace,
@@ -116,8 +117,8 @@ pub(crate) async fn crashes_leave_complete_backups(
     await_all_finished(&bucket).await
 }
 
-/// Starts a backup during which the operator crashes. Returns the revision before the backup. More keys are written
-/// afterwards.
+/// Starts a backup during which the operator crashes. Returns the revision before the backup. After the crash, more
+/// keys are written.
 async fn crash_during_backup(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -142,12 +143,12 @@ async fn crash_during_backup(
     })
     .await?;
     if !crash.to_pvc && !crash.adopted {
-        // The status counts the attempts of crashed processes.
+        // The status also counts the attempts of crashed processes.
         let begun = sandbox.objects(Kind::EtcdBackup).get(point).await?;
         let counted = attempts(&begun).as_i64();
         ensure!(counted > Some(0), "{counted:?} attempts");
     }
-    // These keys are in the backup only if the next process repeats it.
+    // The backup contains these keys only if the next process repeats it.
     keys.fill("after/", 10, |_| ()).await?;
     Ok(revision_before)
 }

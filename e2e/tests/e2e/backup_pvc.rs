@@ -1,4 +1,4 @@
-//! Backups on a PersistentVolumeClaim: the backup pod, retention, and restores into members with volumes.
+//! Backups on a PersistentVolumeClaim (PVC): the backup pod, retention, and restores into members with volumes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
-/// Waits until no backup pod is left. Each pod is deleted after its work.
+/// Waits until no backup pod exists. Each backup pod is deleted after its work.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = backup_pod_selector();
     until("no backup pod is left", DEADLINE, async || {
@@ -67,7 +67,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// The EtcdBackup waits for the missing PVC, and can be deleted without it.
+/// The EtcdBackup waits for a missing PVC. A user can delete it without the PVC.
 async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
@@ -83,7 +83,7 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
         "a pod waits for a PVC that does not exist"
     );
 
-    // The deletion is immediate, because no PVC can contain a backup.
+    // The deletion does not wait, because a missing PVC cannot contain a backup.
     sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
     sandbox.apply(&pvc_backup("second", "")).await?;
     await_waiting(sandbox, "second", "BucketMissing", &message).await?;
@@ -93,10 +93,10 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     no_restarts(sandbox).await
 }
 
-/// One compressed backup, a schedule with retention, and a PVC without a volume.
+/// Tests one compressed backup, a schedule with retention, and a PVC without a volume.
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
-    // An unscheduled pod is reported after a minute. Other backups run in the meantime.
+    // A pod without a node is reported after a minute. Until then, other backups run.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
@@ -114,7 +114,7 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // A second backup may already exist. A failed deletion is retried after the next backup.
+        // A second backup may exist already. If a deletion fails, it is retried after the next backup.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {
@@ -138,7 +138,7 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     await_no_pods(sandbox).await
 }
 
-/// An in-place restore by path, and a restore by the name of the EtcdBackup into a new cluster on a volume.
+/// Restores in place by path, and into a new cluster with a volume by the name of the EtcdBackup.
 async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = StoreState::now(&keys).await?;
     sandbox.apply(&pvc_backup("last", "")).await?;

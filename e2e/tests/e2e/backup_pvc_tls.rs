@@ -1,4 +1,4 @@
-//! A backup to a PVC of a cluster with TLS and authentication. The backup pod gets certificates and password from
+//! A backup of a cluster with TLS and authentication to a PVC. The backup pod gets certificates and a password from
 //! Secrets, and leaks neither.
 
 use anyhow::ensure;
@@ -36,8 +36,8 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let keys = reached().await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        // By the name of the cluster, with the cluster's Secrets; and by an endpoint, with the Secrets that the
-        // EtcdBackup names.
+        // One backup names the cluster and uses the Secrets of the cluster. Another names an endpoint and its own
+        // Secrets.
         let backups = sandbox.objects(Kind::EtcdBackup);
         sandbox.apply(&pvc_backup("by-name", "")).await?;
         let signed = authority.client()?;
@@ -56,7 +56,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
             let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
-        // A certificate alone grants no access. The EtcdBackup reports the error of the pod.
+        // A certificate alone grants no access. The EtcdBackup reports the error of its pod.
         sandbox.apply(&by_endpoint("refused", "")).await?;
         await_object(&backups, "refused", "the rejection is reported", DEADLINE, |object| {
             let said = conditions_line(object);

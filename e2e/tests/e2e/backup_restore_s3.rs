@@ -1,4 +1,4 @@
-//! A cluster is backed up to a real S3 server, deleted, and restored with every key.
+//! A cluster is backed up to a real S3 server and deleted. A restore gives it back with every key.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -27,7 +27,8 @@ pub(crate) fn backup(sandbox: &Sandbox, name: &str, bucket: &str, key: &str) -> 
     Ok(manifests::backup(s3, name, "c", &format!("{bucket}/{key}")))
 }
 
-/// Ensures that the status of a completed object has the current generation, both times and no failure reason.
+/// Ensures that a completed object reports its current generation, its start and completion times, and no failure
+/// reason.
 fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     let generation = field(done, "/status/observedGeneration").as_i64();
     ensure!(generation.is_some() && generation == done.metadata.generation);
@@ -35,7 +36,7 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
         field(done, "/status/startTime").as_str(),
         field(done, "/status/completionTime").as_str(),
     );
-    // Both times are in UTC with seconds, so they compare as strings.
+    // Both times are in UTC with the same precision, so their texts can be compared.
     ensure!(
         began.is_some() && began <= ended,
         "began {began:?}, ended {ended:?}"
@@ -45,14 +46,14 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// The cluster at the time of the backup.
+/// The state of the cluster when it was backed up.
 struct Before {
     cluster: DynamicObject,
     /// The content of the backup.
     state: StoreState,
 }
 
-/// Invariant 12.
+/// Invariant 12: the stored backup contains all data that etcd sent.
 #[tokio::test]
 async fn lost_cluster_is_restored_from_its_s3_backup() {
     scenario("backup_restore_s3", async |sandbox| {
@@ -91,7 +92,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     let cluster = &before.cluster;
     ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
-    // The recorded revision is the one of the snapshot. Nothing was written after the last key.
+    // The recorded revision equals the revision of the snapshot, because nothing was written after the last key.
     let revision = field(&done, "/status/etcdRevision");
     ensure!(
         *revision == before.state.revision,
@@ -122,7 +123,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     Ok(())
 }
 
-/// The EtcdCluster is deleted, so only the backup has its spec.
+/// The EtcdCluster is deleted, so only the backup contains its spec.
 async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let restored = await_equal_restore(sandbox, "back", "c", &before.state).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
@@ -137,7 +138,7 @@ async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     Ok(restored)
 }
 
-/// The new cluster has the old spec, volumes, exactly the keys of the backup, and accepts writes.
+/// The restored cluster has the old spec, volumes, and exactly the keys of the backup. It accepts writes.
 async fn serves_as_before(
     sandbox: &Sandbox,
     restored: &DynamicObject,
@@ -171,8 +172,8 @@ async fn serves_as_before(
     Ok(after)
 }
 
-/// The seed's pod is deleted after the Secret for the download. The member restarts with its data. The test reads from
-/// this member directly.
+/// The Secret for the download is deleted, and then the pod of the seed. The member restarts with its data. The test
+/// reads from this member directly.
 async fn seed_restarts_with_its_data(
     sandbox: &Sandbox,
     done: &DynamicObject,
@@ -192,7 +193,7 @@ async fn seed_restarts_with_its_data(
     before.ensure_same(&StoreState::at(&keys, before.revision).await?)
 }
 
-/// Events report the steps, and the metrics of the operator report duration and size.
+/// Ensures that Events report the steps, and that the operator's metrics report the duration and the size.
 async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Result<()> {
     let name = done.name_any();
     for reason in [
@@ -210,7 +211,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
     let bytes = field(done, "/status/progress/bytes").as_i64();
     let bytes = bytes.context("the status has no progress")?;
     let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
-    // The metrics endpoint prints whole numbers without a fraction.
+    // The metrics endpoint prints integers without a fraction.
     let expected = [
         ("size_bytes", bytes),
         ("progress_bytes", bytes),
@@ -223,7 +224,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
         DEADLINE,
         async || {
             let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
-            // The sum of no values is -0.
+            // The sum of no values is -0, so 0 is added.
             let measured =
                 |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
             let found = expected.map(|(what, _)| (what, measured(what).to_string()));

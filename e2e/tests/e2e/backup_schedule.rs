@@ -1,4 +1,4 @@
-//! Scheduled backups: schedule, retention, and deletion together with the EtcdBackup or the cluster.
+//! Scheduled backups: the schedule, retention, and the deletion together with the EtcdBackup or the cluster.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
-/// Keys of another owner. Their names start like those of `etcd`.
+/// Keys of another owner. Their names start with the same characters as the backups of `etcd`.
 const SIBLINGS: [&str; 3] = [
     "etcd-prod_v9_2019-01-01-00:00:00",
     "etcd_v2_v9_2019-01-01-00:00:00",
     "etcd_vault",
 ];
-/// The number of keys in the cluster with its own schedule.
+/// The number of keys in the cluster that has its own schedule.
 const KEYS: usize = 500;
 
 /// Creates a bucket for one step of the test.
@@ -46,7 +46,7 @@ pub(crate) fn location(object: &DynamicObject) -> String {
         .to_owned()
 }
 
-/// Waits for a complete backup with another location than `before`. Returns the EtcdBackup.
+/// Waits for a complete backup whose location differs from `before`. Returns the EtcdBackup.
 async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<DynamicObject> {
     await_object(
         &sandbox.objects(Kind::EtcdBackup),
@@ -58,7 +58,7 @@ async fn next_after(sandbox: &Sandbox, name: &str, before: &str) -> Result<Dynam
     .await
 }
 
-/// Waits until the keys of the bucket satisfy `holds`. Returns the keys.
+/// Waits until the keys in the bucket satisfy `holds`. Returns the keys.
 pub(crate) async fn await_keys(
     bucket: &Bucket,
     what: &str,
@@ -86,7 +86,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The backups of `path` that have a manifest. Their names have the form of v1beta2.
+/// The names of the backups of `path` that have a manifest and a name in the form of v1beta2.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -120,7 +120,7 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The schedule of the second cluster is due during the other steps.
+        // The schedule of the second cluster runs during the other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -139,10 +139,10 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
     .await;
 }
 
-/// A backup every five seconds, with a restart of the operator.
+/// Backs up every five seconds, and restarts the operator meanwhile.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // Retention also applies to backups of coreos/etcd-operator.
+    // Retention also deletes backups of coreos/etcd-operator.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
         bucket.write(key, b"foreign".to_vec()).await?;
     }
@@ -161,7 +161,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         ensure!(field(&done, "/status/succeeded") == true);
         seen.insert(last.clone());
         if round == 2 {
-            // The operator keeps no state in memory, so the next process continues.
+            // The operator keeps no state in memory, so the next process continues the schedule.
             let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
             sandbox.kubectl(&by_label).await?;
         }
@@ -174,7 +174,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The condition may belong to the previous backup.
+            // The condition may still describe the previous backup.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
@@ -205,7 +205,8 @@ fn cluster_with_schedule(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     cluster_with(&sandbox.env, "s", 1, &more)
 }
 
-/// The EtcdBackup is deleted with the cluster. The stored backups remain, and one of them restores the cluster.
+/// Deletes the cluster, and the EtcdBackup is deleted with it. The stored backups remain, and one of them restores the
+/// cluster.
 async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let what = "a backup with all keys";
@@ -253,7 +254,7 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     .await
 }
 
-/// The stored backup is deleted with the EtcdBackup only if deletionPolicy is Delete.
+/// The stored backup is deleted with the EtcdBackup only if its deletionPolicy is Delete.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
     let s3 = sandbox.env.s3()?;
@@ -270,8 +271,8 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The ServiceAccount of the example may only create EtcdBackups. The manifest in its ConfigMap is accepted and
-/// completes.
+/// The ServiceAccount of the example may only create EtcdBackups. The manifest in the example's ConfigMap is accepted,
+/// and its backup completes.
 async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "cronjob").await?;
     let s3 = sandbox.env.s3()?;
@@ -306,7 +307,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
         .await?;
     let mut names = Vec::new();
     for _ in 0..2 {
-        // The command of the job's container, with the ServiceAccount of the job.
+        // The command of the job's container, run with the job's ServiceAccount.
         let create = [
             "-n",
             &sandbox.namespace,
@@ -317,7 +318,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
             "-o",
             "name",
         ];
-        // The rights take effect some time after the RoleBinding is created.
+        // It takes a moment until the rights of a new RoleBinding take effect.
         let created = until_allowed("the account may create a backup", DEADLINE, async || {
             let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
             Ok(Poll::Done(created.await?))
@@ -352,8 +353,8 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// More objects than one page of a listing. A test with a real S3 server covers paging in every run:
-/// `retention_lists_more_than_thousand_objects`.
+/// A bucket with more objects than one page of a listing. In every run, `retention_lists_more_than_thousand_objects`
+/// covers several pages with a real S3 server.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};
@@ -403,7 +404,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The new backup, its manifest, the two newest old backups, and the siblings.
+            // The bucket contains the new backup, its manifest, the two newest old backups, and the keys of the other
+            // owner.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

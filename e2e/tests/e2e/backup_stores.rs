@@ -1,5 +1,5 @@
-//! Backups to every kind of store except S3, with the Secrets of v1beta2 and the RBAC of the chart. S3 has its own
-//! tests.
+//! Backups to every kind of store except S3, which has its own tests. They use the Secrets of v1beta2 and the RBAC of
+//! the chart.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -12,8 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Without a policy, the backup is stored at the path itself. With a policy, the name has a revision. The second case
-/// also uses compression.
+/// Two cases. Without a policy, the backup is stored at the path itself. With a policy, its name contains the revision,
+/// and it is compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -25,11 +25,11 @@ const POLICIES: [(&str, &str); 2] = [
 /// A kind of store.
 struct Store {
     name: &'static str,
-    /// Lines under `spec` of an EtcdBackup. `PATH` is a placeholder for the path.
+    /// Lines under `spec` of an EtcdBackup. `PATH` stands for the path.
     block: String,
-    /// The prefix of a location.
+    /// The prefix of the location in the status.
     scheme: &'static str,
-    /// True if a restore can read from the store.
+    /// Whether a restore can read from the store.
     restores: bool,
 }
 
@@ -38,7 +38,7 @@ fn variable(name: &str) -> Result<String> {
         .with_context(|| format!("{name} is not set: run the tests with `cargo xtask test`"))
 }
 
-/// The stores. OSS uses the S3 protocol here, at an endpoint that is not from OSS.
+/// The stores. OSS uses the S3 protocol here, at an endpoint outside of OSS.
 fn stores(sandbox: &Sandbox, bucket: &Bucket) -> Result<[Store; 4]> {
     let shared = variable("E2E_BUCKET")?;
     let gcs = format!(
@@ -80,7 +80,7 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
         "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
         s3.access_key, s3.secret_key
     );
-    // A token is sent only to Google and to the endpoint that the Secret names.
+    // The operator sends a token only to Google, and to the endpoint that the Secret names.
     let gcp = format!(
         "access-token: any, endpoint: \"{}\"",
         variable("E2E_GCS_ENDPOINT")?
@@ -94,7 +94,7 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
 }
 
 #[tokio::test]
-async fn every_store_takes_backups_and_returns_them() {
+async fn every_store_stores_and_restores_backups() {
     bare_scenario("backup_stores", async |sandbox| {
         let local = "backups.localVolume.emptyDir.sizeLimit=64Mi";
         sandbox.install_operators_with(&["--set", local]).await?;
@@ -115,7 +115,7 @@ async fn every_store_takes_backups_and_returns_them() {
     .await;
 }
 
-/// Backs up the cluster to every store concurrently. Every EtcdBackup reports the size of the backup.
+/// Backs the cluster up to every store concurrently. Ensures that every EtcdBackup reports the size of its backup.
 async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     let mut manifests = Vec::new();
     for store in stores {
@@ -145,7 +145,7 @@ async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     Ok(())
 }
 
-/// Restores the newest backup of each store concurrently, into clusters with the names of the stores.
+/// Restores the newest backup in each store concurrently, each into a cluster with the name of the store.
 async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) -> Result<()> {
     let readable = || stores.iter().filter(|store| store.restores);
     let manifests = readable().map(|Store { name, .. }| {

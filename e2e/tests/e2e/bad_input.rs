@@ -1,5 +1,5 @@
-//! Mistakes of users are rejected by the schema or explained by a condition and an Event. Other objects are not
-//! affected. The test of the API server's rules has all cases of the schema.
+//! The schema rejects mistakes of users, or a condition and an Event explain them. Other objects are not affected. The
+//! test of the API server's rules contains all cases of the schema.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -30,7 +30,7 @@ async fn ensure_rejected(sandbox: &Sandbox, manifest: &str, expected: &str) -> R
     }
 }
 
-/// Waits until the object has a condition with all the fragments, and a Warning Event.
+/// Waits until the object has a condition whose message contains all fragments, and a Warning Event.
 async fn await_reported(
     sandbox: &Sandbox,
     kind: Kind,
@@ -51,8 +51,8 @@ async fn await_reported(
     await_warning(sandbox, kind, name).await
 }
 
-/// Waits until the EtcdBackup is incomplete for this reason, with all the fragments in the message, and has a Warning
-/// Event.
+/// Waits until the EtcdBackup is incomplete for this reason, its message contains all fragments, and a Warning Event
+/// exists.
 pub(crate) async fn await_waiting(
     sandbox: &Sandbox,
     name: &str,
@@ -91,12 +91,12 @@ async fn await_warning(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> 
 
 const HEAD: &str = "apiVersion: etcd.database.coreos.com/v1beta2\n";
 
-/// A manifest with its `spec` on one line.
+/// A manifest whose `spec` is on one line.
 fn object(kind: Kind, name: &str, spec: &str) -> String {
     format!("{HEAD}kind: {kind:?}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }
 
-/// Invariant 15: an invalid stored object blocks no other object.
+/// Invariant 15: an invalid object in the API server delays no other object.
 #[tokio::test]
 async fn invalid_clusters_are_rejected_or_explained() {
     cluster_scenario("bad_cluster", async |sandbox| {
@@ -107,7 +107,8 @@ async fn invalid_clusters_are_rejected_or_explained() {
         let unreal = "{size: 1, version: \"3.6.999\"}";
         // This field has no effect.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
-        // The Secrets do not exist. The operator starts no member without the requested encryption.
+        // The Secrets do not exist. So the operator must start no member, because the member would lack the requested
+        // encryption.
         let secret = format!(
             "{{size: 1, version: \"{version}\", TLS: {{static: {{member: {{peerSecret: p, serverSecret: s}}, \
              operatorSecret: o}}}}}}"
@@ -135,7 +136,7 @@ async fn invalid_clusters_are_rejected_or_explained() {
             "a member runs without the requested encryption"
         );
 
-        // The remedy: a version with an image.
+        // The remedy is a version whose image exists.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })
@@ -164,7 +165,7 @@ async fn invalid_backups_and_restores_are_rejected_or_explained() {
     .await;
 }
 
-/// No cluster exists, and no restore creates one.
+/// Restores that name missing objects. No cluster exists, and none is created.
 async fn restores_of_nothing(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -195,7 +196,7 @@ async fn clusters_are(sandbox: &Sandbox, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Several backups of the cluster `c` wait for a correction, and one completes.
+/// Several backups of the cluster `c` wait for a correction, and one backup completes.
 async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let kind = Kind::EtcdBackup;
@@ -204,8 +205,8 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let periodic = object(kind, "a", periodic);
     ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
-    // The Secret is missing, then lacks a key, then has a wrong identity, then is correct. The same EtcdBackup
-    // completes.
+    // The same EtcdBackup completes after its Secret is corrected. The Secret is first missing, then it lacks a key,
+    // and then it contains a wrong identity.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");
     sandbox.apply(&secret).await?;
@@ -242,11 +243,11 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let unreachable = ["spec.etcdEndpoints", "no-such-host"];
     await_waiting(sandbox, "unreachable", "EtcdUnreachable", &unreachable).await?;
     await_complete(&backups, "good", DEADLINE).await?;
-    // The invalid backups store nothing.
+    // The invalid backups have stored nothing.
     ensure_backups(bucket, &["good", "one"]).await
 }
 
-/// Ensures that the bucket contains exactly these backups with their manifests.
+/// Ensures that the bucket contains exactly these backups and their manifests.
 async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     let pairs = backups
         .iter()
@@ -258,11 +259,11 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The backup exists, but the template or the manifest does not match it. No cluster is created.
+/// The backup exists, but the template or the manifest contradicts it. No cluster is created.
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // The release in the template cannot read the backup, according to the manifest.
+    // According to the manifest, the release in the template is too old to read the backup.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
     let older = format!("{{name: d, template: {{spec: {{size: 1, version: \"{oldest}\"}}}}}}");
@@ -287,14 +288,14 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     clusters_are(sandbox, 1).await
 }
 
-/// Mistakes are also reported for in-place restores, and nothing is changed.
+/// Mistakes in in-place restores are also reported, and the running cluster is not changed.
 async fn running_cluster_is_unchanged(
     sandbox: &Sandbox,
     bucket: &Bucket,
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The manifest names an etcd release that is too new for this cluster.
+    // The manifest contains an etcd release that is too new for this cluster.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");
@@ -333,7 +334,7 @@ async fn running_cluster_is_unchanged(
     before.ensure_same(&StoreState::now(keys).await?)
 }
 
-/// Ensures that the cluster has no restore lock, is unchanged, and has no objects of a seed.
+/// Ensures that the cluster is unchanged, and has neither a restore lock nor objects of a seed.
 async fn ensure_unchanged(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let is = sandbox.await_members("c", 1).await?;
     let claimed = is
@@ -358,7 +359,7 @@ pub(crate) async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
         if restarts == 0 {
             continue;
         }
-        // An operator that cannot renew its lease exits.
+        // An operator that cannot renew its lease ends, which is no crash.
         let name = pod.metadata.name.unwrap_or_default();
         let last = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
         ensure!(

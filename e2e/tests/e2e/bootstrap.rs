@@ -1,4 +1,4 @@
-//! Clusters form, serve clients, and are deleted with their EtcdClusters.
+//! Clusters form, serve clients, and are deleted together with their EtcdClusters.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, ready_members};
@@ -50,7 +50,7 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
         "clusterID: {id}"
     );
 
-    // etcd, the pods and the status have the same names.
+    // etcd, the pods and the status must have the same names of members.
     let members = keys.members().await?.into_iter();
     let mut members: Vec<String> = members.map(|(name, _)| name).collect();
     members.sort();
@@ -81,8 +81,8 @@ async fn budgets(sandbox: &Sandbox) -> Result<Vec<PodDisruptionBudget>> {
     Ok(budgets.list(&ListParams::default()).await?.items)
 }
 
-/// `bootstrap: Seed`: one recorded member forms the cluster, and the others join as learners. Only the PVC of this
-/// member exists at first. When that PVC is deleted later, the operator replaces the member while it serves clients.
+/// `bootstrap: Seed`: one recorded member forms the cluster, and the others join as learners. At first, only this
+/// member has a PVC. When this PVC is deleted later, the operator replaces the member while clients are served.
 async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     let more = format!("  bootstrap: Seed\n{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "durable", 3, &more)?;
@@ -98,7 +98,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
         .await_event(Kind::EtcdCluster, "durable", &["MemberPromoted"])
         .await?;
 
-    // Only the PVC is deleted. Kubernetes delays the deletion until the operator has replaced the member.
+    // Only the PVC is deleted. Kubernetes delays its deletion until the operator has replaced the member.
     let writer = Writer::start(sandbox, "durable").await?;
     writer.await_more(10).await?;
     sandbox
@@ -116,7 +116,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     tally.map(drop)
 }
 
-/// Everything that the clusters owned is deleted.
+/// Deletes the clusters, and ensures that all their objects are deleted.
 async fn deleted(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["delete", "etcdcluster", "plain", "durable"])

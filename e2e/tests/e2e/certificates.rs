@@ -1,4 +1,4 @@
-//! Shared helpers for clusters with TLS from Secrets.
+//! Shared functions for tests of clusters with static TLS Secrets.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,20 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 
-/// How often a test triggers the operator and the kubelets to read Secrets.
+/// The interval at which a test makes the operator and the kubelets read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// The pause between two polls. Each poll starts several processes.
+/// The pause between two polls. It is long because each poll starts several processes.
 const POLL_PAUSE: Duration = Duration::from_millis(500);
 
-/// Lines under `spec` for TLS between members and for clients.
+/// Lines under `spec` for TLS between members and for clients, with static Secrets.
 pub(crate) const STATIC: &str = "  TLS:
     static:
       member: {peerSecret: peer, serverSecret: server}
       operatorSecret: operator
 ";
 
-/// The DNS names that the documentation of v1beta2 requires: the pods, and the client Service.
+/// The DNS names that the documentation of v1beta2 requires in certificates: those of the pods and of the client
+/// Service.
 pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     let namespace = &sandbox.namespace;
     vec![
@@ -31,18 +32,18 @@ pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     ]
 }
 
-/// The DNS names of members with their own Services. The client Service matches as well.
+/// The DNS names for members with their own Services. The name of the client Service matches them as well.
 pub(crate) fn service_dns_names(sandbox: &Sandbox) -> Vec<String> {
     vec![format!("*.{}.svc", sandbox.namespace)]
 }
 
-/// The DNS name that clients expect.
+/// The DNS name that clients require in the server certificate.
 pub(crate) fn client_name(sandbox: &Sandbox, cluster: &str) -> String {
     format!("{cluster}-client.{}.svc", sandbox.namespace)
 }
 
-/// Creates the Secrets `peer`, `server` and `operator`, from one authority, with the keys of v1beta2 or of
-/// cert-manager.
+/// Creates the Secrets `peer`, `server` and `operator`. One authority signs all certificates. The Secrets have the key
+/// names of v1beta2 or of cert-manager.
 pub(crate) async fn make_secrets(
     sandbox: &Sandbox,
     names: &[String],
@@ -76,7 +77,7 @@ pub(crate) fn client(authority: &Authority, sandbox: &Sandbox, cluster: &str) ->
     Ok(authority.identity(Some(&own), &client_name(sandbox, cluster)))
 }
 
-/// Waits until three members are ready, and `TLSReady` is true with this text in its message.
+/// Waits until three members are ready, and `TLSReady` is true with a message that contains this text.
 pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str) -> Result<()> {
     sandbox.await_members(cluster, 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -90,8 +91,8 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
     .map(drop)
 }
 
-/// Like [`until`], but triggers the operator and the kubelets to read the Secrets of cluster `c` every few seconds.
-/// Without a trigger, each reads them once a minute.
+/// Like [`until`], but makes the operator and the kubelets read the Secrets of cluster `c` every few seconds. Otherwise
+/// they read them once a minute.
 pub(crate) async fn until_with_reads<T>(
     sandbox: &Sandbox,
     what: &str,
@@ -113,7 +114,7 @@ pub(crate) async fn until_with_reads<T>(
     .await
 }
 
-/// A cluster of three loses a member, grows to five and shrinks to three.
+/// A cluster of three members loses one, grows to five, and shrinks to three.
 pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     let pods = sandbox.member_pods(cluster).await?;
     if let Some(pod) = pods.first() {
@@ -126,7 +127,7 @@ pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<(
     sandbox.await_members(cluster, 3).await.map(drop)
 }
 
-/// The arguments of every member's etcd.
+/// The arguments of etcd in all members.
 pub(crate) async fn arguments(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let pods = sandbox.member_pods(cluster).await?;
     let specs = pods.into_iter().filter_map(|pod| pod.spec);
@@ -136,7 +137,7 @@ pub(crate) async fn arguments(sandbox: &Sandbox, cluster: &str) -> Result<Vec<St
         .collect())
 }
 
-/// Ensures that all URLs in the arguments of members use TLS, except the metrics URL.
+/// Ensures that all URLs in the members' arguments use TLS, except the URL for metrics.
 pub(crate) async fn urls_have_tls(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     for argument in arguments(sandbox, cluster).await? {
         ensure!(

@@ -1,5 +1,5 @@
-//! The chart as Helm renders it: the cases of `e2e/fixtures/chart/values.yaml`, and the values of the chart
-//! stable/etcd-operator. These tests need Helm, but no Kubernetes cluster.
+//! Renders the chart with Helm. The inputs are the cases in `e2e/fixtures/chart/values.yaml`, and the values of the
+//! chart stable/etcd-operator. The tests need Helm, but no Kubernetes cluster.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -12,17 +12,17 @@ use tempfile::NamedTempFile;
 
 use crate::fixtures::root;
 
-/// One case of the fixture.
+/// One case in the fixture.
 #[derive(Deserialize)]
 struct Case {
     #[serde(rename = "case")]
     name: String,
     #[serde(default)]
     values: BTreeMap<String, Value>,
-    /// JSON pointers and values by KIND/NAME; `None` for an object that must not exist.
+    /// For each object (KIND/NAME), JSON pointers with their expected values. `None` if the object must not exist.
     #[serde(default)]
     expect: BTreeMap<String, Option<BTreeMap<String, Value>>>,
-    /// A part of the message with which Helm rejects the values.
+    /// A part of the message with which Helm must reject the values.
     error: Option<String>,
 }
 
@@ -35,14 +35,14 @@ fn read<T: serde::de::DeserializeOwned>(path: &str) -> Result<T> {
 /// The output of `helm template` with these values.
 async fn render(env: &Env, values: &Value) -> Result<String> {
     let mut file = NamedTempFile::new()?;
-    // JSON is YAML.
+    // JSON is valid YAML.
     file.write_all(values.to_string().as_bytes())?;
     let (chart, file) = (env.chart.to_string_lossy(), file.path().to_string_lossy());
     let words = ["template", "x", &chart, "-n", "ns", "-f", &file];
     chart::helm(env, &words).await
 }
 
-/// Rendered objects by KIND/NAME.
+/// The rendered objects, by KIND/NAME.
 fn objects(rendered: &str) -> Result<BTreeMap<String, Value>> {
     let mut found = BTreeMap::new();
     for document in serde_yaml_ng::Deserializer::from_str(rendered) {
@@ -106,7 +106,7 @@ async fn every_chart_value_has_its_effect() {
     }
 }
 
-/// Sets a value by its path.
+/// Sets the value at a path such as `a.b.c`.
 fn set(values: &mut Value, path: &str) {
     let mut keys: Vec<&str> = path.split('.').collect();
     let last = keys.pop().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A second release of the chart in another namespace. It installs without flags, and leaves CRDs that are at least as new
-//! to the release that owns them.
+//! A second release of the chart in another namespace. It can be installed without flags. If the installed CRDs are at
+//! least as new, it leaves them to the release that owns them.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
@@ -13,7 +13,7 @@ const CRDS: [&str; 3] = [
     "etcdrestores.etcd.database.coreos.com",
 ];
 
-/// Removes the record of Helm that a release owns the CRDs: earlier tests and runs may have left one.
+/// Removes Helm's record that a release owns the CRDs. Earlier tests and runs may have left such a record.
 async fn forget_owner(sandbox: &Sandbox) -> Result<()> {
     for crd in CRDS {
         let words = [
@@ -63,13 +63,14 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // Upgrades of both releases.
+    // Both releases can be upgraded.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await
 }
 
-/// Helm rejects the second release, and its message names the owner. An upgrade of the owner corrects this.
+/// Helm rejects the second release, and its message names the release that owns the CRDs. An upgrade of that release is
+/// the remedy.
 async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     let older = "app.kubernetes.io/version=0.0.1";
     let words = ["label", "crd", CRDS[0], older, "--overwrite"];
@@ -78,12 +79,12 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
         bail!("the second release changed CRDs of the first release");
     };
     ensure!(error.to_string().contains(&first.namespace), "{error}");
-    // kubectl is the manager of the label now.
+    // kubectl has become the manager of the label, so the upgrade needs a flag.
     install(first, &["--force-conflicts"]).await?;
     install(second, &[]).await.map(drop)
 }
 
-/// The CRDs and the second release outlive the first release.
+/// The CRDs and the second release remain after the first release is uninstalled.
 async fn outlives_the_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     first.delete_cluster("c").await?;
     let uninstall = ["uninstall", RELEASE, "-n", &first.namespace, "--wait"];
@@ -104,7 +105,7 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     forget_owner(second).await
 }
 
-/// Changes the owner of the CRDs, on which other tests of the chart depend.
+/// The test changes the owner of the CRDs, on which other tests of the chart depend.
 mod alone {
     use e2e::Sandbox;
     use e2e::sandbox::bare_scenario;

@@ -1,5 +1,6 @@
-//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. Each object has one manager, selected
-//! by its annotation. An object without a manager reports this. The cluster-wide operators have their own identity.
+//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. Each object has one manager, which its
+//! annotation selects. An object that no operator manages reports this. The cluster-wide operators have their own cloud
+//! identity.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
@@ -12,7 +13,7 @@ use crate::fixtures::{cluster, may};
 const SCOPE: &str = "etcd.database.coreos.com/scope";
 const OPERATOR: &str = "etcd-operator";
 
-/// A cluster of one member, with or without the annotation.
+/// The manifest of a cluster with one member. `annotated` adds the scope annotation.
 fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     let plain = cluster(&sandbox.env, name, 1)?;
     if !annotated {
@@ -39,7 +40,7 @@ async fn await_managed(
     .await
 }
 
-/// Without cluster-wide operators, the namespaced operator reports that an annotated object has no manager.
+/// Without cluster-wide operators, the namespaced operator reports that no operator manages an annotated object.
 async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     namespaced
         .apply(&manifest(namespaced, "own", false)?)
@@ -62,7 +63,7 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The cluster-wide operators manage only annotated objects: in the namespace of the namespaced operator, and in a
+/// The cluster-wide operators manage only annotated objects, both in the namespace of the namespaced operator and in a
 /// namespace without operators.
 async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     empty.apply(&manifest(empty, "handed", true)?).await?;
@@ -91,7 +92,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has its rights in every namespace, the namespaced operator only in its own.
+/// The cluster-wide operator has its rights in every namespace. The namespaced operator has them only in its own.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -148,7 +149,7 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // Also deletes the cluster-scoped objects: ClusterRoles and admission policies.
+            // The uninstall also deletes the cluster-scoped objects: ClusterRoles and admission policies.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

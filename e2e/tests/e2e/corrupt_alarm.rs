@@ -1,7 +1,8 @@
-//! etcd raises the alarm CORRUPT for one member and rejects every write. The operator replaces that member and disarms
-//! the alarm, and the cluster accepts writes again.
+//! etcd raises the alarm CORRUPT for one member, and rejects every write. The operator replaces this member and disarms
+//! the alarm. Then the cluster accepts writes again.
 //!
-//! The test raises the alarm with the request of etcd's own check. Really different data would need a defect in etcd.
+//! The test raises the alarm with the same request as etcd's own check, because only a defect in etcd could make the
+//! data differ.
 
 use anyhow::{Context, ensure};
 use e2e::objects::{Kind, await_object, field, follower, members};

@@ -1,4 +1,4 @@
-//! A member cannot start from its data. The operator replaces the member and its damaged volume.
+//! A member cannot start on its damaged data. The operator replaces the member and its volume.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, follower, leader, ready_members};
@@ -9,7 +9,7 @@ use kube::api::Api;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::{SelectMember, await_one_volume_per_member};
 
-/// The directory of a PVC's volume on the testbed.
+/// The directory on the testbed that contains the volume of a PVC.
 async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
     let claims: Api<PersistentVolumeClaim> = sandbox.api();
     let spec = claims.get(claim).await?.spec.context("no spec")?;
@@ -22,7 +22,7 @@ async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
         .path)
 }
 
-/// The damage: the first records of each WAL file, or the first pages of the database.
+/// The damage: it overwrites the first records of each WAL file, or the first pages of the database.
 const DAMAGE: [(&str, &str, SelectMember); 2] = [
     ("*.wal", "bs=1 seek=32 count=4096", follower),
     ("db", "bs=4096 count=4", leader),
@@ -40,7 +40,7 @@ async fn replaces_member_with_damaged_data() {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
             let volume_directory = volume_directory(sandbox, &victim).await?;
-            // Stopped, because the shutdown of a running member would overwrite the damage.
+            // The containers are stopped first, because the shutdown of a running member would overwrite the damage.
             testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(

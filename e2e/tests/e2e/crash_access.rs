@@ -1,6 +1,6 @@
 //! The operator crashes before writes of certificates, passwords and network policies. The next process continues from
-//! the state that it finds. `full` crashes before each of these writes. `tls_rotation_generated` crashes during a
-//! rotation.
+//! the state that it finds. The tests in `full` crash before each of these writes, and `tls_rotation_generated` crashes
+//! during a rotation.
 
 use std::cell::Cell;
 
@@ -15,35 +15,35 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{CrashingOperator, await_desired_members};
 use crate::tls_generated::client;
 
-/// A new cluster with certificates.
+/// The writes for a new cluster with certificates.
 const ISSUING: &[&str] = &[
     "before-make-authority",
     "before-issue-certificate",
     "before-tell-certificates",
 ];
-/// A rotation of the authorities.
+/// The writes of a rotation of the authorities.
 const ROTATION: &[&str] = &[
     "before-prepare-authority",
     "before-write-trust-bundle",
     "before-switch-authority",
     "before-retire-authority",
 ];
-/// The trust bundle of an authority is lost.
+/// The write after the trust bundle of an authority was lost.
 const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
-/// A Secret loses a label.
+/// The write after a Secret has lost a label.
 const UNLABELED: &[&str] = &["before-mark-secret"];
-/// A member with its own certificates is removed.
+/// The write after a member with its own certificates was removed.
 const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
-/// Authentication is enabled.
+/// The writes that enable authentication.
 const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
-/// The Secret has a new password.
+/// The write after the Secret has got a new password.
 const PASSWORD: &[&str] = &["before-change-password"];
-/// Authentication is disabled.
+/// The writes that disable authentication.
 const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];
 const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];
 
-/// The failpoints of these tests.
+/// The failpoints of the tests in this file.
 pub(crate) const POINTS: [&[&str]; 10] = [
     ISSUING,
     ROTATION,
@@ -69,21 +69,21 @@ fn password(round: usize) -> String {
     format!("correct-horse-round-{round}")
 }
 
-/// A connection to cluster `c` without a user.
+/// A client of cluster `c` that does not log in.
 async fn anonymous(sandbox: &Sandbox) -> Result<Keyspace> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     let identity = client(sandbox, "c").await?;
     Keyspace::of_tls_cluster(env, namespace, "c", &identity).await
 }
 
-/// A connection to cluster `c` as root.
+/// A client of cluster `c` that is logged in as root.
 async fn root(sandbox: &Sandbox, password: &str) -> Result<Keyspace> {
     let (env, namespace) = (&sandbox.env, &sandbox.namespace);
     let identity = client(sandbox, "c").await?;
     Keyspace::of_tls_cluster_as(env, namespace, "c", &identity, ("root", password)).await
 }
 
-/// Waits until root has access with this password, and reads the keys.
+/// Waits until root can log in with this password, and reads the keys.
 async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
     let keys = until("etcd accepts the password", DEADLINE, async || {
         Ok(Poll::Done(root(sandbox, password).await?))
@@ -92,10 +92,10 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
     keys.verify("kept/", KEYS).await.map(drop)
 }
 
-/// The states after the crashes: authorities without certificates; the user root with disabled authentication; one of
-/// two recorded passwords; disabled authentication with recorded passwords.
+/// The states after the crashes: authorities exist without certificates; the user root exists while authentication is
+/// disabled; one of two recorded passwords is valid; authentication is disabled while passwords are recorded.
 #[tokio::test]
-async fn operator_crashes_while_access_changes_keep_access() {
+async fn access_survives_operator_crashes_during_changes() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
         sandbox.apply(&secret(&password(0))).await?;
         let mut operator = CrashingOperator {
@@ -171,8 +171,8 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // All created clusters. A later call creates another one, because an existing cluster may have passed the
-            // point.
+            // All clusters that were created so far. A later call creates a new one, because an existing cluster may
+            // have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             operator
@@ -293,8 +293,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // A new password has no effect in etcd before authentication is enabled. Later calls do not wait,
-                    // because the operator crashes before etcd has the new password.
+                    // Before authentication is enabled, a new password has no effect in etcd. Later calls do not wait,
+                    // because the operator crashes before etcd gets the new password.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
@@ -310,7 +310,7 @@ mod full {
                 .await?;
             operator
                 .crash_at_each(NO_POLICY, async |times| {
-                    // A missing policy would never be deleted.
+                    // If the policy did not exist, the operator would never reach the failpoint of its deletion.
                     if times == 0 {
                         until("the policy exists", DEADLINE, async || {
                             let policy =

@@ -1,5 +1,5 @@
-//! Defragmentation of a database with much free space: one member at a time, the leader last and after a leadership
-//! transfer, while clients write.
+//! Defragments a database with much free space, while clients write. Members are defragmented one at a time. The leader
+//! is last, after a transfer of the leadership.
 
 use std::collections::BTreeSet;
 
@@ -23,15 +23,16 @@ const DURABLE: &str = "  pod:
       resources: {requests: {storage: 256Mi}}
 ";
 
-/// Mebibytes that are written and deleted.
+/// Number of MiB that are written and deleted.
 const FREE: i64 = 32;
 
-/// The label that removes a member from the endpoints of the client Service.
+/// The label by which a member is removed from the endpoints of the client Service.
 const ROLE_LABEL: &str = "etcd.database.coreos.com/role";
 const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 
-/// Invariant 22: returns the members that were removed from the endpoints of the client Service, until all are
-/// endpoints again. Observes each change of a pod since that version, because the states are short.
+/// Invariant 22: returns the members that were removed from the endpoints of the client Service. Waits until all
+/// members are endpoints again. Observes each change of the pods after the version `since`, because the states are
+/// short.
 async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
     let of_cluster = WatchParams::default().labels(MEMBERS);
     let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);
@@ -64,13 +65,13 @@ async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeS
     Ok(all)
 }
 
-/// The number of leader changes that a member has seen.
+/// The number of changes of the leader that a member has seen.
 async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
     let page = Page::of_member(sandbox, member).await?;
     Ok(page.sum("etcd_server_leader_changes_seen_total", ""))
 }
 
-/// Waits until every member has compacted its database. Each member does so independently.
+/// Waits until every member has compacted its database. Members compact independently of each other.
 async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
     until("every member has free space", DEADLINE, async || {
         for member in members {
@@ -134,7 +135,7 @@ async fn defragments_members_one_by_one_leader_last() {
         let members = run["members"].as_array().context("no members")?;
         ensure!(run["cause"] == "Threshold" && members.len() == 3, "{run}");
         for pair in members.windows(2) {
-            // Both times are in UTC and in the same format.
+            // Both times are in UTC and have the same format, so their texts can be compared.
             let (ended, began) = (&pair[0]["completionTime"], &pair[1]["startTime"]);
             ensure!(
                 ended.as_str() <= began.as_str(),
@@ -149,7 +150,7 @@ async fn defragments_members_one_by_one_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        // A busy machine may cause elections. Then the leader at each time is unknown.
+        // If a busy machine caused elections, the leader at each time is unknown.
         if elections(sandbox, other).await? < elected + 1.5 {
             ensure!(
                 members[2]["name"] == led.as_str(),

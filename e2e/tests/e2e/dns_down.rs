@@ -1,10 +1,10 @@
-//! The DNS of the cluster is down. A step of the test of reboots. The expected behavior:
+//! The DNS of the Kubernetes cluster is down. The test of reboots contains this step. The expected behavior:
 //!
-//! - Running members continue, because their connections exist. Connected clients, and clients with an address, are
-//!   served. The loss of a follower has no effect while the rest is a quorum.
+//! - Running members continue, because their connections exist. Clients that are connected or know an address are
+//!   served. If a follower is lost, the other members remain a quorum.
 //! - The operator stays ready. It does not change members that it cannot reach.
-//! - A lost pod is recreated on its volume immediately, which only needs the Kubernetes API. Its etcd starts, and joins
-//!   the others when DNS works again.
+//! - The operator creates a lost pod again on its volume at once, because this needs only the Kubernetes API. The etcd
+//!   in the pod starts, and joins the others when DNS works again.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::follower;

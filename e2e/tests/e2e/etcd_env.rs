@@ -1,5 +1,5 @@
-//! `spec.pod.etcdEnv` cannot set etcd flags that the operator owns. With `ETCD_FORCE_NEW_CLUSTER`, a healthy cluster of
-//! three would lose two members and their volumes.
+//! `spec.pod.etcdEnv` cannot set the etcd flags that the operator owns. For example, `ETCD_FORCE_NEW_CLUSTER` would
+//! make a healthy cluster of three lose two members and their volumes.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::volume_growth::claims;
 
 const KEYS: usize = 50;
 const PREFIX: &str = "etcd-env";
-/// An allowed variable: v1beta2 has no other way to set this option.
+/// A variable that is allowed, because v1beta2 has no other way to set this option.
 const ALLOWED: &str = "ETCD_AUTO_COMPACTION_RETENTION";
 
 async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
@@ -25,7 +25,7 @@ async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
     sandbox.kubectl(&words).await
 }
 
-/// The restarts of every pod by UID, and the UIDs of all PVCs.
+/// The number of restarts of each pod by UID, and the UIDs of all PVCs.
 async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     let (pods, claims) = (sandbox.member_pods("c").await?, claims(sandbox).await?);
     let kept = claims.iter().map(|claim| &claim.metadata);
@@ -41,7 +41,7 @@ async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     Ok(pods.chain(claims).collect())
 }
 
-/// Pods and PVCs, the cluster ID, and the members.
+/// The pods and PVCs, the cluster ID, and the members with their learner flags.
 type ClusterState = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
 
 async fn cluster_state(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterState> {

@@ -1,4 +1,4 @@
-//! Shared manifests.
+//! Manifests and functions that several tests share.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-/// The etcd version of most tests: the newest on the testbed.
+/// The etcd version that most tests use: the newest one on the testbed.
 pub(crate) fn newest_version(env: &Env) -> Result<String> {
     env.etcd_versions
         .last()
@@ -16,12 +16,12 @@ pub(crate) fn newest_version(env: &Env) -> Result<String> {
         .context("E2E_ETCD_VERSIONS is empty: list the etcd versions whose images the nodes have")
 }
 
-/// A cluster with only a size and the newest version.
+/// The manifest of a cluster with only a size and the newest version.
 pub(crate) fn cluster(env: &Env, name: &str, size: usize) -> Result<String> {
     cluster_with(env, name, size, "")
 }
 
-/// A cluster with additional lines under `spec`, each indented by two spaces.
+/// The manifest of a cluster with the lines `more` under `spec`. Each line must be indented by two spaces.
 pub(crate) fn cluster_with(env: &Env, name: &str, size: usize, more: &str) -> Result<String> {
     let version = newest_version(env)?;
     Ok(format!(
@@ -62,7 +62,7 @@ pub(crate) fn manifests(directory: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// True if a ServiceAccount of the sandbox has a right in `namespace`. `resource` has the form
+/// Whether a ServiceAccount of the sandbox may do this in `namespace`. `resource` has the form
 /// `NAME[.GROUP][/SUBRESOURCE]`.
 pub(crate) async fn may(
     sandbox: &Sandbox,

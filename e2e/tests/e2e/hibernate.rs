@@ -1,4 +1,5 @@
-//! `spec.hibernate`: the pods are deleted, while volumes and Services remain. After a resume, the cluster has its data.
+//! `spec.hibernate`: the pods are deleted, and the volumes and Services remain. After the cluster is resumed, it has
+//! its data.
 
 use anyhow::{Result, ensure};
 use e2e::metrics::Page;

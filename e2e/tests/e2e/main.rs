@@ -1,7 +1,7 @@
 //! Black-box tests on a real Kubernetes cluster: one file per behavior, run by `cargo xtask test`.
 //!
 //! Each test has its own namespace with its own operators, so several tests run concurrently. Tests that break nodes or
-//! the control plane are in a module `alone`. They run one by one, after the other tests.
+//! the control plane are in a module `alone`. They run one at a time, after all other tests.
 
 #![allow(clippy::large_futures)] // Each test has one.
 

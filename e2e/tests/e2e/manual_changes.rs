@@ -1,5 +1,5 @@
-//! The changes that users can make to an object of a cluster, derived from the object itself. Each label, annotation,
-//! owner, key of a Secret, field of a spec and field of the status is deleted or set to another value.
+//! The changes that users can make to an object of a cluster. They are derived from the object itself: each label,
+//! annotation, owner, key of a Secret, field of a spec and field of the status is deleted or set to another value.
 
 use anyhow::{Context, Result};
 use e2e::Sandbox;
@@ -10,7 +10,7 @@ use kube::api::{
 };
 use serde_json::{Map, Value, json};
 
-/// The kinds of objects, with their resources in the operator's Role.
+/// The kinds of objects, each with its resource in the operator's Role.
 pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ("", "v1", "Pod", "pods"),
     ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
@@ -30,11 +30,11 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ),
 ];
 
-/// Secrets of authorities. A change of their content restarts every member, so
-/// `lost_authorities_are_replaced_while_clients_write` tests it.
+/// Secrets of authorities. A change of their content restarts every member. So another test covers it:
+/// `lost_authorities_are_replaced_while_clients_write`.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 
-/// Annotations that the operator writes but does not use in a formed cluster: the names of the first members, and the
+/// Annotations that the operator writes but does not read in a formed cluster: the names of the first members, and
 /// requests for a kubelet sync.
 const HISTORY: [&str; 2] = [
     "etcd.database.coreos.com/first-members",
@@ -58,20 +58,20 @@ pub(crate) fn objects_of(sandbox: &Sandbox, kind: &str) -> Result<Api<DynamicObj
     Ok(Api::namespaced_with(client, namespace, &resource(kind)?))
 }
 
-/// An object by kind and name.
+/// The kind and the name of an object.
 pub(crate) type Name = (&'static str, String);
 
 /// A change of an object.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Delete,
-    /// A JSON merge patch of the object.
+    /// A JSON merge patch for the object.
     Patch(Value),
-    /// A JSON merge patch of its status.
+    /// A JSON merge patch for the status of the object.
     PatchStatus(Value),
 }
 
-/// A change of one field, with a description.
+/// One change of one object, with a description.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) object: Name,
@@ -80,7 +80,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Returns false if the API server rejects the change, so that no user can make it.
+    /// Makes the change. Returns false if the API server rejects it, because then no user can make it.
     pub(crate) async fn apply(&self, sandbox: &Sandbox) -> Result<bool> {
         let (kind, name) = &self.object;
         let api = objects_of(sandbox, kind)?;
@@ -111,7 +111,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// Another value of the same type, which the API server accepts.
+/// Another value of the same type. The API server accepts it.
 fn other(value: &Value) -> Value {
     match value {
         Value::String(text) => {
@@ -135,14 +135,14 @@ fn other(value: &Value) -> Value {
     }
 }
 
-/// A merge patch of one field.
+/// A merge patch for one field.
 fn at(path: &[&str], value: &Value) -> Value {
     path.iter()
         .rev()
         .fold(value.clone(), |inner, key| json!({ *key: inner }))
 }
 
-/// Deletes each field of `fields`, and sets it to another value.
+/// The changes that delete each of these fields or set it to another value.
 fn each_field(object: &Name, path: &[&str], fields: &Map<String, Value>) -> Vec<Case> {
     let mut cases = Vec::new();
     for (key, value) in fields {
@@ -238,14 +238,14 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
         }
         _ => {}
     }
-    // The deletion of a volume loses a member. The tests in `member_loss` cover this.
+    // The deletion of a volume loses a member, so the tests in `member_loss` cover it.
     if object.0 != "PersistentVolumeClaim" {
         cases.push(case("deleted", Change::Delete));
     }
     Ok(cases)
 }
 
-/// True if the operator sets a label or annotation with this key.
+/// Whether the operator sets the label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
     !by_kubernetes && key != "e2e-trigger" && !HISTORY.contains(&key)

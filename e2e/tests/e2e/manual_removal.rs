@@ -1,4 +1,4 @@
-//! A user removes members from etcd without the operator. Their volumes are kept as evidence (invariant 25).
+//! A user removes members from etcd without the operator. The operator keeps their volumes as evidence (invariant 25).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, leader, members};
@@ -10,11 +10,11 @@ use kube::api::{DynamicObject, PostParams};
 
 use crate::fixtures::{DURABLE, cluster_with};
 
-/// The annotation of a kept PVC.
+/// The annotation on a PVC that is kept.
 const REMOVED: &str = "etcd.database.coreos.com/removed";
 const KEYS: usize = 200;
 
-/// Creates a cluster of three on volumes. Volumes of removed members are kept for `keep`.
+/// Creates a cluster of three members on volumes. `keep` is how long volumes of removed members are kept.
 async fn durable(sandbox: &Sandbox, keep: &str) -> Result<DynamicObject> {
     let keep = format!("{DURABLE}  memberReplacement: {{keepVolumes: {keep}}}\n");
     let manifest = cluster_with(&sandbox.env, "c", 3, &keep)?;
@@ -66,7 +66,8 @@ async fn manually_removed_members_keep_their_volumes() {
         let writer = Writer::start(sandbox, "c").await?;
         let victim = follower(&before)?;
         let id = member_id(&before, &victim)?;
-        // Not through the client Service: it may choose the victim, which ends before it answers.
+        // The test does not use the client Service, because the Service may select the member to remove, which ends
+        // before it responds.
         let leader = leader(&before)?;
         let words = ["exec", &leader, "--", "etcdctl", "member", "remove", &id];
         // etcd rejects a removal until all voters have been connected for 5 s.
@@ -76,7 +77,7 @@ async fn manually_removed_members_keep_their_volumes() {
                 Err(error) if error.to_string().contains("unhealthy cluster") => {
                     Poll::NotYet("unhealthy cluster".to_owned())
                 }
-                // An earlier request removed it, and its answer was lost.
+                // An earlier request has removed the member, and its response was lost.
                 Err(error) if error.to_string().contains("member not found") => Poll::Done(()),
                 Err(error) => return Err(error),
             })
@@ -85,7 +86,7 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // A new member on a new volume replaces the removed one. The old volume remains until the time is over.
+        // A new member on a new volume replaces the removed one. The old volume remains until its time has passed.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -118,7 +119,7 @@ async fn manually_removed_members_keep_their_volumes() {
             |object| e2e::objects::has_condition(object, "Degraded", "False"),
         )
         .await?;
-        // The volume of a member that the operator removes is deleted.
+        // If the operator itself removes a member, it deletes the volume.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
         crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;
@@ -143,7 +144,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     .map(drop)
 }
 
-/// Restarts a member with `--force-new-cluster`, as in guides for etcd without an operator.
+/// Restarts a member with `--force-new-cluster`, as guides for etcd without an operator describe.
 async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
     let pods = sandbox.api::<Pod>();
     let mut pod = pods.get(member).await?;
@@ -197,7 +198,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
         pause(sandbox, false).await?;
 
         await_report(sandbox, &vanished).await?;
-        // The cluster has two new members, and the old volumes still exist. The user decides about them.
+        // The cluster has two new members, and the old volumes still exist. The user decides about these volumes.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -210,7 +211,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             },
         )
         .await?;
-        // The manually created pod would force a new cluster again at its next start.
+        // The manually created pod must be replaced, because it would force a new cluster at its next start.
         sandbox.lose_pod("c", &survivor).await?;
         sandbox.await_members("c", 3).await?;
         await_report(sandbox, &vanished).await?;

@@ -1,4 +1,4 @@
-//! A member is lost. The operator repairs the cluster, which keeps its data.
+//! A member is lost. The operator repairs the cluster, and no data is lost.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, field, follower, leader, members, ready_members};
@@ -9,10 +9,10 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// The lost members, in order.
+/// Which members are lost, in this order.
 const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
-/// Selects a member.
+/// Selects a member of a cluster.
 pub(crate) type SelectMember = fn(&DynamicObject) -> Result<String>;
 
 fn sorted(object: &DynamicObject) -> Vec<(String, String)> {
@@ -39,7 +39,7 @@ async fn lost_member_without_volume_is_replaced() {
         }
         writer.await_more(10).await?;
         writer.finish("lost members without volumes").await?;
-        // Events report the changes.
+        // Events report the changes of the members.
         for reason in [" MemberRemoved: ", " MemberAdded: ", " MemberPromoted: "] {
             sandbox
                 .await_event(Kind::EtcdCluster, "c", &[reason])
@@ -84,7 +84,7 @@ async fn member_with_lost_volume_is_replaced() {
         let writer = Writer::start(sandbox, "c").await?;
         for (role, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
-            // Kubernetes keeps the PVC while the pod runs.
+            // Kubernetes keeps the PVC as long as the pod runs.
             sandbox
                 .kubectl(&["delete", "pvc", &victim, "--wait=false"])
                 .await?;
@@ -106,7 +106,7 @@ async fn member_with_lost_volume_is_replaced() {
     .await;
 }
 
-/// Waits until every member has its volume, and no other volume exists.
+/// Waits until every member has its volume, and no other volumes exist.
 pub(crate) async fn await_one_volume_per_member(
     sandbox: &Sandbox,
     members: &[String],

@@ -1,4 +1,4 @@
-//! The NetworkPolicy of a cluster. The bridge network of the testbed enforces no policies, so the test checks only the
+//! The NetworkPolicy of a cluster. The network of the testbed does not enforce policies, so the test checks only the
 //! object and its deletion.
 
 use anyhow::{Result, ensure};
@@ -58,7 +58,7 @@ async fn network_policy_follows_the_spec() {
         ensure!(policy["spec"]["ingress"] == expected, "{}", policy["spec"]["ingress"]);
         ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
 
-        // The operator restores a changed policy, and deletes a disabled one.
+        // The operator restores a policy that was changed. If the spec disables the policy, the operator deletes it.
         let patch = "{\"spec\":{\"ingress\":[{}]}}";
         sandbox
             .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])

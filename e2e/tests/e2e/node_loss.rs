@@ -1,4 +1,5 @@
-//! A node fails permanently. After `memberReplacement.after`, new members on other nodes replace its members.
+//! A node fails permanently. After the time `memberReplacement.after`, new members on other nodes replace the members
+//! on this node.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::{field, leader, node_of, ready_members};
@@ -25,8 +26,8 @@ pub(crate) async fn members_on(
         .collect())
 }
 
-/// A node with one member of each cluster, and these members. Prefers the leader's node, and never returns the
-/// operator's node.
+/// A node that runs one member of each cluster, and these members. Prefers the node of the leader. Never returns the
+/// node of the operator.
 async fn node_with_both(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -64,7 +65,7 @@ async fn node_stays_down(
     }
     serve(writers, 10).await?;
 
-    // The node returns. The pods of its old members are deleted.
+    // The node starts again. The pods of its old members are deleted.
     testbed.start_node(&node).await?;
     for lost in &lost {
         await_pod_deleted(sandbox, lost).await?;
@@ -112,7 +113,7 @@ mod alone {
                 plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // A moving member may take longer than 5 s.
+                // A member that moves may be missing longer than 5 s.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;

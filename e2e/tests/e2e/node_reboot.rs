@@ -1,5 +1,5 @@
-//! Nodes, the API server and DNS fail and return. The members keep their identity and data, and clients are served
-//! wherever a quorum runs.
+//! Nodes, the API server and DNS fail and start again. The members keep their identity and data. Clients are served as
+//! long as a quorum runs.
 
 use anyhow::{Context, Result, ensure};
 use e2e::metrics::operator_pods;
@@ -12,7 +12,7 @@ use kube::api::DynamicObject;
 use crate::all_pods_lost::{await_restarts, restarts, same_members};
 
 /// The clusters of these tests, with their pods: `plain` without volumes, and `durable` with volumes. The data of
-/// `plain` is in the pods, which survive the restart of a node.
+/// `plain` is in its pods, which remain when their node restarts.
 pub(crate) struct TwoClusters {
     pub(crate) plain: DynamicObject,
     pub(crate) durable: DynamicObject,
@@ -34,7 +34,7 @@ impl TwoClusters {
         })
     }
 
-    /// Waits until both clusters are healthy, and compares their members.
+    /// Waits until both clusters are healthy, and ensures that their members are the same as before.
     pub(crate) async fn ensure_same_members(&self, sandbox: &Sandbox) -> Result<()> {
         let after = Self::of(sandbox).await?;
         same_members(&self.plain, &after.plain)?;
@@ -48,7 +48,7 @@ impl TwoClusters {
     }
 }
 
-/// Waits until the clients of all clusters have this many more acknowledged writes.
+/// Waits until each client has `count` more acknowledged writes.
 pub(crate) async fn serve(writers: &[Writer], count: usize) -> Result<()> {
     for writer in writers {
         writer.await_more(count).await?;
@@ -65,7 +65,7 @@ pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
 
 async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
-    // A node without the cluster operator, because the operator must report the loss.
+    // The test uses a node without the cluster operator, because the operator must report the loss.
     let operator = operator(sandbox).await?;
     let pods = sandbox.member_pods("plain").await?;
     let mut elsewhere = pods.iter().filter(|pod| node_of(pod) != node_of(&operator));
@@ -73,7 +73,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
         .next()
         .context("all members share a node with the operator")?;
     testbed.kill_node(node_of(lost)).await?;
-    // The operator asks etcd, not the dead kubelet, so it reports the loss long before Kubernetes does.
+    // The operator queries etcd, not the kubelet. So it reports the loss long before Kubernetes does.
     sandbox.await_unhealthy("plain", &lost.name_any()).await?;
     testbed.start_node(node_of(lost)).await?;
     await_restarts(sandbox, &before.on(node_of(lost))).await?;
@@ -81,7 +81,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
     serve(writers, 10).await
 }
 
-/// Invariant 8, with and without volumes: a pod survives the restart of its node.
+/// Invariant 8, with and without volumes: a pod remains when its node restarts.
 async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;

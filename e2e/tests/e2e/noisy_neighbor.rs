@@ -1,4 +1,4 @@
-//! A cluster with hanging members does not delay other clusters. An idle cluster causes no writes to the API server.
+//! A cluster whose members hang does not delay other clusters. An idle cluster causes no writes to the API server.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +17,14 @@ use serde::de::DeserializeOwned;
 use crate::fixtures::cluster;
 
 const OPERATOR: &str = "etcd-operator";
-/// How soon the operator starts most clusters, even on a busy machine. An operator that waited for the hanging cluster
-/// would repeatedly take longer by its timeouts. A short freeze of the machine delays only one or two clusters.
+/// Within this time the operator must start most clusters, even on a busy machine. If the operator waited for the
+/// cluster that hangs, it would exceed the time again and again. A short freeze of the machine delays only one or two
+/// clusters.
 const MAX_START_DELAY: Duration = Duration::from_secs(5);
-/// The limit of the operator's memory with ten clusters.
+/// Maximum memory of the operator with ten clusters, in bytes.
 const MAX_MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
 
-/// Applies a cluster. Returns how long the operator took to record its bootstrap.
+/// Applies a cluster. Returns how long the operator took to record the bootstrap.
 async fn start_cluster(sandbox: &Sandbox, name: &str) -> Result<Duration> {
     sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
     let applied = Instant::now();
@@ -44,7 +45,7 @@ async fn memory(sandbox: &Sandbox) -> Result<f64> {
     Ok(page.sum("process_resident_memory_bytes", ""))
 }
 
-/// Sends a signal to the processes of every member. Stopped processes keep their connections and never answer.
+/// Sends a signal to the processes of every member. Stopped processes keep their connections, but never respond.
 async fn signal_members(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -75,7 +76,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
-    // Changes work as well.
+    // The operator also handles changes of the other clusters.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
     await_object(
@@ -105,8 +106,8 @@ async fn hanging_cluster_does_not_delay_others() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The cluster recovers when its members continue. Stopped processes would also block the deletion of the
-        // namespace.
+        // The cluster recovers when its members continue. They must continue, because stopped processes would block the
+        // deletion of the namespace.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)
@@ -133,7 +134,7 @@ async fn ensure_scale_subresource(sandbox: &Sandbox, size: usize) -> Result<()> 
     Ok(())
 }
 
-/// Ensures the metrics of three healthy members.
+/// Ensures that the metrics report three healthy members.
 async fn ensure_metrics(sandbox: &Sandbox) -> Result<()> {
     let page = Page::of_operator(sandbox, OPERATOR).await?;
     let gauge = |name: &str| page.sum(&format!("etcd_operator_cluster_{name}"), "cluster=\"c\"");
@@ -151,7 +152,7 @@ async fn ensure_metrics(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The resource versions of the cluster's objects of one kind.
+/// The resource versions of all objects of one kind that belong to the cluster.
 async fn versions<K>(sandbox: &Sandbox) -> Result<Vec<String>>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -174,7 +175,8 @@ async fn versions_of_shared(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// A status that contains changing numbers would cause endless writes, because each write triggers a reconcile.
+/// If the status contained numbers that change in each reconcile, each write would trigger another reconcile, without
+/// end.
 #[tokio::test]
 async fn idle_cluster_is_reconciled_without_writes() {
     cluster_scenario("idle", async |sandbox| {
@@ -202,7 +204,7 @@ async fn idle_cluster_is_reconciled_without_writes() {
             versions.push(version);
             anyhow::Ok(versions)
         };
-        // Counts from the first two consecutive polls with the same versions.
+        // The count starts with the first two consecutive polls that return the same versions.
         let mut last = (version().await?, reconciles().await?);
         until("five reconciles without a write", DEADLINE, async || {
             let now = (version().await?, reconciles().await?);

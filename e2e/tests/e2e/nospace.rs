@@ -1,5 +1,5 @@
-//! The database reaches its quota. etcd rejects writes, the status reports this, and the cluster accepts writes again
-//! after keys were deleted.
+//! The database reaches its quota. etcd rejects writes, and the status reports this. After keys are deleted, the
+//! cluster accepts writes again.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -46,15 +46,16 @@ async fn full_database_accepts_writes_after_deletion() {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
 
-        // Distinct keys: at the end, there is no history to compact and no space to free. Until then, the operator
-        // frees space repeatedly. The values are small, because large ones leave much free space in the file.
+        // Each write uses another key, so that at the end there is no history to compact and no space to free. Until
+        // then, the operator frees space repeatedly. The values are small, because large values would leave much free
+        // space in the file.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let number = AtomicUsize::new(0);
         let rejected = AtomicBool::new(false);
         let full = until("the full database is reported", DEADLINE * 2, async || {
             for _ in 0..8 {
                 let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
-                // A defragmentation or an election causes other errors.
+                // A defragmentation or an election causes other errors, which do not count.
                 if let Err(error) = keys.write(&key, vec![7; 64 << 10]).await {
                     let is_full = format!("{error:#}").contains("database space exceeded");
                     rejected.fetch_or(is_full, Ordering::Relaxed);

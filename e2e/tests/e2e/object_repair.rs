@@ -1,6 +1,6 @@
-//! Every object that the operator creates and relies on is changed, one field at a time: deleted, emptied or set to
-//! another value. The operator restores it, on a healthy cluster and with a pod deleted right afterwards. The table of
-//! changes is derived from the existing objects. The test fails if the operator may create a kind that is not in the
+//! Every object that the operator creates and relies on is changed, one field at a time: the field is deleted, emptied
+//! or set to another value. The operator must restore the object, on a healthy cluster and while a pod is lost. The
+//! changes are derived from the existing objects. The test fails if the operator may create a kind that is not in its
 //! table.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,17 +21,17 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::manual_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator, objects_of};
 use crate::tls_generated::client;
 
-/// How often a test triggers the operator to read Secrets.
+/// The interval at which a test makes the operator read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// Lines under `spec` for an object of every kind that the operator creates.
+/// Lines under `spec` with which the operator creates an object of every kind.
 const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
 
-/// The keys of a Secret with a certificate, its private key and the CA certificates.
+/// The keys of a Secret that contains a certificate, its private key and the CA certificates.
 const ISSUED: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
-/// The base64 form of `-----BEGIN`.
+/// The base64 encoding of `-----BEGIN`.
 const PEM: &str = "LS0tLS1CRUdJTi";
-/// Annotations that are only compared by presence: fingerprints, which change when a certificate is issued again, and
-/// the mark of a Service, which may have any value.
+/// Annotations whose values are not compared: fingerprints, which change when a certificate is issued again, and the
+/// mark of a Service, which may have any value.
 const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/started",
     "etcd.database.coreos.com/authorities",
@@ -39,7 +39,7 @@ const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/trust",
 ];
 
-/// Status fields that change while the cluster stays the same.
+/// Status fields that change although the cluster does not.
 const VOLATILE: [&str; 6] = [
     "certificates",
     "leader",
@@ -49,7 +49,7 @@ const VOLATILE: [&str; 6] = [
     "defragmentation",
 ];
 
-/// The object without the fields that Kubernetes sets and without the values that each new certificate changes.
+/// The object without fields that Kubernetes sets, and without values that differ for each new certificate.
 fn normalized(found: &DynamicObject) -> Result<Value> {
     let object = serde_json::to_value(found)?;
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
@@ -77,14 +77,14 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // The API server adds other fields. The operator relies on these.
+        // The API server adds other fields to an owner. The operator relies only on these.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
     }
     let mut spec = fields(&object, "/spec");
     spec.retain(|key, _| !key.starts_with("clusterIP"));
     let data = fields(&object, "/data").into_iter().map(|(key, value)| {
-        // A new certificate differs from the old one. All other values are restored exactly.
+        // A new certificate differs from the old one. All other values must be restored exactly.
         let is_issued = ISSUED.contains(&key.as_str());
         let is_pem = || value.as_str().is_some_and(|text| text.starts_with(PEM));
         let kept = if is_issued { json!(is_pem()) } else { value };
@@ -107,7 +107,7 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
     }))
 }
 
-/// All objects of a cluster by kind and name.
+/// All objects of a cluster, by kind and name.
 async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, DynamicObject>> {
     let mut all = BTreeMap::new();
     let prefix = format!("{cluster}-");
@@ -117,7 +117,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
         for mut object in list.items {
             let name = object.name_any();
             if name == cluster || name.starts_with(&prefix) {
-                // Lists omit the kind of their items.
+                // The items of a list do not contain their kind.
                 object.data["kind"] = json!(kind);
                 all.insert((kind, name), object);
             }
@@ -185,10 +185,10 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Waits until everything is restored.
+    /// Waits until all objects are as before.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // Without a trigger, the operator reads Secrets once a minute.
+        // Without this trigger, the operator would read Secrets only once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {
@@ -201,7 +201,7 @@ impl<'a> Table<'a> {
         .await
     }
 
-    /// Makes a change, optionally deletes a pod, and waits until everything is restored.
+    /// Makes a change, deletes the pod `pod` if there is one, and waits until all objects are as before.
     async fn run(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         if !case.apply(self.sandbox).await? {
@@ -220,13 +220,13 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Ensures that the table has every kind that the operator may create.
+/// Ensures that the table contains every kind that the operator may create.
 async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
     let role = sandbox.api::<Role>().get("etcd-operator").await?;
     let rules = role.rules.into_iter().flatten();
     let creating = rules.filter(|rule| rule.verbs.iter().any(|verb| verb == "create"));
     for resource in creating.flat_map(|rule| rule.resources.unwrap_or_default()) {
-        // The operator does not read its Events.
+        // The operator writes Events, but does not read them.
         if resource == "events" {
             continue;
         }
@@ -238,15 +238,15 @@ async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObje
     Ok(())
 }
 
-/// One member represents all in the table.
+/// Whether the object is in the table. One member represents all members, so the objects of `others` are left out.
 fn is_represented((_, name): &Name, others: &[String]) -> bool {
     !others
         .iter()
         .any(|member| name.starts_with(member.as_str()))
 }
 
-/// The changes that are repeated with a deleted pod. For records and marks that a new pod depends on, these are all
-/// changes. For every other object, this is the last change, which deletes the object if possible.
+/// The changes that are repeated while a pod is deleted. For records and marks that a new pod needs, these are all
+/// changes. For every other object, it is the last change, which deletes the object if possible.
 fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     let matters = |case: &&Case| match case.object.0 {
         "EtcdCluster" => [
@@ -270,8 +270,8 @@ fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     }
 }
 
-/// Changes a cluster of three members with everything except authentication, while a client writes. Members are
-/// terminated one by one, so a request waits for at most one restart.
+/// Changes the objects of a cluster of three members with all features except authentication, while a client writes.
+/// Members are terminated one by one, so a request waits for at most one restart.
 async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{EVERYTHING}{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
@@ -307,7 +307,7 @@ async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     writer.finish("all changes").await.map(drop)
 }
 
-/// Changes the Secrets of a cluster with authentication. The password stays the same.
+/// Changes the Secrets of a cluster with authentication. The password must remain valid.
 async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
     const PASSWORD: &str = "correct-horse-battery";
     sandbox.apply(&auth::secret(PASSWORD)).await?;
@@ -329,7 +329,7 @@ async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Invariant 26.
+/// Invariant 26: the operator restores every object that a user has changed.
 #[tokio::test]
 async fn restores_every_changed_object() {
     cluster_scenario_without_leaks("object_repair", async |sandbox| {

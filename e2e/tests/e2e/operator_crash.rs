@@ -1,8 +1,8 @@
 //! The operator crashes between two writes. The next process continues from the state that it finds.
 //!
-//! A build with failpoints exits before the write that `FAILPOINTS` names; the image of the tests is such a build. A
-//! default run crashes at writes that leave half of a change in etcd or Kubernetes. `full` crashes before every write,
-//! and the model between any two writes.
+//! The image of the tests is a build with failpoints. Its operator ends before the write that `FAILPOINTS` names. A
+//! default run crashes at writes that leave half of a change in etcd or Kubernetes. The tests in `full` crash before
+//! every write, and the model between any two writes.
 
 mod full;
 
@@ -28,41 +28,42 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// The states: a recorded intent; volumes and Services; serving members without a recorded cluster ID.
+/// The states after the crashes: a recorded intent; volumes and Services; serving members without a recorded cluster
+/// ID.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// Adding a member. The states: a member that etcd does not know; a learner.
+/// The writes that add a member. The states after the crashes: a recorded member that etcd does not know; a learner.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// Removing a member. The states: a member that etcd still has; the pod of a removed member; the volume of a removed
-/// member.
+/// The writes that remove a member. The states after the crashes: a member that etcd still has; the pod of a removed
+/// member; the volume of a removed member.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// A downgrade. The states: a downgrade that etcd does not know; a member with the other version, whose pod has the
-/// record of the change.
+/// The writes of a downgrade. The states after the crashes: a downgrade that etcd does not know; a member with the
+/// other version, whose pod records the change.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
-/// The crashes of a default run, without those in other files.
+/// The crashes of a default run, except those in other files.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
-/// How long the operator must be idle, with at least one reconcile of each cluster, until the test causes the write
-/// again.
+/// How long the operator must be idle before the test causes the write again. In this time, each cluster must be
+/// reconciled at least once.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
-/// An operator that crashes repeatedly.
+/// An operator that crashes again and again.
 pub(crate) struct CrashingOperator<'a> {
     pub(crate) sandbox: &'a Sandbox,
     pub(crate) crashes: usize,
 }
 
 impl CrashingOperator<'_> {
-    /// Crashes the operator at each point in order. `cause` triggers the write. The process with the next point takes
-    /// over the state of the crashed one.
+    /// Crashes the operator at each point, in this order. `cause` triggers the write. The process with the next point
+    /// continues from the state that the crashed process has left.
     pub(crate) async fn crash_at_each(
         &mut self,
         points: &[&str],
@@ -85,7 +86,7 @@ impl CrashingOperator<'_> {
         Ok(())
     }
 
-    /// Waits until the operator has crashed at the point (true), or until it is the leader and idle (false).
+    /// Waits until the operator has crashed at the point (returns true), or is the leader and idle (returns false).
     async fn crashed_or_idle(&self, point: &str) -> Result<bool> {
         let mut idle: Option<(Instant, f64)> = None;
         until(
@@ -121,7 +122,7 @@ impl CrashingOperator<'_> {
         .await
     }
 
-    /// The number of clusters, and the number of completed reconciles of a pod.
+    /// The number of clusters, and the number of reconciles that a pod has completed.
     async fn reconciles(&self, pod: &Pod) -> Result<(f64, f64)> {
         let clusters = self.sandbox.objects(Kind::EtcdCluster);
         let clusters = clusters.list(&ListParams::default()).await?.items.len();
@@ -138,13 +139,13 @@ impl CrashingOperator<'_> {
         self.sandbox.kubectl(&annotate).await.map(drop)
     }
 
-    /// The pod that holds the lease.
+    /// The name of the pod that holds the lease.
     async fn holder(&self) -> Result<Option<String>> {
         let lease = self.sandbox.api::<Lease>().get_opt("etcd-operator").await?;
         Ok(lease.and_then(|lease| lease.spec?.holder_identity))
     }
 
-    /// Waits until the newest pod is the leader, so that it handles the next change.
+    /// Waits until the newest pod is the leader, so that this pod handles the next change.
     async fn await_leadership(&self) -> Result<()> {
         until(
             "the new process is the leader or has crashed",
@@ -181,8 +182,8 @@ impl CrashingOperator<'_> {
         Ok(None)
     }
 
-    /// Starts a process with this failpoint, in a separate pod from the Deployment's template. A rollout of the
-    /// Deployment would take much longer, and its pod would restart and crash again.
+    /// Starts a process with this failpoint, in a separate pod that is built from the template of the Deployment. A
+    /// rollout of the Deployment would take much longer, and its pod would restart and crash again.
     async fn starts_with(&self, point: &str) -> Result<()> {
         if self.crashes == 0 {
             let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
@@ -213,7 +214,7 @@ impl CrashingOperator<'_> {
         Ok(())
     }
 
-    /// Deletes the pod of the crashed process, and its lease. A crashed process does not release the lease, which
+    /// Deletes the pod of the crashed process and its lease. A crashed process does not release its lease, which
     /// expires after 20 s.
     async fn remove_dead_process(&self) -> Result<()> {
         let last = self.crashes.checked_sub(1).map(process);
@@ -245,7 +246,7 @@ impl CrashingOperator<'_> {
     }
 }
 
-/// The pod name of a process.
+/// The name of the pod for the process with this number.
 fn process(number: usize) -> String {
     format!("{OPERATOR}-crash-{number}")
 }
@@ -261,7 +262,7 @@ fn has_crashed(pod: &Pod) -> bool {
     })
 }
 
-/// Waits until the cluster has exactly the requested number of members, and one pod for each.
+/// Waits until the cluster has exactly the requested number of members, and one pod for each member.
 pub(crate) async fn await_desired_members(
     sandbox: &Sandbox,
     name: &str,
@@ -271,7 +272,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // Reads the status in each poll, because a restarted operator may not have updated it yet.
+        // The status is read in each poll, because a restarted operator may not have updated it yet.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
@@ -286,9 +287,9 @@ pub(crate) async fn await_desired_members(
     .await
 }
 
-/// Every process takes over from the crashed one. A step starts after the previous one is complete.
+/// Each process takes over from a crashed one. Each step starts after the previous one is complete.
 #[tokio::test]
-async fn operator_crashes_between_writes_lose_nothing() {
+async fn operator_crashes_between_writes_lose_no_data() {
     cluster_scenario("operator_crash", async |sandbox| {
         let size = Cell::new(3);
         let others = step("crash while members form", forms(sandbox)).await?;
@@ -316,7 +317,7 @@ async fn operator_crashes_between_writes_lose_nothing() {
             await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
-        // There is no second set of members, and nothing of the removed member remains.
+        // No second set of members was created, and no object of the removed member remains.
         await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
         writer.finish("crashes of the operator").await.map(drop)
@@ -324,7 +325,7 @@ async fn operator_crashes_between_writes_lose_nothing() {
     .await;
 }
 
-/// Crashes the operator at each point, then starts it without a failpoint.
+/// Crashes the operator at each point, and then starts it without a failpoint.
 async fn crashes(
     sandbox: &Sandbox,
     points: &[&str],
@@ -339,7 +340,8 @@ async fn crashes(
     Ok(())
 }
 
-/// Returns the clusters besides `c`. Each one is created when a point was passed before the process started.
+/// Returns the names of the clusters other than `c`. Each was created because an existing cluster had passed the point
+/// before the process started.
 async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     let version = sandbox.env.newest_of("3.6")?;
     let others = RefCell::new(Vec::new());
@@ -359,7 +361,7 @@ async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(others.into_inner())
 }
 
-/// Returns the final version in the spec.
+/// Downgrades the cluster. Returns the version in the spec at the end.
 async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
     let version = Cell::new(&new);
@@ -371,7 +373,7 @@ async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     Ok(version.get().clone())
 }
 
-/// The tests, including those of `--full`, crash the operator before each of its writes.
+/// Together with the tests of `--full`, the tests crash the operator before each of its writes.
 #[test]
 fn operator_crashes_cover_every_write() {
     let mut points: BTreeSet<String> = BTreeSet::new();

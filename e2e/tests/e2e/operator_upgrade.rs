@@ -1,7 +1,7 @@
-//! A newer operator replaces the running one and restarts no member. A step of the test of two operators.
+//! A newer operator replaces the running one, and restarts no member. The test of two operators contains this step.
 //!
-//! The test creates pods as another release might build them for the same spec: with a different probe, an additional
-//! variable, and without termination messages. Their annotations record the same spec.
+//! The test creates pods as another release might build them for the same spec: with another probe, an additional
+//! variable, and without termination messages. The annotations of these pods record the same spec.
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Poll;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::rollout::restarts_by_pod;
 use crate::upgrade::WRITE_INTERVAL;
 
-/// The pod as another release builds it.
+/// The pod as another release might build it.
 fn of_another_release(pod: &Pod) -> Result<Value> {
     let mut old = serde_json::to_value(pod)?;
     old["status"] = Value::Null;
@@ -37,7 +37,7 @@ fn of_another_release(pod: &Pod) -> Result<Value> {
     Ok(old)
 }
 
-/// Recreates every pod on its volume, one by one.
+/// Creates every pod again on its volume, one by one.
 async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let (name, old) = (pod.name_any(), of_another_release(&pod)?);
@@ -51,7 +51,7 @@ async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Requires a cluster `c` of three members on volumes.
+/// Replaces the operator. Requires a cluster `c` with three members on volumes.
 pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
@@ -72,7 +72,7 @@ pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=1"])
         .await?;
-    // A label on every pod shows that the new operator has compared all pods.
+    // When every pod has this label, the new operator has compared all pods with the spec.
     let patch = json!({ "spec": { "pod": { "labels": { "team": "a" } } } }).to_string();
     let words = ["patch", "etcdcluster", "c", "--type=merge", "-p", &patch];
     sandbox.kubectl(&words).await?;

@@ -1,6 +1,6 @@
 //! A majority of the members is lost. The operator reports the survivors. After an approval by the user or by the
-//! policy, a new cluster continues with a survivor's data. Writes up to the survivor's revision exist afterwards, and
-//! the status names what is lost.
+//! policy, a new cluster continues with the data of a survivor. It contains all writes up to the survivor's revision.
+//! The status names the lost members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{
@@ -16,10 +16,10 @@ use crate::operator_crash::CrashingOperator;
 
 const KEYS: usize = 300;
 const APPROVE: &str = "etcd.database.coreos.com/recover";
-/// A crash in the middle of a recovery.
+/// The crash in the middle of a recovery.
 pub(crate) const CRASHES: &[&str] = &["before-record-recovery"];
 
-/// A cluster of three with data, and a client that writes.
+/// A cluster of three members with data, and a client that writes.
 struct Before {
     object: DynamicObject,
     writer: Writer,
@@ -72,7 +72,7 @@ async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
         .map(drop)
 }
 
-/// Waits until the loss is reported with these fragments. Returns the EtcdCluster.
+/// Waits until the loss is reported with these fragments in the message. Returns the EtcdCluster.
 async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     let what = format!("Degraded because of QuorumLost, with {says:?}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -87,7 +87,7 @@ async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     .await
 }
 
-/// Waits for the phase of this recovery. The status may still have the record of an earlier recovery.
+/// Waits for this phase of the recovery. The status may still contain the record of an earlier recovery.
 async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("recovery {phase}");
@@ -98,7 +98,7 @@ async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<
     .await
 }
 
-/// Ensures that no recovery has started: the record is the same as before the loss.
+/// Ensures that no recovery has started: the record must be the same as before the loss.
 fn ensure_no_recovery(before: &Before, object: &DynamicObject) -> Result<()> {
     let record = field(object, "/status/recovery");
     ensure!(
@@ -128,8 +128,8 @@ async fn await_event(sandbox: &Sandbox, reason: &str, says: &str) -> Result<()> 
     .await
 }
 
-/// Ensures that the recovered cluster is a new one with all data up to the survivor's revision, and that the status
-/// names what is lost.
+/// Ensures that the recovered cluster is a new cluster that contains all data up to the survivor's revision, and that
+/// the status names the lost members.
 async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> Result<()> {
     await_phase(sandbox, &before, "Complete").await?;
     let after = sandbox.await_members("c", 3).await?;
@@ -179,7 +179,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     Ok(())
 }
 
-/// Without volumes, members whose pods are deleted are lost permanently.
+/// Without volumes, members are lost permanently when their pods are deleted.
 #[tokio::test]
 async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {
@@ -189,7 +189,7 @@ async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
     .await;
 }
 
-/// Each step starts with the cluster that the previous step recovered.
+/// Each step starts with the cluster that the previous step has recovered.
 #[tokio::test]
 async fn majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
@@ -200,7 +200,7 @@ async fn majority_with_volumes_is_recovered_after_approval() {
     .await;
 }
 
-/// The operator crashes before it records the recovery, and the next process completes it.
+/// The operator crashes before it records the recovery. The next process completes the recovery.
 async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
     delete_at_once(sandbox, "pod", &before.victims).await?;
@@ -208,7 +208,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
 
-    // The ID of another cluster approves nothing, and the status reports this.
+    // An approval with the ID of another cluster has no effect, and the status reports this.
     approve(sandbox, "deadbeef").await?;
     await_loss(sandbox, &["deadbeef", "no recovery starts"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
@@ -230,7 +230,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
     is_recovered(sandbox, before, "Annotation").await?;
 
-    // The annotation remains with the old cluster ID. No second recovery starts.
+    // The annotation with the old cluster ID remains. It must not start a second recovery.
     let after = sandbox.await_members("c", 3).await?;
     let annotations = after.metadata.annotations.clone().unwrap_or_default();
     ensure!(annotations.get(APPROVE) == Some(&old));
@@ -248,13 +248,13 @@ async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
     is_recovered(sandbox, before, "Policy").await
 }
 
-/// A cluster whose members have volumes.
+/// The manifest of a cluster whose members have volumes.
 fn durable(sandbox: &Sandbox) -> Result<String> {
     let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
     cluster_with(&sandbox.env, "c", 3, &spec)
 }
 
-/// Waits until the operator reports how to approve a recovery that has not started.
+/// Waits until the operator reports how to approve a recovery. No recovery has started.
 async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let how = format!("{APPROVE}={}", before.cluster_id);
@@ -271,10 +271,10 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
 }
 
 /// The volumes exist, but the pods cannot be created. No recovery starts without an approval. An approved recovery is
-/// canceled when the quorum is back.
+/// canceled when the quorum exists again.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // The quotas allow no new pod and no fourth volume.
+    // The quotas prevent a new pod and a fourth volume.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
@@ -295,7 +295,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The approval was for an earlier loss.
+    // The approval belongs to an earlier loss.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {
@@ -334,8 +334,8 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// A majority hangs with its data, and the user knows that it will not return. The cluster continues from the survivor.
-/// The status names the other members, which are neither members nor endpoints afterwards.
+/// A majority hangs with its data, and the user knows that it will not continue. The cluster continues from the
+/// survivor. The status names the other members, which are then neither members nor endpoints.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
@@ -357,7 +357,8 @@ async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // Deletes PVCs and pods together. The operator would replace members that lose only their volumes one by one.
+    // PVCs and pods are deleted together. If members lost only their volumes, the operator would replace them one by
+    // one.
     let both = |kind: &str| -> Vec<String> {
         let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
         named.collect()

@@ -1,5 +1,5 @@
-//! The restore operator crashes before writes of a restore, one process at each write. The last process completes the
-//! restore. A step of the test of interrupted restores.
+//! The restore operator crashes before the writes of a restore, one process at each write. The last process completes
+//! the restore. The test of interrupted restores contains this step.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
-/// Before this write, the pod of the seed fails permanently.
+/// Before this write, the test lets the pod of the seed fail permanently.
 const CLEAR: &str = "restore-before-clear-pod";
 
-/// The crashes of every test run, in order, during an in-place restore: with some objects of the seed, before the
-/// cutover, after the cutover, and with a failed seed pod. The model of the restore crashes between any two writes, and
-/// `full` at each write.
+/// The crashes of every test run during an in-place restore, in this order: with some objects of the seed, before the
+/// cutover, after the cutover, and with a failed pod of the seed. The model of the restore crashes between any two
+/// writes, and the tests in `full` crash before each write.
 pub(crate) const CRASHES: &[&str] = &[
     "restore-before-create-pod",
     "restore-before-record-formed",
@@ -32,7 +32,7 @@ pub(crate) const CRASHES: &[&str] = &[
     "restore-before-join",
 ];
 
-/// Every write of an in-place restore, in order.
+/// Every write of an in-place restore, in its order.
 const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
     "restore-before-record-backup",
@@ -59,7 +59,7 @@ const ABANDONED: &[&str] = &[
     "restore-before-let-go",
 ];
 
-/// The writes of a restore into a new cluster, except those that create its seed.
+/// The writes of a restore into a new cluster, except those that create the seed.
 const NEW: &[&str] = &[
     "restore-before-record-backup",
     "restore-before-create-cluster",
@@ -70,7 +70,7 @@ const NEW: &[&str] = &[
     "restore-before-expire",
 ];
 
-/// Restarts the operator with another environment variable. The previous process is stopped at its failpoint.
+/// Restarts the operator with another environment variable. The previous process has stopped at its failpoint.
 pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Result<()> {
     let deployment = format!("deployment/{OPERATOR}");
     sandbox
@@ -79,13 +79,13 @@ pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Resul
     free_lease(sandbox).await
 }
 
-/// A crashed process does not release its lease, which expires only after some time.
+/// Deletes the lease. A crashed process does not release its lease, which expires only after some time.
 async fn free_lease(sandbox: &Sandbox) -> Result<()> {
     let delete = ["delete", "lease", OPERATOR, "--ignore-not-found"];
     sandbox.kubectl(&delete).await.map(drop)
 }
 
-/// Waits until the operator has crashed at that point, and for no other reason.
+/// Waits until the operator has crashed at this point. Fails if it crashed for another reason.
 pub(crate) async fn await_crash(sandbox: &Sandbox, point: &str) -> Result<()> {
     let selector = format!("app.kubernetes.io/component={OPERATOR}");
     let selector = ListParams::default().labels(&selector);
@@ -133,7 +133,8 @@ fn has_crashed(pod: &Pod) -> bool {
         .any(|container| container.restart_count > 0)
 }
 
-/// Makes the kubelet terminate the pod of the restore's seed, as in an eviction. No container of the pod restarts.
+/// Makes the kubelet terminate the pod of the restore's seed, as in an eviction. The kubelet restarts no container of
+/// such a pod.
 pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restore = sandbox.objects(Kind::EtcdRestore).get(restore).await?;
     let seed = field(&restore, "/status/seed/member").as_str();
@@ -171,24 +172,24 @@ async fn scale_operator(sandbox: &Sandbox, replicas: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Replaces the process of the operator, with the same environment.
+/// Replaces the process of the operator. The environment stays the same.
 pub(crate) async fn restart_operator(sandbox: &Sandbox) -> Result<()> {
     stop_operator(sandbox).await?;
     free_lease(sandbox).await?;
     start_operator(sandbox).await
 }
 
-/// Replaces the operator by one with this failpoint, and waits until no other process is left.
+/// Replaces the operator by one with this failpoint. Waits until no other process exists.
 pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Result<()> {
     restart_with_env(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The previous process has no failpoint. It would acquire the lease and make the first writes.
+    // The previous process has no failpoint. It could acquire the lease and make the first writes.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
-/// Applies the manifest of an EtcdRestore to an operator that crashes at each point in order. The last process has no
+/// Applies the manifest of an EtcdRestore. The operator crashes at each point, in this order. The last process has no
 /// failpoint.
 async fn crash_at_each(
     sandbox: &Sandbox,
@@ -202,7 +203,8 @@ async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // A restarted process with the previous failpoint would find another step to do, and do it.
+            // The operator is stopped, because a restarted process with the previous failpoint would find another step
+            // and execute it.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;
@@ -234,8 +236,8 @@ pub(crate) async fn completes_after_crashes(
     is_replaced(sandbox, running, &before, &after).await
 }
 
-/// Ensures that the EtcdCluster is the same object with a new etcd cluster, which has the keys of the backup and no
-/// newer ones.
+/// Ensures that the EtcdCluster is the same object with a new etcd cluster. The new cluster must contain the keys of
+/// the backup, and no newer keys.
 pub(crate) async fn is_replaced(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -258,7 +260,7 @@ pub(crate) async fn has_the_backup(sandbox: &Sandbox, running: &RunningCluster) 
     running.state.ensure_same(&is)
 }
 
-/// The tests below crash the operator before each of its writes.
+/// Together, the tests crash the operator before each of its writes.
 #[test]
 fn restore_crashes_cover_every_write() {
     let mut points = BTreeSet::new();
@@ -279,7 +281,7 @@ fn restore_crashes_cover_every_write() {
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
 }
 
-/// A crash before every write. The model of the restore covers them in every run.
+/// A crash before every write. In every run, the model of the restore covers all of them.
 mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;
@@ -302,7 +304,7 @@ mod full {
     }
 
     #[tokio::test]
-    async fn restore_fails_or_makes_new_cluster_after_crashes() {
+    async fn restore_fails_or_creates_new_cluster_after_crashes() {
         scenario("restore_crash_new", async |sandbox| {
             let running = cluster_with_backup(sandbox).await?;
             gives_up(sandbox, &running).await?;

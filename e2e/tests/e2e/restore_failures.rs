@@ -1,5 +1,5 @@
-//! Restores that are rejected, fail or are canceled do not change the running cluster. Invariant 9. The spec in a
-//! backup's manifest runs no other programs. Invariant 27.
+//! Restores that are rejected, fail or are canceled do not change the running cluster (invariant 9). A restore does not
+//! run other programs that the spec in a backup's manifest names (invariant 27).
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::restore_storage::{
     await_no_seed, new_cluster_without_class, restore_without_class, running_cluster_without_quota,
 };
 
-/// The pod of a member: name, UID and restarts.
+/// The pod of a member: its name, its UID, and the number of its restarts.
 type Seen = (String, Option<String>, i32);
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn failed_restores_leave_running_cluster_unchanged() {
     .await;
 }
 
-/// A step, followed by a comparison of the cluster with its state before.
+/// Runs a step, and ensures that the cluster is the same as before.
 async fn ensure_unchanged_by(
     name: &str,
     work: impl Future<Output = Result<()>>,
@@ -70,8 +70,8 @@ async fn ensure_unchanged_by(
     step(name, all).await
 }
 
-/// Ensures that the cluster, its members, pods, volumes and keys are unchanged. No object of a seed may be left, and
-/// the cluster operator must manage the cluster.
+/// Ensures that the cluster, its members, pods, volumes and keys are unchanged, that no object of a seed exists, and
+/// that the cluster operator manages the cluster.
 async fn ensure_unchanged(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -102,7 +102,7 @@ async fn ensure_unchanged(
     is_managed(sandbox).await
 }
 
-/// Ensures that the cluster operator acts, which it does not while a restore lock is set.
+/// Ensures that the cluster operator makes changes. It makes none while a restore lock is set.
 async fn is_managed(sandbox: &Sandbox) -> Result<()> {
     let budgets = sandbox.api::<PodDisruptionBudget>();
     let before = budgets.get("c").await?.metadata.uid;
@@ -140,8 +140,8 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Invariant 27: everyone who can write to the bucket can add a sidecar to the recorded spec. No EtcdCluster is created
-/// from such a spec.
+/// Invariant 27: everyone who can write to the bucket can add a sidecar to the recorded spec. So no EtcdCluster is
+/// created from such a spec.
 async fn invariant_27_refuses_recorded_sidecar(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -181,7 +181,8 @@ async fn invariant_27_refuses_recorded_sidecar(
     await_restore_deleted(sandbox, "changed").await
 }
 
-/// An in-place restore, and a restore into a new cluster. The damage is detected before the data directory is used.
+/// Restores a damaged backup in place and into a new cluster. The damage must be detected before the data directory is
+/// used.
 async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let bucket = &running.bucket;
     let mut content = bucket.read("etcd.backup").await?;
@@ -202,7 +203,7 @@ async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Res
     })
     .await?;
     let text = conditions_line(&failed);
-    ensure!(text.contains("left as it was"), "{text}");
+    ensure!(text.contains("existing cluster is unchanged"), "{text}");
 
     let what = "SnapshotUnreadable";
     let found = await_object(&restores, "damaged-new", what, DEADLINE, |object| {

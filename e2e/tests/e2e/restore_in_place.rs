@@ -1,4 +1,4 @@
-//! In-place restores: while clients write and read, and with a higher revision.
+//! In-place restores, while clients write and read, and with an increased revision.
 
 use std::time::Duration;
 
@@ -23,12 +23,12 @@ use crate::restore_sources::{await_equal_restore, seconds_between, time};
 
 const KEYS: usize = 500;
 pub(crate) const RESTORE_LOCK: &str = "etcd.database.coreos.com/restore";
-/// How long old volumes are kept: longer than the new cluster needs until it is complete.
+/// How long old volumes are kept. This is longer than the new cluster needs to be complete.
 const KEEP_OLD_DATA: Duration = Duration::from_secs(40);
-/// Many times the downtime on an idle machine, so that a busy machine passes.
+/// Maximum downtime. It is many times the downtime on an idle machine, so that the test passes on a busy machine.
 const MAX_DOWNTIME: Duration = Duration::from_mins(2);
 
-/// A running cluster with a backup, and keys that are newer than the backup.
+/// A running cluster that has a backup, and keys that are newer than the backup.
 pub(crate) struct RunningCluster {
     pub(crate) bucket: Bucket,
     pub(crate) before: DynamicObject,
@@ -37,7 +37,7 @@ pub(crate) struct RunningCluster {
     pub(crate) state: StoreState,
 }
 
-/// A cluster `c` of three members on volumes. Its backup is `etcd.backup` in the bucket.
+/// Creates a cluster `c` with three members on volumes, and its backup `etcd.backup` in the bucket.
 pub(crate) async fn cluster_with_backup(sandbox: &Sandbox) -> Result<RunningCluster> {
     let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
     sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
@@ -62,12 +62,12 @@ pub(crate) async fn cluster_with_backup(sandbox: &Sandbox) -> Result<RunningClus
     })
 }
 
-/// The manifest of an in-place restore of that backup.
+/// The manifest of an in-place restore of the backup `etcd.backup`.
 pub(crate) fn in_place_restore(sandbox: &Sandbox, bucket: &Bucket, more: &str) -> Result<String> {
     in_place_restore_from(sandbox, "over", bucket, "etcd.backup", more)
 }
 
-/// The same, with the name of the EtcdRestore and the key of the backup.
+/// Like [`in_place_restore`], with the name of the EtcdRestore and the key of the backup.
 pub(crate) fn in_place_restore_from(
     sandbox: &Sandbox,
     name: &str,
@@ -85,7 +85,7 @@ pub(crate) fn restore_lock(cluster: &DynamicObject) -> Option<&String> {
     cluster.metadata.annotations.as_ref()?.get(RESTORE_LOCK)
 }
 
-/// Ensures that the restored cluster has a new token, which separates its members from the old ones.
+/// Ensures that the restored cluster has a new token. The token separates its members from the old ones.
 pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let token = "/status/bootstrap/token";
     let (before, after) = (field(before, token), field(after, token));
@@ -93,8 +93,8 @@ pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) ->
     Ok(())
 }
 
-/// Waits until the status describes the restored cluster and the restore lock is removed. The cluster operator reports
-/// the previous cluster until its next reconcile.
+/// Waits until the status describes the restored cluster and the restore lock is removed. Until its next reconcile, the
+/// cluster operator reports the previous cluster.
 pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let id = field(restored, "/status/clusterID");
@@ -106,7 +106,7 @@ pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) 
     .map(drop)
 }
 
-/// Waits until an EtcdRestore that was deleted or has expired no longer exists.
+/// Waits until an EtcdRestore that was deleted or has expired does not exist.
 pub(crate) async fn await_restore_deleted(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     until("the EtcdRestore is deleted", DEADLINE, async || {
@@ -118,12 +118,12 @@ pub(crate) async fn await_restore_deleted(sandbox: &Sandbox, restore: &str) -> R
     .await
 }
 
-/// The pods of the members of `c`: name, UID and restarts of each.
+/// The pods of the members of `c`, each with its name, UID and number of restarts.
 pub(crate) async fn restarts_of(sandbox: &Sandbox) -> Result<Vec<(String, Option<String>, i32)>> {
     restarts_of_cluster(sandbox, "c").await
 }
 
-/// The same for any cluster.
+/// Like [`restarts_of`], for any cluster.
 pub(crate) async fn restarts_of_cluster(
     sandbox: &Sandbox,
     cluster: &str,
@@ -173,7 +173,7 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients keep their address and never reach both clusters. Old volumes are kept for the requested time.
+/// Clients keep their address, and never reach both clusters. Old volumes are kept for the requested time.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;
@@ -206,7 +206,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
         service_uids(sandbox).await? == services,
         "a Service was recreated"
     );
-    // Clients reconnect at the same address without a change.
+    // Clients can reconnect at the same address.
     writer.await_more(10).await?;
     reader.await_more(10).await?;
     let tally = writer.finish_counting("in-place restore").await?;
@@ -215,7 +215,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
         "writes from before the restore still exist"
     );
     ensure!(tally.gap < MAX_DOWNTIME, "{tally}");
-    // Invariant 17: the old cluster answered first, then the new one, each with every key.
+    // Invariant 17: first the old cluster responded, and then the new one. Each had every key.
     let summary = reader.finish(KEYS)?;
     ensure!(summary.clusters.len() == 2, "{summary:?}");
     ensure!(summary.gap < MAX_DOWNTIME, "{summary:?}");
@@ -232,12 +232,12 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
-    // The new cluster is complete, and the time of the old volumes is running.
+    // The new cluster is complete, and the time until the old volumes are deleted has started.
     old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The volumes of the replaced cluster are kept for the requested time, and then deleted.
+/// The volumes of the replaced cluster are kept for the requested time, and are then deleted.
 async fn old_volumes_expire(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
@@ -262,7 +262,7 @@ async fn old_volumes_expire(
         "{old:?} must be kept until {until}; at {observed_at} the PVCs are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
-    // On a slow machine, the time may be over before the new cluster is complete.
+    // On a slow machine, the time may end before the new cluster is complete.
     old.retain(stays);
     if old.is_empty() {
         return Ok(());
@@ -290,7 +290,7 @@ async fn old_volumes_expire(
     Ok(())
 }
 
-/// Reads from each member separately.
+/// Ensures that every member has the keys, by reading from each member separately.
 async fn ensure_every_member_has(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
@@ -306,7 +306,7 @@ async fn ensure_every_member_has(
     Ok(())
 }
 
-/// A client that continues to watch from a revision of the old history is notified that it missed changes.
+/// A client continues a watch at a revision of the old history. etcd must report that the client has missed changes.
 async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("later/", 50, |_| ()).await?;
@@ -333,9 +333,9 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     // The volumes of the replaced cluster are kept for the requested time.
     let kept = volumes(sandbox).await?;
     ensure!(kept.len() == 6, "{kept:?}");
-    // Values, revisions, versions and leases match the backup. The hash does not: it covers the history since the last
-    // compaction, which is discarded here, and the record with which etcdutl raises the revision. Instead, the test
-    // ensures that all members have the same hash.
+    // Values, revisions, versions and leases equal those in the backup. The hash differs, because it covers the history
+    // since the last compaction. The restore discards this history, and etcdutl adds a record that raises the revision.
+    // Instead, the test ensures that all members have the same hash.
     let after = StoreState::now(&keys).await?;
     running.state.ensure_same_keys(&after)?;
     ensure_every_member_has(sandbox, &is, &after).await?;

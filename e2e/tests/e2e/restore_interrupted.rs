@@ -1,4 +1,4 @@
-//! Restores are interrupted: by the deletion of the EtcdRestore before and after the cutover, and by crashes of the
+//! Restores are interrupted by the deletion of the EtcdRestore, before and after the cutover, and by crashes of the
 //! restore operator.
 
 use anyhow::{Result, ensure};
@@ -49,8 +49,8 @@ async fn interrupted_restores_leave_one_complete_cluster() {
     .await;
 }
 
-/// Before the cutover into a new cluster: all created objects are deleted with the EtcdRestore. Returns the unfinished
-/// EtcdCluster.
+/// Deletes the EtcdRestore before the cutover into a new cluster. All created objects are deleted with it. Returns the
+/// unfinished EtcdCluster.
 async fn new_cluster_is_deleted(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -67,7 +67,7 @@ async fn new_cluster_is_deleted(
     );
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("new", &DeleteParams::default()).await?;
-    // Another process, which crashes at the same point.
+    // The next process crashes at the same point.
     restart_operator(sandbox).await?;
     await_restore_deleted(sandbox, "new").await?;
     until("all objects are deleted", DEADLINE, async || {
@@ -84,7 +84,7 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// The same names can be used again. The cluster remains after its EtcdRestore has expired.
+/// A new restore can use the same names. The cluster remains after its EtcdRestore has expired.
 async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -107,7 +107,8 @@ async fn new_cluster_is_restored_again(
     has_the_backup(sandbox, running).await
 }
 
-/// Before the cutover of an in-place restore, where the operator stops at its failpoint: the cluster is unchanged.
+/// Deletes the EtcdRestore before the cutover of an in-place restore, while the operator is stopped at its failpoint.
+/// The cluster is unchanged.
 async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let pods = restarts_of(sandbox).await?;
     let writer = Writer::start(sandbox, "c").await?;
@@ -138,7 +139,7 @@ async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> R
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// After the cutover, the restore completes despite the deletion of the EtcdRestore.
+/// Deletes the EtcdRestore after the cutover. The restore completes anyway.
 async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let point = "restore-before-stop-former";
     restart_with_failpoint(sandbox, point).await?;
@@ -157,7 +158,7 @@ async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> 
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// Pods, volumes and Services of a cluster by name, without the two Services of the cluster itself.
+/// The names of the pods, volumes and Services of a cluster, except the two Services that belong to the whole cluster.
 async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let all = ListParams::default();
     let pods = sandbox.api::<Pod>().list(&all).await?;

@@ -1,4 +1,5 @@
-//! A restore in another namespace, and a snapshot that no operator made. Steps of the test of all sources.
+//! A restore in another namespace, and a restore of a snapshot that no operator has made. The test of all sources
+//! contains these steps.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -9,7 +10,8 @@ use tokio::process::Command;
 
 use crate::restore_sources::{Sources, await_equal_restore};
 
-/// A cluster of the same name in another namespace, with its own operators. The first cluster is not changed.
+/// Restores into a cluster with the same name in another namespace, which has its own operators. The first cluster is
+/// not changed.
 pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let other = Sandbox::create("restore_other_namespace").await?;
     let outcome = async {
@@ -37,8 +39,8 @@ pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Res
     outcome
 }
 
-/// Takes a snapshot with `etcdctl snapshot save`, which the testbed provides. On a user-provided cluster, the test
-/// creates the same file over the API.
+/// Saves a snapshot with `etcdctl snapshot save`. Only the testbed provides etcdctl. On a user's cluster, the test
+/// creates the same file through the API.
 pub(crate) async fn save(sandbox: &Sandbox, keys: &Keyspace) -> Result<Vec<u8>> {
     if sandbox.env.xtask.is_none() {
         return keys.snapshot().await;

@@ -33,15 +33,15 @@ async fn failed_seed_is_restored_from_the_recorded_backup() {
     .await;
 }
 
-/// The seed fails permanently while no operator runs.
+/// Lets the seed fail permanently while no operator runs.
 async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
     await_crash(sandbox, VERIFIED).await?;
     stop_operator(sandbox).await?;
     seed_fails_for_good(sandbox, restore).await
 }
 
-/// The restore records the newest backup of an EtcdBackup when it starts. When another process recreates the seed, a
-/// newer backup exists but is not used.
+/// The restore records the newest backup of an EtcdBackup when it starts. When another process creates the seed again,
+/// a newer backup exists, but is not used.
 async fn newer_backup_is_not_used(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -85,7 +85,7 @@ async fn newer_backup_is_not_used(
     Ok(())
 }
 
-/// The running cluster serves clients in the meantime.
+/// The seed of an in-place restore is lost. The running cluster continues to serve clients.
 async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let state = StoreState::now(&keys).await?;
@@ -104,7 +104,7 @@ async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Resul
     await_equal_restore(sandbox, "over", "c", &state).await?;
     let after = sandbox.await_members("c", 1).await?;
     ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
-    // The token of the seed is recorded for the new cluster.
+    // The new cluster records the token of the seed.
     let token = field(&after, "/status/bootstrap/token");
     ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
     ensure_new_token(&before, &after)?;

@@ -1,4 +1,4 @@
-//! Restores from every source. Each restored cluster has all keys, versions, leases, revisions and etcd's hash.
+//! Restores from every source. Each restored cluster has all keys, versions, leases and revisions, and the same hash.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -17,7 +17,7 @@ use crate::restore_other_namespace::{other_namespace, save};
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 const KEYS: usize = 200;
 
-/// Creates a cluster with mixed data, and a bucket.
+/// Creates a cluster with data of all kinds, and a bucket.
 pub(crate) async fn filled_cluster(
     sandbox: &Sandbox,
     manifest: &str,
@@ -32,7 +32,7 @@ pub(crate) async fn filled_cluster(
     Ok((bucket, keys))
 }
 
-/// Waits until the restore `name` of `cluster` is complete, and compares the data.
+/// Waits until the restore `name` of `cluster` is complete, and ensures that the data equals `before`.
 pub(crate) async fn await_equal_restore(
     sandbox: &Sandbox,
     name: &str,
@@ -49,13 +49,13 @@ pub(crate) async fn await_equal_restore(
     Ok(done)
 }
 
-/// The seconds between two times of an object.
+/// The number of seconds between two times in an object.
 pub(crate) fn seconds_between(object: &DynamicObject, from: &str, to: &str) -> Result<i64> {
     let (from, to) = (time(object, from)?, time(object, to)?);
     Ok(to.duration_since(from).as_secs())
 }
 
-/// A time of an object.
+/// A time in an object.
 pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
     let text = field(object, pointer)
         .as_str()
@@ -67,15 +67,15 @@ pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
 pub(crate) struct Sources {
     pub(crate) bucket: Bucket,
     pub(crate) keys: Keyspace,
-    /// An earlier backup of the EtcdBackup `often`.
+    /// An earlier backup by the EtcdBackup `often`.
     pub(crate) early: Source,
-    /// A later backup.
+    /// A later backup by the EtcdBackup `often`.
     pub(crate) late: Source,
-    /// A time when only the earlier backup was complete.
+    /// A time at which only the earlier backup was complete.
     between: String,
 }
 
-/// A backup: its path and its content.
+/// A backup, with its path and its content.
 pub(crate) struct Source {
     pub(crate) path: String,
     pub(crate) state: StoreState,
@@ -143,8 +143,8 @@ async fn sources(sandbox: &Sandbox) -> Result<Sources> {
     })
 }
 
-/// By path, by the name of the EtcdBackup, by name and time, and from a manual snapshot with a template. Each restore
-/// creates a separate cluster and does not change the original one.
+/// Restores by path, by the name of the EtcdBackup, by name and time, and from a manual snapshot with a template. Each
+/// restore creates its own cluster, and does not change the original one.
 async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let (bucket, keys) = (&sources.bucket, &sources.keys);
     let (early, late) = (&sources.early, &sources.late);
@@ -162,7 +162,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         )
     };
     let before = format!(", before: \"{}\"", sources.between);
-    // The name of the EtcdRestore is the name of another cluster.
+    // The name of this EtcdRestore is the name of another cluster.
     let all = [
         restore_with(s3, "c", "{name: d}", &late.path, ""),
         by_name("newest", ""),
@@ -190,7 +190,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         own.fill(&format!("{cluster}/"), 5, |_| ()).await?;
     }
-    // Each cluster has its own keys, and none of the others.
+    // Each cluster contains its own keys, and no keys of the other clusters.
     for (_, cluster, _) in made {
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         for (_, other, _) in made {
@@ -201,7 +201,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
     ids.sort();
     ids.dedup();
     ensure!(ids.len() == 5, "{ids:?}");
-    // No restore waited for another one.
+    // No restore waited for the end of another.
     let last = times.iter().map(|(start, _)| start).max();
     let first = times.iter().map(|(_, end)| end).min();
     ensure!(
@@ -216,8 +216,8 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         .map(drop)
 }
 
-/// Backups of etcd 3.2 and 3.3, which coreos/etcd-operator ran. One is restored into the newest etcd, which then grows
-/// to three members, and one into the oldest supported etcd.
+/// Restores backups of etcd 3.2 and 3.3, which coreos/etcd-operator ran. One is restored into the newest etcd, whose
+/// cluster then grows to three members. The other is restored into the oldest supported etcd.
 async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
@@ -246,7 +246,7 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let output = old_etcd_json(&format!("etcd-{old}.json"))?;
         let hashes = old_etcd_json(&format!("etcd-{old}.hash.json"))?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
-        // The current state, and an earlier revision.
+        // Compares the current state and an earlier revision.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
             let before = StoreState::from_etcdctl(&output[answer], &output["leases"])?;
             let after = StoreState::at(&keys, revision).await?;
@@ -275,7 +275,7 @@ fn old_etcd_json(file: &str) -> Result<serde_json::Value> {
     serde_json::from_slice(&old_etcd_file(file)?).with_context(|| file.to_owned())
 }
 
-/// A fixture that etcd 3.2 or 3.3 wrote.
+/// A fixture that etcd 3.2 or 3.3 has written.
 fn old_etcd_file(file: &str) -> Result<Vec<u8>> {
     let path = root().join("e2e/fixtures/coreos").join(file);
     std::fs::read(&path).with_context(|| format!("read {}", path.display()))

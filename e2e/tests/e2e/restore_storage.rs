@@ -1,5 +1,5 @@
-//! A restore's seed gets no storage. The restore reports this with the remedy. A new cluster continues when storage is
-//! available, and a running cluster is not changed. Steps of the test of failed restores.
+//! The seed of a restore gets no storage. The restore reports this with the remedy. A new cluster continues when
+//! storage is available, and a running cluster is not changed. The test of failed restores contains these steps.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
@@ -61,13 +61,13 @@ pub(crate) async fn restore_without_class(
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// The name that [`with_class`] gives to the class.
+/// The name of the StorageClass that [`with_class`] creates.
 fn class_of(sandbox: &Sandbox) -> String {
     format!("late-{}", sandbox.namespace)
 }
 
-/// The restore of [`restore_without_class`] waits for the StorageClass. Later, an in-place restore misses the class. At
-/// the end, the cluster is deleted.
+/// The restore of [`restore_without_class`] waits for the StorageClass, and completes when the class exists. Then an
+/// in-place restore lacks the class. At the end, the cluster is deleted.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -92,7 +92,7 @@ pub(crate) async fn new_cluster_without_class(
     sandbox.delete_cluster("d").await
 }
 
-/// The class of an existing volume is deleted. The in-place restore reports this and changes nothing.
+/// The StorageClass of an existing volume is deleted. The in-place restore reports this, and changes nothing.
 async fn in_place_restore_without_class(
     sandbox: &Sandbox,
     backup: &str,
@@ -116,7 +116,7 @@ async fn in_place_restore_without_class(
     let seed = seed_objects(sandbox, "d").await?;
     ensure!(!seed.is_empty(), "no object of a seed exists");
 
-    // The restore would fail after three minutes. The test deletes it instead of waiting.
+    // The restore would fail after three minutes. The test deletes it earlier.
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores
         .delete("late-over", &DeleteParams::default())
@@ -139,7 +139,7 @@ async fn in_place_restore_without_class(
     state.ensure_same(&StoreState::now(&keys).await?)
 }
 
-/// The objects of a seed for a cluster, without the objects of its members.
+/// The objects of a cluster's seed, without the objects of its members.
 pub(crate) async fn seed_objects(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let of_seed = ListParams::default().labels(RESTORE_LOCK);
     let selector = format!("etcd_cluster={cluster}");
@@ -183,7 +183,7 @@ pub(crate) async fn running_cluster_without_quota(
     let quotas = sandbox.api::<ResourceQuota>();
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     quotas.create(&PostParams::default(), &quota).await?;
-    // Before the quota is counted, the API server does not name it.
+    // The API server names the quota in its rejection only after the quota was counted.
     until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("few")
@@ -208,6 +208,6 @@ pub(crate) async fn running_cluster_without_quota(
     })
     .await?;
     let text = conditions_line(&failed);
-    ensure!(text.contains("left as it was"), "{text}");
+    ensure!(text.contains("existing cluster is unchanged"), "{text}");
     Ok(())
 }

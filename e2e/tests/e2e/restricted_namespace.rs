@@ -1,5 +1,5 @@
 //! Pods under the restricted pod security profile, which the API server enforces in every namespace of these tests.
-//! Members, seeds and operators run without privileges and write only to their volumes. Members have no API token.
+//! Members, seeds and operators run without privileges, and write only to their volumes. Members have no API token.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -16,7 +16,7 @@ use crate::fixtures::cluster;
 
 const KEYS: usize = 100;
 
-/// Checks the requirements that go beyond the profile, for every container of every pod. Returns the number of pods.
+/// Ensures that every container of every pod meets requirements beyond the profile. Returns the number of pods.
 async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
     let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
     for pod in &pods {
@@ -95,7 +95,7 @@ async fn all_pods_meet_restricted_profile() {
         sandbox.await_members("d", 3).await?;
         let restored = Keyspace::of_cluster(env, own, "d").await?;
         restored.verify("kept/", KEYS).await?;
-        // Three operators and two clusters of three, including the seed of the restored one.
+        // Three operators, and two clusters of three members. The seed of the restored cluster is one of them.
         ensure!(every_pod_is_hardened(sandbox).await? >= 9);
         ensure_no_leaks(sandbox).await
     })

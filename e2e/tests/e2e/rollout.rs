@@ -1,5 +1,5 @@
-//! A changed spec reaches the running members: in place if possible, otherwise by a rolling update, while clients
-//! write.
+//! The spec of a running cluster changes while clients write. Members get the change in place if possible, otherwise by
+//! a rolling update.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::upgrade::WRITE_INTERVAL;
 
-/// Many times the write gap of a leadership transfer on an idle machine, and less than the recreation of a member
-/// without a quorum takes.
+/// Maximum gap between two writes. It is many times the gap of a leadership transfer on an idle machine, but shorter
+/// than the time that a member's recreation without a quorum takes.
 pub(crate) const MAX_WRITE_GAP: Duration = Duration::from_secs(30);
 
-/// UID and restarts of every pod, by name.
+/// The UID and the number of restarts of every pod, by name.
 pub(crate) async fn restarts_by_pod(sandbox: &Sandbox) -> Result<BTreeMap<String, (String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
@@ -59,7 +59,7 @@ fn has_flag(pod: &Value, flag: &str) -> bool {
     args.is_some_and(|args| args.iter().any(|arg| arg == flag))
 }
 
-/// At most one member is missing at any time.
+/// Changes an option of etcd. At any time, at most one member is missing.
 async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
@@ -98,7 +98,7 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
     );
     writer.await_more(10).await?;
     let tally = writer.finish("changed etcd option").await?;
-    // A client without retries may see failed writes, and a short freeze of the machine is not a failure.
+    // Clients without retries may see failed writes. A gap from a short freeze of the machine is no failure.
     ensure!(tally.gap < MAX_WRITE_GAP, "{tally}");
     Ok(())
 }
@@ -122,7 +122,7 @@ async fn rolling_update_replaces_members_without_volumes() {
 }
 
 #[tokio::test]
-async fn metadata_change_restarts_nothing() {
+async fn metadata_change_restarts_no_member() {
     cluster_scenario("rollout_metadata", async |sandbox| {
         let manifest = cluster(&sandbox.env, "c", 3)?;
         sandbox.apply(&manifest).await?;
@@ -163,7 +163,7 @@ async fn metadata_change_restarts_nothing() {
     .await;
 }
 
-/// True if the container has this memory, according to the spec and the kubelet.
+/// Whether the container has this memory, both in the spec and in the report of the kubelet.
 fn has_resources(pod: &Value, memory: &str) -> bool {
     let container = &pod["status"]["containerStatuses"][0];
     container["resources"]["requests"]["memory"] == memory
@@ -171,7 +171,7 @@ fn has_resources(pod: &Value, memory: &str) -> bool {
 }
 
 #[tokio::test]
-async fn in_place_resize_restarts_nothing() {
+async fn in_place_resize_restarts_no_member() {
     cluster_scenario("resize_in_place", async |sandbox| {
         let more = "  pod:\n    resources: {requests: {cpu: 10m, memory: 64Mi}, limits: {memory: 512Mi}}\n";
         let manifest = cluster_with(&sandbox.env, "c", 3, more)?;
@@ -193,7 +193,7 @@ async fn in_place_resize_restarts_nothing() {
     .await;
 }
 
-/// The API server rejects a change of the QoS class in place, so the pods are recreated.
+/// The API server does not change the QoS class of a pod in place, so the pods are created again.
 #[tokio::test]
 async fn rejected_resize_triggers_rolling_update() {
     cluster_scenario("resize_refused", async |sandbox| {

@@ -1,4 +1,4 @@
-//! Changes of `size` in both directions, also during another change. The data is kept.
+//! `size` changes in both directions, also during another change. No data is lost.
 
 use anyhow::{Context, Result};
 use e2e::wait::Poll;
@@ -9,7 +9,8 @@ use kube::api::ListParams;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::await_desired_members;
 
-/// Waits until removed members have left nothing behind. A later member could otherwise start on a leftover volume.
+/// Waits until no object of a removed member exists. Otherwise, a later member could start on the volume of a removed
+/// one.
 async fn await_no_leftovers(
     sandbox: &Sandbox,
     cluster: &str,
@@ -31,7 +32,7 @@ async fn await_no_leftovers(
     .await
 }
 
-/// From one member to seven and back, with new targets during a change, on volumes.
+/// Scales a cluster on volumes from one member to seven and back. Some targets are set during another change.
 #[tokio::test]
 async fn cluster_scales_between_one_and_seven_members() {
     cluster_scenario("scale_edges", async |sandbox| {
@@ -60,7 +61,7 @@ async fn scales_to(sandbox: &Sandbox, sizes: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Each new target is set as soon as the previous change is in progress.
+/// Sets each new target as soon as the previous change is in progress.
 async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
     for (size, next) in [(7, 3), (1, 5), (3, 2)] {
         let before = sandbox.member_pods("c").await?.len();
@@ -87,13 +88,13 @@ mod full {
     use super::*;
     use crate::fixtures::cluster;
 
-    /// How often a cluster grows by a member and shrinks again.
+    /// How often a cluster grows by one member and shrinks again.
     const CYCLES: usize = 20;
 
     #[tokio::test]
-    async fn twenty_scaling_cycles_lose_nothing() {
+    async fn twenty_scaling_cycles_lose_no_data() {
         cluster_scenario("scale_cycles", async |sandbox| {
-            // Two clusters concurrently, because most of a cycle is spent waiting for etcd's check of its connections.
+            // Two clusters run concurrently, because a cycle mostly waits for etcd's check of its connections.
             let cycles = CYCLES / 2;
             let (one, other) = tokio::join!(
                 grow_and_shrink(sandbox, "c", cycles),

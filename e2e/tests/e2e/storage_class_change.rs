@@ -1,4 +1,5 @@
-//! A new StorageClass: the operator replaces members one by one, each on a volume of the class, while clients write.
+//! The spec names a new StorageClass. The operator replaces members one by one, each on a volume of this class, while
+//! clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, ready_members};
@@ -12,8 +13,8 @@ use serde_json::json;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_per_member;
 
-/// Creates a StorageClass like the default one of the testbed for one test. Its name contains the namespace of the
-/// test.
+/// Creates a StorageClass for one test, with the settings of the testbed's default class. Its name contains the
+/// namespace of the test.
 pub(crate) async fn with_class(
     sandbox: &Sandbox,
     name: &str,
@@ -39,7 +40,7 @@ pub(crate) async fn with_class(
     outcome
 }
 
-/// Lines under `spec` that give members a volume of a class.
+/// Lines under `spec` that give members a volume of this class and size.
 pub(crate) fn claims_with(class: &str, size: &str) -> String {
     format!(
         "  pod:\n    persistentVolumeClaimSpec:\n      storageClassName: {class}\n      \

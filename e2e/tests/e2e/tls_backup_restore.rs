@@ -1,4 +1,4 @@
-//! Backups of clusters with TLS by name and by endpoints, and restores with TLS. The Secrets have the keys of
+//! Backups of clusters with TLS, by name and by endpoints, and restores with TLS. The Secrets have the key names of
 //! cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
 
 use anyhow::{Result, ensure};
@@ -20,7 +20,7 @@ use crate::restore_in_place::await_replaced;
 
 const KEYS: usize = 500;
 
-/// Backs up the cluster by its name, and by an https endpoint with a client certificate.
+/// Backs the cluster up by its name, and by an https endpoint with a client certificate.
 async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> Result<()> {
     let (s3, namespace) = (sandbox.env.s3()?, &sandbox.namespace);
     let backups = sandbox.objects(Kind::EtcdBackup);
@@ -68,7 +68,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     Ok(())
 }
 
-/// Ensures that no member has the private key of the operator, which has all rights.
+/// Ensures that no member has the private key of the operator, which has all rights in etcd.
 async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();
@@ -81,7 +81,7 @@ async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// UIDs and versions of the cluster's Secrets, to detect replacements and changes.
+/// The UIDs and resource versions of the cluster's Secrets. They show whether a Secret was replaced or changed.
 async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String>)>> {
     let mut found = Vec::new();
     for name in ["peer", "server", "operator"] {
@@ -91,7 +91,7 @@ async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String
     Ok(found)
 }
 
-/// Ensures that all data of the backup exists, at the revision in the status.
+/// Ensures that the cluster contains all data of the backup, at the revision in the status.
 async fn is_back(keys: &Keyspace, before: &StoreState, restored: &DynamicObject) -> Result<()> {
     let revision = field(restored, "/status/restoredRevision").as_i64();
     ensure!(revision == Some(before.revision), "{revision:?}");
@@ -138,7 +138,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         drop(keys);
         let secrets_before = secrets(sandbox).await?;
 
-        // An in-place restore, with the spec from the backup by name.
+        // An in-place restore, with the spec in the backup that was made by name.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);

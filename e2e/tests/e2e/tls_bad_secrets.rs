@@ -1,4 +1,4 @@
-//! Invalid Secrets. The operator reports the Secret and the fault, starts no member with the Secret, and does not touch
+//! Invalid TLS Secrets. The operator reports the Secret and its fault, starts no member with it, and does not change
 //! running members.
 
 use anyhow::{Result, ensure};
@@ -11,13 +11,13 @@ use serde_json::json;
 
 use crate::certificates::await_tls_ready;
 
-/// Replaces the certificate in the server Secret of the members.
+/// Replaces the certificate in the members' server Secret.
 async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> {
     let secret = tls::secret("server", tls::SERVER, signed, ca);
     sandbox.apply(&secret).await.map(drop)
 }
 
-/// Waits until `TLSReady` is false for this reason with these fragments in its message, and an Event has the reason.
+/// Waits until `TLSReady` is false for this reason, its message contains these fragments, and an Event has the reason.
 pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("TLSReady=False ({reason}) with {fragments:?}");
@@ -42,7 +42,8 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
     .await
 }
 
-/// The spec of cluster `c` has three members, but none exists. At the end, all Secrets are valid, and the members run.
+/// The spec of cluster `c` requests three members, but none exists. At the end, all Secrets are valid, and the members
+/// run.
 pub(crate) async fn invalid_secrets_start_no_member(
     sandbox: &Sandbox,
     names: &[String],
@@ -54,7 +55,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
     )
     .await?;
 
-    // The Secrets are never all valid at the same time.
+    // At no time in this test, all Secrets are valid.
     let authority = Authority::new("the test's authority")?;
     let good = authority.sign(names)?;
     let without_key = json!({
@@ -104,13 +105,14 @@ pub(crate) async fn invalid_secrets_start_no_member(
         "a member was started"
     );
 
-    // No trigger: a corrected Secret takes effect without one.
+    // The test triggers no reconcile, because a corrected Secret must take effect without one.
     serve_with(sandbox, &good, &authority.pem).await?;
     await_tls_ready(sandbox, "c", "").await?;
     Ok(authority)
 }
 
-/// A running cluster of three members loses a Secret and is scaled to five. It grows when the Secret exists again.
+/// A running cluster of three members loses a Secret, and is scaled to five. It grows only after the Secret exists
+/// again.
 pub(crate) async fn lost_secret_stops_changes(
     sandbox: &Sandbox,
     authority: &Authority,

@@ -1,5 +1,5 @@
-//! Certificates that the operator generates. A cluster uses them, and the operator renews them without a restart.
-//! Expired certificates are replaced when the operator is back. The authorities are rotated while clients write.
+//! Certificates that the operator generates and renews without a restart of members. Certificates that expire while the
+//! operator is stopped are replaced when it starts. The authorities are rotated while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -20,7 +20,7 @@ use crate::tls_rotation_generated::rotate_authorities;
 /// Lines under `spec` for generated certificates.
 pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
 
-/// A key of a Secret as text.
+/// The value of a key in a Secret, as text.
 pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<String> {
     let secret = sandbox.api::<Secret>().get(secret).await?;
     let data = secret.data.unwrap_or_default();
@@ -28,7 +28,7 @@ pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<
     Ok(String::from_utf8(value.0.clone())?)
 }
 
-/// The identity of a user's client, from the generated Secret.
+/// The identity of a client with the generated client Secret.
 pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let secret = format!("{cluster}-client-tls");
     Ok(Identity {
@@ -41,7 +41,7 @@ pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity>
     })
 }
 
-/// The UIDs of the pods, with their restarts.
+/// The UIDs of the pods, each with its number of restarts.
 pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let pods = sandbox.member_pods("c").await?;
     let life = |pod: &Pod| {
@@ -61,7 +61,7 @@ pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i3
     Ok(all)
 }
 
-/// True if every member serves this identity with a certificate for this name.
+/// Whether every member accepts this identity and presents a certificate for this name.
 pub(crate) async fn all_serve_as(
     sandbox: &Sandbox,
     identity: &Identity,
@@ -83,7 +83,7 @@ pub(crate) async fn all_serve_as(
     Ok(true)
 }
 
-/// Invariant 20. One client writes with its first certificate until the authorities are rotated.
+/// Invariant 20: one client writes with its first certificate until the authorities are rotated.
 #[tokio::test]
 async fn generated_certificates_are_issued_renewed_and_rotated() {
     cluster_scenario_without_leaks("tls_generated", async |sandbox| {
@@ -110,8 +110,8 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
     .await;
 }
 
-/// A pod has only the certificates of its member: no private key of an authority, and no certificate of operators or
-/// clients.
+/// Ensures that each pod has only the certificates of its member: no private key of an authority, and no certificate of
+/// operators or clients.
 async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     urls_have_tls(sandbox, "c").await?;
     for pod in sandbox.member_pods("c").await? {
@@ -156,7 +156,7 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
         },
     )
     .await?;
-    // The next reconcile issues the operator certificate again.
+    // The next reconcile issues the operators' certificate again.
     let own = value(sandbox, "c-operator-tls", "tls.crt").await?;
     sandbox
         .kubectl(&["delete", "secret", "c-operator-tls"])
@@ -210,8 +210,8 @@ async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Replaces every certificate by an expired one of the same authority, as if the operator had been stopped for longer
-/// than the validity.
+/// Replaces every certificate by an expired one from the same authority. The result is the same as if the operator had
+/// been stopped for longer than the validity.
 async fn expire(sandbox: &Sandbox) -> Result<()> {
     let of_clients = authority(sandbox, "c-client-ca", "client").await?;
     let of_peers = authority(sandbox, "c-peer-ca", "peer").await?;
@@ -241,7 +241,7 @@ async fn expire(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// True if a new connection to this port of a member fails because the certificate of the member has expired.
+/// Whether a new connection to this port of a member fails because the member's certificate has expired.
 async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result<bool> {
     let identity = Identity {
         ca: ca.to_owned(),
@@ -254,7 +254,7 @@ async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result
     Ok(error.is_some_and(|error| format!("{error:#}").contains("expired")))
 }
 
-/// Waits until new connections to every member fail, on both ports.
+/// Waits until new connections to both ports of every member fail.
 async fn await_expired(sandbox: &Sandbox) -> Result<()> {
     let of_clients = value(sandbox, "c-client-ca", "ca.crt").await?;
     let of_peers = value(sandbox, "c-peer-ca", "ca.crt").await?;
@@ -301,7 +301,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
 async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
-    // A terminating process may still renew a certificate.
+    // A terminating process might still renew a certificate.
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 
@@ -320,7 +320,7 @@ mod full {
 
     /// The shortest validity that the API accepts.
     const SHORT: &str = "  TLS: {generated: {certificateDuration: 3m}}\n";
-    /// After this time, the last certificate has expired.
+    /// After this time, all certificates have expired.
     const EXPIRED: Duration = Duration::from_secs(190);
 
     #[tokio::test]

@@ -1,6 +1,6 @@
-//! The Secrets of generated authorities are deleted, emptied or replaced in a healthy cluster: alone, together with a
-//! pod, and together with all other Secrets. The operator replaces the authority in steps, which lock out no member and
-//! no client.
+//! The Secrets of generated authorities are deleted, emptied or replaced in a healthy cluster: one alone, one together
+//! with a pod, and all Secrets. The operator replaces the authority in steps. In each step, members and clients can
+//! still connect.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::certificates::until_with_reads;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_generated::{GENERATED, client, restarts_by_uid, value};
 
-/// The change of a Secret.
+/// How a Secret is lost.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
     Deleted,
@@ -53,7 +53,7 @@ impl Loss {
     }
 }
 
-/// The certificates of the members of one kind, `peer` or `server`, by member.
+/// The certificates of all members of one kind (`peer` or `server`), by member.
 async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pod in sandbox.member_pods("c").await? {
@@ -64,7 +64,7 @@ async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, 
     Ok(all)
 }
 
-/// Waits until every member has restarted, all are ready, and each has a certificate of the next authority.
+/// Waits until every member has restarted with a certificate of the next authority, and all members are ready.
 async fn await_replaced(
     sandbox: &Sandbox,
     kinds: &[&str],
@@ -124,7 +124,8 @@ async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> 
     .await
 }
 
-/// Members restart one by one, each after all are ready again. A request waits for at most one restart.
+/// Loses an authority. Members restart one by one, each after all members are ready again. So a request waits for at
+/// most one restart.
 async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss) -> Result<()> {
     let what = format!("{secret} is {loss:?}");
     let identity = client(sandbox, "c").await?;
@@ -148,7 +149,7 @@ async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss)
     Ok(())
 }
 
-/// The pod of a member is deleted at the same time.
+/// Like [`lose_authority`], but also deletes the pod of a member.
 async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
     let what = format!("{secret} and a pod are deleted");
     let identity = client(sandbox, "c").await?;
@@ -171,8 +172,8 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     writer.finish(&what).await.map(drop)
 }
 
-/// As after a restore of the namespace without its Secrets: no new certificate has an authority in common with the
-/// members. The operator restarts them one by one without an approval.
+/// Deletes all Secrets, as if the namespace had been restored without them. No new certificate then has an authority in
+/// common with the members. The operator restarts the members one by one without an approval.
 async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
     let identity = client(sandbox, "c").await?;
     let kinds = ["peer", "server"];
@@ -186,7 +187,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
     await_replaced(sandbox, &kinds, &before, &restarts).await?;
-    // The certificate of the writer belongs to a deleted authority. The acknowledged writes are read back with the new
+    // The certificate of the writer belongs to a deleted authority. So the writes are read back with the new
     // certificate.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);
@@ -199,7 +200,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// Creates a cluster of three members on volumes.
+/// Creates a cluster with three members on volumes.
 async fn form(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{GENERATED}{DURABLE}");
     sandbox
@@ -208,7 +209,8 @@ async fn form(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Invariant 20. The unit tests and the model lose each Secret in each way, `full` loses each authority.
+/// Invariant 20. The unit tests and the model lose each Secret in each way, and the tests in `full` lose each
+/// authority.
 #[tokio::test]
 async fn lost_authorities_are_replaced_while_clients_write() {
     cluster_scenario_without_leaks("tls_lost_authority", async |sandbox| {
@@ -236,7 +238,7 @@ mod full {
         lose_authority_and_pod(sandbox, kind, secret).await
     }
 
-    /// Invariant 20.
+    /// Invariant 20: members and clients can connect in each step.
     #[tokio::test]
     async fn every_loss_of_peer_authority_is_repaired() {
         cluster_scenario_without_leaks("tls_lost_peer_ca", async |sandbox| {
@@ -245,7 +247,7 @@ mod full {
         .await;
     }
 
-    /// Invariant 20.
+    /// Invariant 20: members and clients can connect in each step.
     #[tokio::test]
     async fn every_loss_of_client_authority_is_repaired() {
         cluster_scenario_without_leaks("tls_lost_client_ca", async |sandbox| {

@@ -1,5 +1,5 @@
-//! Clusters with TLS lose a majority. The seed fetches the survivor's snapshot with the operator's certificate, also
-//! with authentication.
+//! Clusters with TLS lose a majority. The seed fetches the snapshot of the survivor with the operator's certificate,
+//! also if authentication is enabled.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
@@ -15,7 +15,7 @@ use crate::tls_generated;
 
 const KEYS: usize = 200;
 
-/// TLS for clients, and none between members.
+/// TLS for clients, but not between members.
 const FOR_CLIENTS: &str =
     "  TLS: {static: {member: {serverSecret: server}, operatorSecret: operator}}\n";
 
@@ -35,10 +35,10 @@ async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> 
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// The operator reports the lost quorum. After the approval, a new cluster continues with the survivor's data.
+/// The operator reports the lost quorum. After the approval, a new cluster continues with the data of the survivor.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // Approves only after the loss is final, because a terminating process may still answer once.
+    // The approval is set only after the loss is final, because a terminating process may still respond once.
     await_object(
         &clusters,
         "c",
@@ -66,7 +66,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Ensures that peers communicate without TLS.
+/// Ensures that clients use TLS, and that peers do not.
 async fn clients_have_tls_and_peers_have_none(sandbox: &Sandbox) -> Result<()> {
     let arguments = arguments(sandbox, "c").await?;
     let count = |text: &str| {
@@ -178,7 +178,7 @@ impl SecuredCluster<'_> {
 }
 
 /// A running operator has a token of the old cluster, which the seed would reject. A new operator has no token, and
-/// without a quorum etcd accepts no login. Therefore, the certificate of the operator names a user.
+/// etcd accepts no login without a quorum. So the operator's certificate must name a user of etcd.
 #[tokio::test]
 async fn lost_majority_is_recovered_with_authentication() {
     cluster_scenario_without_leaks("auth_quorum_loss", async |sandbox| {

@@ -1,5 +1,5 @@
-//! Every port rejects clients without a certificate of the right authority, and with a certificate of the cluster's
-//! other authority. The port for health and metrics serves no data.
+//! Every port rejects clients without a certificate of its own authority, also those with a certificate of the
+//! cluster's other authority. The port for health and metrics serves no data.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -17,10 +17,10 @@ use tokio::time::{Duration, timeout};
 use crate::certificates::client_name;
 use crate::tls_generated::{client, value};
 
-/// The length of the random part in the name of an authority.
+/// Length of the random part in the name of an authority.
 const RANDOM_NAME_LENGTH: usize = 12;
 
-/// Static certificates: one authority signs for both ports.
+/// Ports with static certificates. One authority signs the certificates for both ports.
 pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let pod = format!("pod/{}", pods.first().context("no pod")?.name_any());
@@ -58,13 +58,13 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
         await_accepted(sandbox, &pod, port, &good).await?;
         rejects_plain_http(sandbox, &pod, port).await?;
     }
-    // Clients reject a server of another authority.
+    // Clients reject a server with a certificate of another authority.
     let suspicious = stranger.identity(good.own.as_ref(), &name);
     ensure!(put(sandbox, &pod, &suspicious).await.is_err());
     serves_no_data(sandbox, &pod).await
 }
 
-/// Generated certificates: each port has its own authority.
+/// Ports with generated certificates. Each port has its own authority.
 pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let member = pods.first().context("no pod")?.name_any();
@@ -90,7 +90,7 @@ pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     serves_no_data(sandbox, &format!("pod/{member}")).await
 }
 
-/// The authority from a Secret, so that the test can sign certificates.
+/// The authority in a Secret. The test signs certificates with it.
 pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Result<Authority> {
     let certificate = value(sandbox, secret, "tls.crt").await?;
     let der = CertificateDer::from_pem_slice(certificate.as_bytes())?;
@@ -113,8 +113,8 @@ async fn accepts_only(
     await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
-    // A valid certificate, which the test signs with the authority's key, is accepted. Therefore, the expired one is
-    // rejected because of its time.
+    // A valid certificate that the test signs with the authority's key is accepted. So the expired one is rejected only
+    // because of its validity.
     let valid = authority.client()?;
     let with = |own: Option<&Signed>| Identity {
         own: own.cloned(),
@@ -199,7 +199,7 @@ async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
     Ok(())
 }
 
-/// True if the TLS handshake succeeds. The status of the response does not matter.
+/// Whether the TLS handshake succeeds. The status of the response does not matter.
 pub(crate) async fn is_accepted(
     sandbox: &Sandbox,
     pod: &str,
@@ -210,7 +210,7 @@ pub(crate) async fn is_accepted(
     Ok(identity.ask(forward.port, "/version").await.is_ok())
 }
 
-/// Waits until the handshake succeeds. On a busy machine, a handshake may time out.
+/// Waits until the TLS handshake succeeds. On a busy machine, a handshake may time out.
 async fn await_accepted(
     sandbox: &Sandbox,
     pod: &str,
@@ -228,7 +228,7 @@ async fn await_accepted(
     .await
 }
 
-/// Like [`get`], but waits for a response.
+/// Like [`get`], but waits until a response arrives.
 async fn answer(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
     until(&format!("a response for {path}"), DEADLINE, async || {
         let answer = get(sandbox, pod, port, path).await?;
@@ -241,7 +241,7 @@ async fn answer(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<S
     .await
 }
 
-/// Sends a plain HTTP request and returns the response.
+/// Sends a plain HTTP request, and returns the response.
 async fn get(sandbox: &Sandbox, pod: &str, port: u16, path: &str) -> Result<String> {
     let forward = PortForward::open(&sandbox.env, &sandbox.namespace, pod, port).await?;
     let mut stream = TcpStream::connect(("127.0.0.1", forward.port)).await?;

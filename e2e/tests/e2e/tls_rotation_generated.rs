@@ -9,12 +9,12 @@ use kube::ResourceExt;
 use crate::operator_crash::CrashingOperator;
 use crate::tls_generated::{client, value};
 
-/// At this point, every member trusts the next authority, and the old one still signs.
+/// At this point, every member trusts the next authority, and the old authority still signs certificates.
 const CRASH: &[&str] = &["before-switch-authority"];
-/// The shortest validity that the API accepts. Clients have a minute to read the next certificates.
+/// The shortest validity that the API accepts. With it, clients have one minute to read the next certificates.
 const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
 
-/// The number of authorities that clients trust, and whether a next one is pending.
+/// The number of authorities that clients trust, and whether a next authority is pending.
 async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     let mut most = 0;
     let mut waits = false;
@@ -26,7 +26,7 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     Ok((most, waits))
 }
 
-/// Waits until clients trust this many authorities, and no next one is pending.
+/// Waits until clients trust this many authorities, and no next authority is pending.
 async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Result<()> {
     until(what, DEADLINE * 2, async || {
         let (count, waits) = authorities(sandbox).await?;
@@ -39,7 +39,7 @@ async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Re
     .await
 }
 
-/// Waits until clients have a certificate other than this one.
+/// Waits until the clients' certificate differs from this one.
 async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     until(
         "clients have a certificate of the next authority",
@@ -58,8 +58,8 @@ async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<
     .await
 }
 
-/// Waits until every member rejects the old certificate. The client trusts the new authority, so only its certificate
-/// can cause this.
+/// Waits until every member rejects the old certificate. The client trusts the new authority, so only its own
+/// certificate can be the cause.
 async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<()> {
     let old = Identity {
         ca: ca.to_owned(),
@@ -83,7 +83,7 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
     .await
 }
 
-/// Invariant 20: the old certificates are valid for months, so members reject them only because of their authority.
+/// Invariant 20: the old certificates are valid for months. So members reject them only because of their authority.
 pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     let old = client(sandbox, "c").await?;
     let writer = Writer::start_tls(sandbox, "c", &old).await?;
@@ -117,7 +117,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     await_authorities(sandbox, "the old authority is not trusted", 1).await?;
     await_rejected(sandbox, &old, &new.ca).await?;
     sandbox.await_members("c", 3).await?;
-    // Certificates are valid for three minutes from now on.
+    // From now on, certificates are valid for three minutes.
     writer.read_as(&client(sandbox, "c").await?);
     writer.finish("without the old authority").await.map(drop)
 }

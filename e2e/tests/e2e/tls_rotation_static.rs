@@ -1,4 +1,4 @@
-//! The static Secrets of a running cluster are changed. Members and all three operators use new certificates without a
+//! The static Secrets of a running cluster change. Members and all three operators use new certificates without a
 //! restart, and the authority is replaced in steps.
 
 use anyhow::{Result, ensure};
@@ -19,11 +19,10 @@ use crate::tls_generated::{all_serve_as, restarts_by_uid};
 use crate::tls_refused::is_accepted;
 
 const KEYS: usize = 200;
-/// A DNS name that only the new certificates have.
+/// A DNS name that only the new certificates contain.
 const MORE: &str = "rotated.example";
 
-/// Replaces the certificates in the Secrets of members and operators with certificates of this authority. All trust
-/// `ca`.
+/// Puts certificates of this authority into the Secrets of members and operators. All of them trust `ca`.
 async fn put(sandbox: &Sandbox, by: &Authority, names: &[String], ca: &str) -> Result<()> {
     for (name, keys, signed) in [
         ("peer", tls::PEER, by.sign(names)?),
@@ -36,7 +35,7 @@ async fn put(sandbox: &Sandbox, by: &Authority, names: &[String], ca: &str) -> R
     Ok(())
 }
 
-/// The UIDs of the operator pods, with their restarts.
+/// The UIDs of the operators' pods, each with its number of restarts.
 pub(crate) async fn operators(sandbox: &Sandbox) -> Result<Vec<(String, i32)>> {
     let selector = ListParams::default().labels("app.kubernetes.io/name=etcd-operator");
     let pods = sandbox.api::<Pod>().list(&selector).await?;
@@ -73,7 +72,7 @@ async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &st
     .await
 }
 
-/// Waits until every member was started with this many peer authorities, and no work is pending.
+/// Waits until every member was started with this number of peer authorities, and no work is pending.
 async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     let what = format!("every member was started with {count} authorities");
     until(&what, DEADLINE * 2, async || {
@@ -112,7 +111,7 @@ pub(crate) async fn renews(
     Ok(())
 }
 
-/// A peer Secret with an authority that no running member trusts restarts no member.
+/// A peer Secret with an authority that no running member trusts must restart no member.
 async fn replaced_at_once_is_reported(
     sandbox: &Sandbox,
     (old, new): (&Authority, &Authority),
@@ -146,8 +145,9 @@ async fn replaced_at_once_is_reported(
     Ok(())
 }
 
-/// Invariant 20: the authority is replaced in steps while clients write. Afterwards, members reject the first
-/// certificate of the operators. Each operator connects with the new one: for the cluster, a backup, and a restore.
+/// Invariant 20: the authority is replaced in steps while clients write. After the last step, members reject the first
+/// certificate of the operators. Each operator connects with its new certificate: for the cluster, a backup, and a
+/// restore.
 pub(crate) async fn replaces_authority(
     sandbox: &Sandbox,
     old: &Authority,

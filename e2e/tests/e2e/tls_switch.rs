@@ -1,5 +1,6 @@
-//! TLS is switched on and off while members run and clients write. First, members accept both kinds of clients. Then
-//! all clients are changed. Then members accept one kind. Clients that follow this order are always served.
+//! TLS is switched on and off while members run and clients write. First, members accept clients with and without TLS.
+//! Then all clients are changed. Then members accept only one kind of clients. Clients that follow this order are
+//! always served.
 
 use std::time::Duration;
 
@@ -23,16 +24,17 @@ use crate::restore_in_place::{RESTORE_LOCK, in_place_restore};
 use crate::rollout::MAX_WRITE_GAP;
 use crate::tls_generated::client as generated_client;
 
-/// Enough for three rolling updates of three members, and for replacements of members without volumes.
+/// Time limit for a switch. It is long enough for three rolling updates of three members, and for the replacement of
+/// members without volumes.
 const SWITCH_TIMEOUT: Duration = Duration::from_mins(10);
 const KEYS: usize = 50;
 
-/// The writes of a switch.
+/// The writes of a switch at which the operator crashes.
 pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
 
 const GENERATED: &str = r#"{"static":null,"generated":{},"#;
 
-/// Members accept clients with and without TLS.
+/// With this setting, members accept clients with and without TLS.
 const BOTH: &str = r#"{"acceptPlaintext":true}"#;
 
 async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
@@ -41,14 +43,14 @@ async fn set(sandbox: &Sandbox, tls: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// Waits until three members use TLS as in `spec.TLS`.
+/// Waits until three members use the TLS settings in `spec.TLS`.
 async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     await_tls_mode(sandbox, peers, accepts).await?;
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Waits until the status reports the TLS of `spec.TLS`, as a user does: `TLSReady` of this generation is true, or
-/// there is no TLS.
+/// Waits until the status reports the requested TLS settings, as a user does. Either `TLSReady` is true for this
+/// generation, or the cluster has no TLS.
 async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("peers use {peers}, plaintext accepted: {accepts}");
@@ -72,12 +74,12 @@ async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result
 
 async fn finish_with_short_gap(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
-    // A client reconnects when its member stops, and a leader transfers its leadership.
+    // A client reconnects when its member stops. A leader transfers its leadership before it stops.
     ensure!(tally.gap < MAX_WRITE_GAP, "{what}: {tally}");
     Ok(())
 }
 
-/// Sets `spec.TLS` and waits for the switch. Members are terminated one by one.
+/// Sets `spec.TLS`, and waits until the switch is complete. Members must be terminated one by one.
 async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
     let check = RollingCheck::start(sandbox, "c", 3).await?;
     set(sandbox, tls).await?;
@@ -87,7 +89,7 @@ async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) ->
     Ok(())
 }
 
-/// Runs a client during the switch of `spec.TLS`. Afterwards, this kind of client is replaced by the other.
+/// Runs a client during a switch of `spec.TLS`. After the switch, the other kind of client replaces it.
 async fn switch_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
@@ -123,7 +125,7 @@ async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()
     Ok(())
 }
 
-/// From plaintext to TLS only. Clients without TLS are replaced between the two steps.
+/// Switches from plaintext to TLS only. Between the two steps, clients without TLS are replaced.
 async fn switch_on(
     sandbox: &Sandbox,
     tls: &str,
@@ -149,7 +151,7 @@ async fn switch_on(
     Ok(())
 }
 
-/// From TLS to plaintext only.
+/// Switches from TLS to plaintext only.
 async fn switch_off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     let encrypted = (Some(identity), "with TLS, while both are accepted");
     switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
@@ -167,8 +169,8 @@ async fn names(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Without `acceptPlaintext`, the operator does not switch a running cluster, because that would lock out its clients.
-/// It still replaces lost members.
+/// Without `acceptPlaintext`, the operator does not switch a running cluster, because the switch would lock out its
+/// clients. It still replaces lost members.
 async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     set(sandbox, r#"{"generated":{}}"#).await?;
@@ -197,7 +199,7 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     writer.finish("rejected switch").await.map(drop)
 }
 
-/// Members keep their volumes and their identities.
+/// In this test, members have volumes. They keep their volumes and their identities.
 #[tokio::test]
 async fn tls_is_switched_on_and_off_under_load() {
     cluster_scenario("tls_switch", async |sandbox| {
@@ -212,7 +214,7 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // Called here, because a cluster without TLS may have no Secret.
+        // The search for leaks is called here, because a cluster without TLS may have no Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;
@@ -269,7 +271,8 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// TLS between members alone, from static Secrets. One client writes from before the hibernation to the end.
+/// The cluster gets TLS between members only, from static Secrets. One client writes from before the hibernation until
+/// the end.
 #[tokio::test]
 async fn hibernated_cluster_switches_tls_after_resume() {
     cluster_scenario_without_leaks("tls_switch_hibernated", async |sandbox| {
@@ -290,8 +293,8 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// A switch is requested during an in-place restore. The operators contact the seed with the TLS that it was created
-/// with, and the switch starts after the handover to the cluster operator. A backup does not wait for the switch.
+/// A switch is requested during an in-place restore. The operators connect to the seed with the TLS settings with which
+/// it was created. The switch starts after the handover to the cluster operator. A backup does not wait for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
@@ -358,7 +361,8 @@ mod full {
         .await;
     }
 
-    /// Static and generated certificates have different authorities, so clients and members use plaintext in between.
+    /// Static and generated certificates have different authorities, so clients and members use plaintext between the
+    /// two.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {

@@ -1,4 +1,4 @@
-//! Several cluster operators: two that hold leases at the same time, a standby that takes over, and a newer one.
+//! Several cluster operators: two that hold leases at the same time, a standby that takes over, and a newer release.
 
 use std::time::Instant;
 
@@ -29,8 +29,8 @@ async fn leader(sandbox: &Sandbox) -> Result<Option<String>> {
     Ok(holder(&sandbox.api::<Lease>().get(OPERATOR).await?))
 }
 
-/// Waits until another pod is the leader. Returns its name. The duration is printed but not checked, because it depends
-/// on the machine.
+/// Waits until another pod than `than` is the leader. Returns its name. The duration depends on the machine, so it is
+/// printed but not checked.
 async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<String> {
     let begun = Instant::now();
     let name = until("another pod is the leader", DEADLINE, async || {
@@ -44,7 +44,7 @@ async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<Str
     Ok(name)
 }
 
-/// The expiry of a lease.
+/// The time at which a lease expires.
 fn end(lease: &Lease) -> Result<Timestamp> {
     let spec = lease.spec.as_ref().context("an empty lease")?;
     let renewed = spec.renew_time.as_ref().context("never renewed")?.0;
@@ -63,7 +63,7 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // Uses the clock of the API server, because a busy machine may deliver the change much later.
+            // The time comes from the API server, because a busy machine may deliver the change much later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -75,7 +75,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         None
     });
     let (next, in_time) = next.await.context("the lease did not change")?;
-    // A process that finds an expired lease also clears it before it acquires it.
+    // A process that finds an expired lease also clears it before it acquires it. So the lease counts as released only
+    // if it was cleared before its expiry.
     ensure!(in_time, "the lease expired and was not released");
     Ok(next)
 }
@@ -98,7 +99,7 @@ async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Po
     .await
 }
 
-/// Waits until no leftovers exist: as many pods and PVCs as members, and their Services.
+/// Waits until no other objects exist than those of the members: as many pods and PVCs as members, and their Services.
 async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
     until("no leftovers exist", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");
@@ -123,7 +124,7 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;
-    // Killed, and deleted, so that no container restarts under the name that holds the lease.
+    // The pod is killed and deleted, so that no container restarts under the name that holds the lease.
     let words = [
         "delete",
         "pod",
@@ -153,7 +154,7 @@ async fn concurrent_operators_and_failover_keep_cluster_safe() {
     .await;
 }
 
-/// A crash in the middle of a change, and a graceful shutdown.
+/// The leader crashes in the middle of a change, and later shuts down gracefully.
 async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
         "--set",
@@ -175,7 +176,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_ready_operators(sandbox, 2).await?;
     let before = sandbox.await_members("c", 3).await?;
 
-    // A crash in the middle of a change: the lease expires, then the standby continues.
+    // The leader crashes in the middle of a change. The lease expires, and the standby continues.
     sandbox.scale("c", 5).await?;
     until("a member is being added", DEADLINE, async || {
         Ok(match sandbox.member_pods("c").await?.len() {
@@ -208,8 +209,8 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_no_leftovers(sandbox, 3).await
 }
 
-/// Adds a second Deployment of the operator with a separate lease, so that both are leaders. This also happens for a
-/// moment when a process sleeps longer than its lease.
+/// Adds a second Deployment of the operator with its own lease, so both operators are leaders. This also happens for a
+/// moment when a process is suspended for longer than its lease.
 async fn add_another(sandbox: &Sandbox) -> Result<()> {
     let rights = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -254,7 +255,7 @@ subjects:
     .await
 }
 
-/// Invariant 11: two operators with separate leases form a cluster, replace members and change its size. Returns a
+/// Invariant 11: two operators with separate leases form a cluster, replace members, and change its size. Returns a
 /// client that writes.
 async fn both_act(sandbox: &Sandbox) -> Result<Writer> {
     add_another(sandbox).await?;

@@ -1,4 +1,4 @@
-//! The version of a cluster changes while clients write: one member at a time, in both directions. Changes that etcd
+//! The version of a cluster changes while clients write, one member at a time, in both directions. Changes that etcd
 //! does not support are rejected.
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ pub(crate) async fn change(sandbox: &Sandbox, name: &str, spec: serde_json::Valu
     Ok(())
 }
 
-/// Waits until all members run the version, and no work is pending.
+/// Waits until all members run this version and no work is pending.
 pub(crate) async fn await_version(
     sandbox: &Sandbox,
     name: &str,
@@ -62,7 +62,7 @@ fn is_condition(object: &DynamicObject, kind: &str, status: &str, reason: &str) 
         .is_some_and(|found| found["status"] == status && found["reason"] == reason)
 }
 
-/// What a version change keeps of a pod, and its etcd container.
+/// The parts of a pod, and of its etcd container, that a version change compares.
 #[derive(Debug)]
 struct MemberPod {
     uid: String,
@@ -90,8 +90,8 @@ async fn pods(sandbox: &Sandbox, name: &str) -> Result<MemberPods> {
     Ok(seen.collect())
 }
 
-/// Waits until all pods are the same, and each was restarted once. A member may answer before its kubelet reports the
-/// restart.
+/// Waits until all pods are the same as before, and each was restarted once. A member may respond before its kubelet
+/// reports the restart.
 async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     until("the same pods, each restarted once", DEADLINE, async || {
         in_place(before, &pods(sandbox, name).await?, 1).map(Poll::Done)
@@ -99,7 +99,7 @@ async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> R
     .await
 }
 
-/// Ensures that the pods are the same, and each was restarted this often.
+/// Ensures that the pods are the same as before, and that each was restarted `times` times.
 fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     let same = before.iter().all(|(name, before)| {
         after.get(name).is_some_and(|after| {
@@ -118,8 +118,8 @@ fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
 /// Ensures that the restarts of the members' containers do not overlap. A kubelet may report a restart and a created
 /// container before the container runs.
 ///
-/// Once a minute, a kubelet removes ended containers but the newest, and counts a created container as ended. It then
-/// no longer knows the end of the container before: only the start of this member is compared.
+/// Once a minute, a kubelet removes all ended containers except the newest, and counts a created container as ended.
+/// Then it no longer knows when the previous container ended. For such a member, only its start is compared.
 async fn ensure_one_by_one(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     let what = "each member was restarted and runs";
     let mut restarts = until(what, DEADLINE, async || {
@@ -162,8 +162,8 @@ async fn await_reason(
     .await
 }
 
-/// From 3.4 to 3.7, one minor release at a time, in members without volumes. No write fails for a client that retries,
-/// and no pod is replaced.
+/// Upgrades members without volumes from 3.4 to 3.7, one minor release at a time. No write of a client with retries
+/// fails, and no pod is replaced.
 #[tokio::test]
 async fn every_minor_is_upgraded_in_place_under_load() {
     cluster_scenario("upgrade_under_load", async |sandbox| {
@@ -203,7 +203,7 @@ async fn every_minor_is_upgraded_in_place_under_load() {
     .await;
 }
 
-/// A kubelet delays the restart of a container that ran the same image before, so few steps return to an earlier
+/// A kubelet delays the restart of a container if the same image ran before. So only few steps return to an earlier
 /// version.
 #[tokio::test]
 async fn version_changes_are_reversed_and_redirected_under_load() {
@@ -218,7 +218,7 @@ async fn version_changes_are_reversed_and_redirected_under_load() {
         await_version(sandbox, "c", 3, &old).await?;
         let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
-        // This cluster is used for the downgrade.
+        // The next steps downgrade this cluster.
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
         step("redirect an upgrade", is_redirected(sandbox, &new)).await?;
         await_version(sandbox, "plain", 3, &new).await?;
@@ -228,8 +228,8 @@ async fn version_changes_are_reversed_and_redirected_under_load() {
     .await;
 }
 
-/// From one patch release to another and back, in place, one member at a time. The older release is too old for the
-/// next minor release, which is rejected.
+/// Changes the patch release and back, in place, one member at a time. A change from the older release to the next
+/// minor release is rejected.
 async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> Result<()> {
     sandbox.await_members("patch", 3).await?;
     let writer = Writer::start_retrying(sandbox, "patch", WRITE_INTERVAL).await?;
@@ -242,7 +242,7 @@ async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> 
     sandbox.delete_cluster("patch").await
 }
 
-/// Ensures that no write failed or is lost.
+/// Ensures that no write failed and none is lost.
 async fn finish(writer: Writer, what: &str) -> Result<()> {
     writer.await_more(10).await?;
     let tally = writer.finish(what).await?;
@@ -250,7 +250,7 @@ async fn finish(writer: Writer, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Restarts one member at a time with the version, in its pod.
+/// Changes the version. Ensures that one member at a time restarts, in its pod.
 async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     let before = sandbox.await_members(name, 3).await?;
     let pods_before = pods(sandbox, name).await?;
@@ -263,7 +263,8 @@ async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Re
     Ok(())
 }
 
-/// Versions that etcd does not support as a next step. No member restarts, and the status reports the reason.
+/// Requests versions to which etcd does not support a direct change. No member restarts, and the status reports the
+/// reason.
 async fn are_rejected(
     sandbox: &Sandbox,
     name: &str,
@@ -284,7 +285,8 @@ async fn are_rejected(
     in_place(&before, &pods(sandbox, name).await?, 0)
 }
 
-/// An upgrade to a missing image stops after one member. After the version is set back, the cluster is as before.
+/// An upgrade to an image that does not exist stops after one member. After the version is set back, the cluster is as
+/// before.
 async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let missing = "3.6.999";
@@ -322,7 +324,7 @@ async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// With etcd's own downgrade, with volumes and without.
+/// Downgrades with etcd's own procedure, with and without volumes.
 async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let plain = sandbox.await_members("plain", 3).await?;
@@ -343,14 +345,14 @@ async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     finish(writer, "downgrade without volumes").await
 }
 
-/// The version is set back when one member runs the new one. Changed members roll back in their pods, and the others do
-/// not restart.
+/// The version is set back when one member runs the new version. Changed members roll back in their pods, and the
+/// others do not restart.
 async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let pods_before = pods(sandbox, "c").await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
-    // The progress at this time depends on the machine.
+    // How many members have changed at this time depends on the machine.
     let mut begun = changed_pods(sandbox, new).await?;
     change(sandbox, "c", json!({ "version": old })).await?;
     begun = begun.max(changed_pods(sandbox, new).await?);
@@ -366,12 +368,12 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
                 now.map(|now| now.restarts - before.restarts)
             };
             let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
-            // Two restarts for a change and its rollback. One restart if the change was interrupted. None for an
-            // untouched member such as the leader, which is changed last.
+            // A member has two restarts if it was changed and rolled back, and one if its change was interrupted. A
+            // member that was not changed has none. The leader is changed last.
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-            // One step may have been in progress when the version was set back.
+            // One change may have been in progress when the version was set back.
             let stopped = touched <= begun + 1;
             Ok(if known && back && stopped {
                 Poll::Done(())
@@ -383,7 +385,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     .await
 }
 
-/// Waits until the version is rejected with this message. The cluster keeps its version.
+/// Waits until the version is rejected with this message. The cluster must keep its version.
 async fn await_rejected(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let object = await_object(&clusters, name, says, DEADLINE, |object| {

@@ -5,7 +5,7 @@ use crate::cluster::can_restore_from;
 use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 
-/// The problems of the object. The schema rejects them too, but objects stored before the schema existed may
+/// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
 /// have them.
 pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
     let spec = &backup.spec;
@@ -55,7 +55,7 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
 }
 
 impl BackupPolicy {
-    /// The problems of the policy. `prefix` is the JSON path of the policy.
+    /// The problems of the policy. `prefix` is the JSON path of the policy in the object.
     pub(crate) fn problems(&self, prefix: &str) -> Vec<Problem> {
         let numbers = [
             (
@@ -98,7 +98,8 @@ impl BackupPolicy {
 
 /// The fields of a spec that have no effect in this release.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // Without a schedule or an interval there is only one backup: retention and deadline do not apply.
+    // Without a schedule or an interval there is only one backup, so retention and the starting deadline have no
+    // effect.
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return Vec::new();
     };
@@ -116,13 +117,13 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     ])
 }
 
-/// The fields of a spec that have no effect in this release and must not be ignored: while one of them is
-/// set, the operator makes no backup. There is none at present.
+/// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
+/// operator makes no backup. This release has no such field.
 pub fn unsafe_to_ignore(_: &EtcdBackupSpec) -> Vec<Problem> {
     Vec::new()
 }
 
-/// The problem of a storage type that a restore cannot read.
+/// The problem of a storage type from which a restore cannot read. `None` if a restore can read from it.
 pub(crate) fn unreadable_store(storage_type: &StorageType, field: &str) -> Option<Problem> {
     (storage_type.is_known() && !can_restore_from(storage_type)).then(|| {
         Problem::new(

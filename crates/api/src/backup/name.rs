@@ -1,30 +1,29 @@
 //! The names of periodic backups: `<path>_v<revision>_<time>`, as coreos/etcd-operator wrote them.
 //!
-//! Invariant 13 depends on this module: an object belongs to a path only if this module would write exactly
-//! the name of the object.
+//! Invariant 13 depends on this module: an object belongs to a path only if this module would write exactly this name.
 
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::civil::DateTime;
 use k8s_openapi::jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 
-/// Format of the time in a name, in UTC, as in coreos/etcd-operator.
+/// Format of the time in a name. The time is in UTC, as in coreos/etcd-operator.
 const TIME: &str = "%Y-%m-%d-%H:%M:%S";
 
-/// The parts of a periodic backup's name after its path.
+/// The part of a periodic backup's name that follows its path.
 ///
-/// Values are ordered by age. The time is compared first, because a restored cluster continues from an
-/// earlier revision.
+/// The order of the values is by age. The time is compared first, because a restored cluster continues from an earlier
+/// revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Numbered {
-    /// Start of the backup, to the second.
+    /// Start of the backup, in whole seconds.
     pub time: Timestamp,
-    /// The member's revision when the stream started: the minimum revision of the backup. The exact revision
-    /// is in the manifest.
+    /// The revision of the member when the stream started. The backup may have a later revision, which its manifest
+    /// contains.
     pub revision: u64,
 }
 
-/// Prefix of the names of all periodic backups of a path. Names of another path can have this prefix too:
+/// Prefix of the names of all periodic backups of a path. Names of another path can start with this prefix too, so
 /// check each listed name with [`parse`].
 pub fn prefix(path: &str) -> String {
     format!("{path}_v")
@@ -36,7 +35,8 @@ pub fn name(path: &str, parts: Numbered) -> String {
     format!("{}{}_{time}", prefix(path), parts.revision)
 }
 
-/// The parts of a name; `None` unless the whole name is that of a periodic backup of this path.
+/// The part of the name `key` after the path. `None` unless `key` is exactly the name of a periodic backup of this
+/// path.
 pub fn parse(path: &str, key: &str) -> Option<Numbered> {
     let rest = key.strip_prefix(&prefix(path))?;
     let (revision, time) = rest.split_once('_')?;
@@ -48,7 +48,8 @@ pub fn parse(path: &str, key: &str) -> Option<Numbered> {
             .timestamp(),
         revision: revision.parse().ok()?,
     };
-    // Each backup has exactly one name: no signs, no leading zeros, no additional characters.
+    // Each backup has exactly one name. So a name with a sign, a leading zero or an additional character is not
+    // accepted.
     (name(path, parts) == key).then_some(parts)
 }
 
@@ -75,7 +76,7 @@ mod tests {
         }
     }
 
-    /// Invariant 13.
+    /// Invariant 13: a name that differs in one character does not belong to the path.
     #[test]
     fn invariant_13_parses_only_exact_names() {
         let good = "etcd_v99_2018-12-31-23:59:59";
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_by_age() {
+    fn numbered_backups_are_ordered_by_age() {
         let new = Numbered {
             time: at(20),
             revision: 7,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema::{embedded_list, null_as_empty, object_name};
 
-/// The user that etcd requires before authentication can be enabled.
+/// The name of the user that must exist before etcd can enable authentication.
 pub const ROOT_USER: &str = "root";
 
 /// Credentials for a cluster with authentication.

@@ -1,5 +1,4 @@
-//! Validation of an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored.
-//! Pure.
+//! Validates an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored. Pure.
 
 use std::collections::BTreeSet;
 
@@ -14,11 +13,11 @@ use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 use crate::version::EtcdVersion;
 
-/// Minimum validity of a generated certificate: one third of it must be enough to renew the certificate and
-/// deliver it to the members.
+/// Minimum validity of a generated certificate. In the last third of the validity, the operator must renew the
+/// certificate and deliver it to the members.
 const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins(3);
 
-/// The problems of the object. The schema rejects them too, but objects stored before the schema existed may
+/// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
 /// have them.
 pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
@@ -218,8 +217,8 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     problems
 }
 
-/// The variables that set a flag of the operator, or an option that is also set in `spec.etcd`. Values are
-/// not reported.
+/// The problems of variables that set a flag of the operator, or an option that `spec.etcd` also sets. The messages do
+/// not contain the values of the variables.
 fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let options = spec.etcd.as_ref().map(EtcdOptions::flags);
     let options = options.unwrap_or_default();
@@ -268,10 +267,10 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     ])
 }
 
-/// The fields of a spec that have no effect in this release and must not be ignored: while one of them is
-/// set, the operator starts nothing.
+/// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
+/// operator starts no member.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    // There is none in this release.
+    // This release has no such field.
     let _ = spec;
     Vec::new()
 }
@@ -377,7 +376,7 @@ mod tests {
         assert_eq!(fields(&problems), ["spec.pod.etcdEnv"; 3]);
     }
 
-    /// Manifests of coreos/etcd-operator have no other way to set these options.
+    /// Manifests of coreos/etcd-operator can set these options only by variables.
     #[test]
     fn rejects_variable_if_its_field_is_set() {
         for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([

@@ -1,9 +1,9 @@
-//! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads the same
-//! flags from both, so both share one list and one rule. Pure.
+//! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads the same flags from
+//! both, so one list and one rule apply to both. Pure.
 
-/// Flags of etcd that the operator sets. `extraArgs` and `etcdEnv` may not set these flags, with or without
-/// the prefix `experimental-`. A trailing `*` matches any suffix. The CEL rules of the schema repeat this
-/// list; a test compares both.
+/// Flags of etcd that the operator sets. `extraArgs` and `etcdEnv` may not set these flags, with or without the prefix
+/// `experimental-`. A trailing `*` stands for any suffix. The CEL rules of the schema repeat this list, and a test
+/// compares the two.
 pub const OWNED_FLAGS: &[&str] = &[
     "name",
     "data-dir",
@@ -42,14 +42,14 @@ pub const TYPED_FLAGS: &[&str] = &[
     "max-txn-ops",
 ];
 
-/// Prefix of the variables from which etcd reads its flags.
+/// Prefix of the environment variables from which etcd reads its flags.
 const PREFIX: &str = "ETCD_";
 
-/// The etcd flag that an environment variable sets, without dashes; `None` if etcd reads no flag from the
-/// variable. `ETCD_FORCE_NEW_CLUSTER` sets `force-new-cluster`.
+/// The etcd flag that an environment variable sets, without dashes. `None` if etcd reads no flag from the variable. For
+/// example, `ETCD_FORCE_NEW_CLUSTER` sets `force-new-cluster`.
 ///
-/// For each flag, etcd reads `ETCD_` and the name of the flag in upper case with `_` for `-`, in exactly this
-/// spelling (`FlagToEnv` in etcd's `pkg/flags`).
+/// The variable of a flag is `ETCD_` and the name of the flag in upper case, with `_` instead of `-`. etcd accepts only
+/// this spelling (`FlagToEnv` in etcd's `pkg/flags`).
 pub fn flag_of_env(variable: &str) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     let is_spelled = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
@@ -57,13 +57,13 @@ pub fn flag_of_env(variable: &str) -> Option<String> {
     spelled.then(|| name.to_ascii_lowercase().replace('_', "-"))
 }
 
-/// Whether a command line argument sets the flag. `flag` has no dashes.
+/// Whether a command line argument sets the flag `flag`, whose name is given without dashes.
 pub fn is_flag(argument: &str, flag: &str) -> bool {
     let name = argument.strip_prefix("--");
     name.is_some_and(|name| name.split('=').next() == Some(flag))
 }
 
-/// The remedy for an argument that `extraArgs` may not contain; `None` if the argument is allowed.
+/// The remedy for an argument that `extraArgs` must not contain. `None` if the argument is allowed.
 pub fn refused_argument(argument: &str) -> Option<&'static str> {
     let Some(flag) = argument.strip_prefix("--") else {
         return Some("write one flag in each item, as --flag=value");
@@ -78,8 +78,7 @@ pub fn refused_argument(argument: &str) -> Option<&'static str> {
     }
 }
 
-/// The remedy for a variable that `etcdEnv` may not contain, with any value; `None` if the variable is
-/// allowed.
+/// The remedy for a variable that `etcdEnv` must not contain with any value. `None` if the variable is allowed.
 pub fn refused_variable(variable: &str) -> Option<&'static str> {
     let flag = flag_of_env(variable)?;
     is_owned(&flag).then_some("remove the variable, because the operator sets the flag")
@@ -134,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn variable_names_follow_etcds_spelling() {
+    fn variable_names_follow_spelling_of_etcd() {
         let flag = |variable| flag_of_env(variable);
         assert_eq!(flag("ETCD_WAL_DIR").as_deref(), Some("wal-dir"));
         assert_eq!(
             flag("ETCD_FORCE_NEW_CLUSTER").as_deref(),
             Some("force-new-cluster")
         );
-        // etcd ignores these.
+        // etcd reads no flag from these variables.
         for variable in [
             "",
             "ETCD_",

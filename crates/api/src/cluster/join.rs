@@ -1,12 +1,12 @@
-//! Validation of the annotation that names an etcd cluster to join.
+//! Validates the annotation that names an etcd cluster to join.
 
 use super::{EtcdCluster, TlsPolicy};
 use crate::names::ANNOTATION_JOIN;
 use crate::problem::Problem;
 
-/// The problem if the annotation and `spec.TLS` contradict each other. Members of both clusters must use the
-/// same scheme, otherwise the join can never complete. The annotation has no effect on a cluster with a
-/// bootstrap of its own.
+/// The problem if the annotation and `spec.TLS` contradict each other. The members of both clusters must use the same
+/// scheme, because the join could otherwise never complete. If the cluster has a bootstrap of its own, the annotation
+/// has no effect.
 pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = cluster
         .metadata

@@ -206,19 +206,19 @@ pub struct EtcdOptions {
     pub max_txn_ops: Option<i64>,
 }
 
-/// An option that is set.
+/// An option that is set in the spec, as a flag of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdFlag {
     /// The flag of etcd, without dashes.
     pub flag: &'static str,
-    /// The field of `spec.etcd`.
+    /// The name of the field in `spec.etcd`.
     pub field: &'static str,
-    /// The value in the unit of etcd.
+    /// The value, in the unit that etcd expects.
     pub value: String,
 }
 
 impl EtcdOptions {
-    /// The flags of the options that are set, in the order of [`TYPED_FLAGS`]. A duration that is not valid is left out.
+    /// The flags of all options that are set, in the order of [`TYPED_FLAGS`]. An invalid duration is left out.
     pub fn flags(&self) -> Vec<EtcdFlag> {
         let Self {
             quota_backend_bytes,
@@ -257,7 +257,7 @@ impl EtcdOptions {
     }
 }
 
-/// etcd expects durations as a number of milliseconds.
+/// The number of milliseconds, because etcd expects durations in this form.
 fn milliseconds(text: &DurationText) -> Option<String> {
     text.parse()
         .map(|duration| duration.as_millis().to_string())

@@ -126,7 +126,7 @@ pub struct EtcdClusterStatus {
     /// The TLS that members are started with. During a switch, this is an intermediate state on the way to
     /// `spec.TLS`.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
-    // Two operators write this record: each write replaces the whole record.
+    // Two operators write this record, and each write must replace the whole record.
     #[x_kube(merge_strategy = MapMerge::Atomic)]
     pub tls: Option<TlsStatus>,
     /// Alarms that etcd has raised.
@@ -196,13 +196,13 @@ impl TlsStatus {
         }
     }
 
-    /// Whether the fields of the record agree with each other. If a user changed one of them, the whole
-    /// record is invalid.
+    /// Whether the fields of the record agree with each other. If a user has changed one of them, the whole record is
+    /// invalid.
     pub fn is_consistent(&self) -> bool {
         *self == Self::new(&self.token, self.policy().as_ref())
     }
 
-    /// The policy that members are started with, including the peer stage.
+    /// The policy with which members are started, including the peer stage.
     pub fn policy(&self) -> Option<TlsPolicy> {
         let mut policy = self.policy.clone()?;
         let stages = PeerStage::ALL.into_iter();

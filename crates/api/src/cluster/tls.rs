@@ -69,12 +69,12 @@ pub struct GeneratedTls {
 }
 
 impl GeneratedTls {
-    /// Whether members talk TLS to each other.
+    /// Whether members use TLS between each other.
     pub fn peer(&self) -> bool {
         self.peer.unwrap_or(true)
     }
 
-    /// Whether members talk TLS to clients.
+    /// Whether members use TLS for clients.
     pub fn client(&self) -> bool {
         self.client.unwrap_or(true)
     }
@@ -118,13 +118,14 @@ pub struct StaticTls {
     pub operator_secret: Option<String>,
 }
 
-/// Names of the keys in a TLS Secret.
+/// The form of the key names in a TLS Secret.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyNames {
-    /// A different name for each purpose, as in coreos/etcd-operator: `peer.crt`, `peer.key`, `peer-ca.crt`.
+    /// A different name for each purpose, as in coreos/etcd-operator. For peers: `peer.crt`, `peer.key` and
+    /// `peer-ca.crt`.
     #[default]
     OfPurpose,
-    /// The names that cert-manager and `kubectl create secret tls` use: `tls.crt`, `tls.key`, `ca.crt`.
+    /// The names that cert-manager and `kubectl create secret tls` use: `tls.crt`, `tls.key` and `ca.crt`.
     Usual,
 }
 
@@ -140,21 +141,21 @@ pub struct MemberTls {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub server_secret: Option<String>,
-    /// Key names in the Secret for peers. Read from the Secret; not a field of the object.
+    /// The key names in the Secret for peers. They are read from the Secret and are not a field of the object.
     #[serde(skip)]
     pub peer_keys: KeyNames,
-    /// Key names in the Secret for clients. Read from the Secret; not a field of the object.
+    /// The key names in the Secret for clients. They are read from the Secret and are not a field of the object.
     #[serde(skip)]
     pub server_keys: KeyNames,
 }
 
 impl TlsPolicy {
-    /// Name of the static Secret for TLS between members.
+    /// Name of the static Secret for TLS between members. `None` if there is none.
     pub fn peer_secret(&self) -> Option<&str> {
         given(self.static_.as_ref()?.member.as_ref()?.peer_secret.as_ref())
     }
 
-    /// Name of the static Secret for TLS with clients.
+    /// Name of the static Secret for TLS with clients. `None` if there is none.
     pub fn server_secret(&self) -> Option<&str> {
         given(
             self.static_
@@ -166,7 +167,7 @@ impl TlsPolicy {
         )
     }
 
-    /// Name of the static Secret with the operator's client certificate.
+    /// Name of the static Secret with the operator's client certificate. `None` if there is none.
     pub fn operator_secret(&self) -> Option<&str> {
         given(self.static_.as_ref()?.operator_secret.as_ref())
     }
@@ -194,8 +195,8 @@ impl TlsPolicy {
         self.generated.as_ref()
     }
 
-    /// Name of the Secret with this member's peer certificate; `None` if peers do not use TLS. Each member
-    /// has its own generated Secret; a static Secret is shared by all members.
+    /// Name of the Secret with the peer certificate of this member. `None` if peers do not use TLS. With generated
+    /// certificates, each member has its own Secret. A static Secret is shared by all members.
     pub fn peer_secret_of(&self, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -205,7 +206,7 @@ impl TlsPolicy {
         }
     }
 
-    /// Name of the Secret with this member's server certificate; `None` if clients do not use TLS.
+    /// Name of the Secret with the server certificate of this member. `None` if clients do not use TLS.
     pub fn server_secret_of(&self, member: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -215,8 +216,7 @@ impl TlsPolicy {
         }
     }
 
-    /// Name of the Secret with the operators' client certificate for this cluster; `None` if clients do not
-    /// use TLS.
+    /// Name of the Secret with the operators' client certificate for this cluster. `None` if clients do not use TLS.
     pub fn operator_secret_of(&self, cluster: &str) -> Option<String> {
         match &self.generated {
             Some(generated) => generated
@@ -226,27 +226,27 @@ impl TlsPolicy {
         }
     }
 
-    /// Whether members talk TLS to each other.
+    /// Whether members use TLS between each other.
     pub fn encrypts_peers(&self) -> bool {
         self.peer_secret_of("").is_some()
     }
 
-    /// Whether members talk TLS to clients.
+    /// Whether members use TLS for clients.
     pub fn encrypts_clients(&self) -> bool {
         self.server_secret_of("").is_some()
     }
 
-    /// Whether members accept only clients that use TLS.
+    /// Whether members reject clients without TLS.
     pub fn insists_on_tls(&self) -> bool {
         self.encrypts_clients() && !self.accepts_plaintext()
     }
 
-    /// Whether members that use TLS for clients also accept clients without TLS.
+    /// Whether members accept clients both with and without TLS.
     pub fn accepts_plaintext(&self) -> bool {
         self.encrypts_clients() && self.accept_plaintext == Some(true)
     }
 
-    /// The policy without TLS between members; `None` if clients do not use TLS either.
+    /// The same policy without TLS between members. `None` if clients do not use TLS either.
     #[must_use]
     pub fn without_peers(&self) -> Option<Self> {
         let mut policy = self.clone();
@@ -260,7 +260,7 @@ impl TlsPolicy {
         policy.encrypts_clients().then_some(policy)
     }
 
-    /// The stage of encryption between peers.
+    /// The stage of TLS between peers.
     pub fn peers(&self) -> PeerStage {
         match (self.encrypts_peers(), self.peer_stage) {
             (false, _) => PeerStage::Plain,
@@ -270,7 +270,7 @@ impl TlsPolicy {
     }
 }
 
-/// The stage of encryption between peers for a policy; `Plain` without a policy.
+/// The stage of TLS between peers for this policy. `Plain` without a policy.
 pub fn peers_of(policy: Option<&TlsPolicy>) -> PeerStage {
     policy.map_or(PeerStage::Plain, TlsPolicy::peers)
 }

@@ -171,7 +171,8 @@ impl EtcdClusterSpec {
         policy == Some(&NoSpacePolicy::Report)
     }
 
-    /// Number of revisions to keep when the operator compacts a full database; `None` if it must not compact.
+    /// Number of revisions to keep when the operator compacts a full database. `None` if the operator must not compact
+    /// it.
     pub fn revisions_kept(&self) -> Option<i64> {
         if let Some(kept) = self.no_space().and_then(|rule| rule.keep_revisions) {
             return Some(kept);
@@ -182,7 +183,7 @@ impl EtcdClusterSpec {
         kept.filter(|kept| by_revision && *kept > 0)
     }
 
-    /// When the operator defragments members although the database is not full.
+    /// The settings for defragmentations of databases that are not full. `None` if there are none.
     pub fn defragmentation(&self) -> Option<&Defragmentation> {
         self.upkeep.as_ref()?.defragmentation.as_ref()
     }
@@ -224,7 +225,7 @@ mod tests {
                 r#"{"etcd":{"autoCompactionMode":"periodic","autoCompactionRetention":"1"}}"#,
                 None,
             ),
-            // etcd's default mode is periodic: 5 means five hours, not five revisions.
+            // The default mode of etcd is periodic, so 5 means five hours and not five revisions.
             (r#"{"etcd":{"autoCompactionRetention":"5"}}"#, None),
             (
                 r#"{"upkeep":{"noSpace":{"keepRevisions":5}},"etcd":{"autoCompactionMode":"revision","autoCompactionRetention":"1000"}}"#,
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_defaults_to_etcds_default() {
+    fn database_quota_has_default_of_etcd() {
         assert_eq!(spec("{}").quota_bytes(), 2 << 30);
         let given = spec(r#"{"etcd":{"quotaBackendBytes":16777216}}"#);
         assert_eq!(given.quota_bytes(), 16 << 20);

@@ -1,4 +1,4 @@
-//! Validation of an `EtcdRestore`. Pure.
+//! Validates an `EtcdRestore`. Pure.
 
 use super::{EtcdRestore, EtcdRestoreSpec};
 use crate::backup::unreadable_store;
@@ -9,7 +9,7 @@ use crate::storage::StorageType;
 /// JSON path of the template, with a trailing dot.
 const TEMPLATE: &str = "spec.etcdCluster.template.";
 
-/// The problems of the object. The schema rejects them too, but objects stored before the schema existed may
+/// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
 /// have them.
 pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
     let spec = &restore.spec;
@@ -80,8 +80,8 @@ pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
     fields
 }
 
-/// The fields of a spec that have no effect in this release and must not be ignored: while one of them is
-/// set, the operator restores nothing.
+/// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
+/// operator restores nothing.
 pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     let kind = spec.backup_storage_type.as_ref();
     let mut problems: Vec<Problem> = kind
@@ -98,7 +98,7 @@ pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     problems
 }
 
-/// The problem of a storage type that a seed cannot read.
+/// The problem of a storage type that a seed cannot read. `None` if a seed can read it.
 pub fn unreachable(kind: &StorageType) -> Option<Problem> {
     unreadable_store(kind, "spec.storageType")
 }

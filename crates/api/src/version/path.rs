@@ -1,24 +1,24 @@
-//! Allowed version changes of etcd: upgrades by one minor release at a time, from a minimum patch release on,
+//! The version changes of etcd that are allowed: upgrades by one minor release at a time, from a minimum patch release,
 //! and downgrades where etcd supports them.
 //!
 //! Sources:
 //! - Upgrade guides: `content/en/docs/v3.6/upgrades/upgrade_3_6.md` and `v3.7/upgrades/upgrade_3_7.md` in
 //!   etcd-io/website.
-//! - 3.5.20: issue 19557 in etcd-io/etcd. 3.5.1 to 3.5.19 do not write the promotion of a learner to the
-//!   store that 3.6 reads.
-//! - 3.5.26: the post "zombie members" of December 2025 (issue 20967). Members that were removed long ago
-//!   reappear with 3.6.
+//! - 3.5.20: issue 19557 in etcd-io/etcd. 3.5.1 to 3.5.19 do not write the promotion of a learner to the store that 3.6
+//!   reads.
+//! - 3.5.26: the post "zombie members" of December 2025 (issue 20967). With 3.6, members that were removed long ago
+//!   reappear.
 //! - Downgrades: `allowedDowngradeVersion` in `server/etcdserver/version/downgrade.go` of etcd 3.6.
 
 use super::EtcdVersion;
 
-/// The first release that supports etcd's downgrade to the previous minor release.
+/// The first minor release that supports etcd's downgrade to the previous minor release.
 const DOWNGRADES_FROM: (u64, u64) = (3, 6);
 
 /// Direction of a version change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpgradeDirection {
-    /// Within a minor release: patch upgrade or patch downgrade.
+    /// Within one minor release: an upgrade or a downgrade of the patch release.
     Within,
     /// To the next minor release.
     Up,
@@ -26,17 +26,17 @@ pub enum UpgradeDirection {
     Down,
 }
 
-/// Minimum patch release of the previous minor release for an upgrade.
+/// A minimum patch release that an upgrade to the next minor release requires.
 struct Floor {
-    /// The minor release to upgrade to.
+    /// The minor release to which the cluster is upgraded.
     of: (u64, u64),
     /// The oldest patch release of the previous minor release that may be upgraded.
     patch: u64,
-    /// The cause, for the error message.
+    /// The reason for the requirement, for the error message.
     why: &'static str,
 }
 
-/// Ordered by patch release: the error names the first requirement that is not met.
+/// Ordered by patch release, because the error contains the first requirement that is not met.
 const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),
@@ -58,7 +58,7 @@ const FLOORS: [Floor; 3] = [
 /// The direction of the change from one version to another.
 ///
 /// # Errors
-/// The change is not allowed. The text names the cause and the version to set first.
+/// Fails if the change is not allowed. The text contains the cause and the version to set first.
 pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, String> {
     let ((major, minor), (to_major, to_minor)) = (from.minor(), to.minor());
     if major != to_major {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn rejected_upgrade_names_intermediate_version() {
+    fn rejected_upgrade_reports_intermediate_version() {
         for (from, to, stop) in [
             ("3.4.23", "3.6.16", "3.5.26 or a later 3.5"),
             ("3.5.35", "3.7.3", "3.6.11 or a later 3.6"),

@@ -28,7 +28,7 @@ pub(crate) fn yaml_files(directory: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The objects of a YAML file, including the objects in the text of its ConfigMaps.
+/// The objects in a YAML file, including those in the texts of its ConfigMaps.
 pub(crate) fn objects(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     let mut objects = documents(&text, path);
@@ -52,7 +52,8 @@ fn documents(text: &str, path: &Path) -> Vec<Value> {
         .collect()
 }
 
-/// Fails if a generated file differs from `text`. Rewrites the file if `UPDATE` is set.
+/// Fails if a generated file differs from `text`. If the environment variable `UPDATE` is set, rewrites the file
+/// instead.
 pub(crate) fn expect_generated(path: &str, text: &str) {
     let file = root().join(path);
     if std::env::var_os("UPDATE").is_some() {

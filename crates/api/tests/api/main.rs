@@ -1,4 +1,4 @@
-//! Tests of the API as files: generated CRDs and reference, validation rules, old manifests, examples.
+//! Tests of the API with files: generated CRDs and reference page, validation rules, old manifests, and examples.
 //!
 //! `UPDATE=1 cargo test -p api` rewrites the generated files.
 

@@ -1,4 +1,4 @@
-//! Manifests of users: of coreos/etcd-operator v0.9.4, and the examples of this project.
+//! Tests with manifests that users have: those of coreos/etcd-operator v0.9.4, and the examples of this project.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::files::{objects, root, yaml_files};
 use crate::schema::refusals;
 
-/// Reads an object into its type and back. No given field may be lost.
+/// Parses an object and serializes it again. Fails if a field is lost.
 fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T {
     let typed: T = serde_json::from_value(object.clone())
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -22,7 +22,7 @@ fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T
 fn assert_contains(whole: &Value, part: &Value, place: &str) {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
-            // Go omits `false`.
+            // Go omits fields whose value is `false`.
             for (key, value) in part
                 .iter()
                 .filter(|(_, value)| **value != Value::Bool(false))
@@ -43,7 +43,7 @@ fn assert_contains(whole: &Value, part: &Value, place: &str) {
     }
 }
 
-/// The problems of an object of this API, and its fields without effect; `None` for other kinds.
+/// The problems of an object of this API, and its fields without effect. `None` for an object of another kind.
 fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
     match object["kind"].as_str()? {
         "EtcdCluster" => {
@@ -133,7 +133,8 @@ fn first_example_spells_out_defaults() {
 
 #[test]
 fn objects_stored_by_v0_9_4_can_be_read() {
-    // As a Go client stored them: empty status, null lists, conditions of the old shape.
+    // The objects are in the form in which a Go client stored them: an empty status, null lists, and conditions in
+    // their old form.
     let stored = [
         r#"{"metadata":{"name":"a"},"spec":{"size":3,"pod":{"ClusterDomain":"","resources":{}}},"status":{"phase":"Running","size":3,
             "members":{"ready":null},"currentVersion":"3.2.13","targetVersion":"","conditions":[{"type":"Available","status":"True",

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-/// The whole page.
+/// The text of the whole page.
 pub(crate) fn page(definitions: &[Value]) -> String {
     let mut page = String::from(
         "<!-- Generated from the crate `api` by `UPDATE=1 cargo test -p api`. Do not edit. -->\n\n\
@@ -66,7 +66,7 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
             .as_array()
             .is_some_and(|all| all.iter().any(|one| one == name));
         rows.push(row(&path, property, required));
-        // The spec of a cluster is listed under EtcdCluster.
+        // The spec of a cluster is listed only once, under EtcdCluster.
         if path.ends_with("template.spec") {
             continue;
         }
@@ -78,7 +78,7 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
     }
 }
 
-/// Whether a type belongs to this API: Kubernetes types are embedded without descriptions.
+/// Whether a type belongs to this API. Kubernetes types have no descriptions, because they are embedded without them.
 fn is_own(schema: &Value) -> bool {
     schema["properties"]
         .as_object()

@@ -1,7 +1,6 @@
-//! Every rule of the schemas, with an object that the rule accepts and an object that the rule rejects. The
-//! objects are the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the
-//! same fixtures to a real kube-apiserver. The first line of a rejected fixture contains the expected
-//! message.
+//! Tests every rule of the schemas with an object that the rule accepts and an object that it rejects. The objects are
+//! the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the same fixtures to a
+//! real kube-apiserver. The first line of a rejected fixture contains the expected message.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -59,7 +58,7 @@ fn refused_fixtures_fail_only_for_expected_reason() {
                 "{}: expected {expected:?}, got {refusals:?}",
                 path.display()
             );
-            // A bound and its rule may both report the field. No other error is allowed.
+            // A bound and its rule may both report the field. Other errors are not allowed.
             assert!(refusals.len() <= 2, "{}: {refusals:?}", path.display());
         }
     }
@@ -94,7 +93,7 @@ fn every_rule_has_an_accepted_and_a_refused_fixture() {
 }
 
 #[test]
-fn every_rule_message_names_a_remedy() {
+fn every_rule_message_contains_remedy() {
     let mut messages = BTreeSet::new();
     for kind in ["EtcdCluster", "EtcdBackup", "EtcdRestore"] {
         collect_messages(schema_of(kind), &mut messages);
@@ -110,7 +109,7 @@ fn is_refused(pod: &Value) -> bool {
     !refusals(&object).is_empty()
 }
 
-/// The schema and the operator have the same rule. The operator validates on its own where an older CRD is
+/// The schema and the operator must have the same rule. The operator validates by itself, because an older CRD may be
 /// installed.
 #[test]
 fn schema_and_operator_reject_same_flags_and_variables() {
@@ -162,7 +161,7 @@ fn schema_and_operator_reject_same_flags_and_variables() {
     }
 }
 
-/// The operator reserves a flag and the variable of the flag alike.
+/// If the operator reserves a flag, it also reserves the variable of the flag.
 #[test]
 fn variable_follows_rule_of_its_flag() {
     for owned in OWNED_FLAGS {
@@ -174,7 +173,7 @@ fn variable_follows_rule_of_its_flag() {
     }
 }
 
-/// Every option has a flag, and the schema rejects the variable of an option that `spec.etcd` sets.
+/// Every option has a flag. If `spec.etcd` sets the option, the schema rejects the variable of the flag.
 #[test]
 fn schema_rejects_variable_of_every_set_option() {
     let all = json!({ "quotaBackendBytes": 4_294_967_296_i64, "autoCompactionMode": "periodic",
@@ -196,7 +195,7 @@ fn schema_rejects_variable_of_every_set_option() {
     }
 }
 
-/// The schema and the operator apply the same rules to a restore's template.
+/// The schema and the operator apply the same rules to the template of a restore.
 #[test]
 fn template_may_not_set_operator_flags() {
     let restore = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdRestore",

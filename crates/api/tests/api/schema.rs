@@ -1,6 +1,6 @@
-//! The checks of a kube-apiserver that the fixtures need: unknown fields, types, bounds, lengths, enums,
-//! required fields, defaults and CEL rules. Patterns are not checked here: the end-to-end tests apply the
-//! same fixtures to a real API server.
+//! The checks of a kube-apiserver that the fixtures need: unknown fields, types, bounds, lengths, enums, required
+//! fields, defaults and CEL rules. Patterns are not checked here. The end-to-end tests apply the same fixtures to a
+//! real API server.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -25,8 +25,8 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
         .collect()
 });
 
-/// On creation, the evaluator passes `oldSelf` to `optionalOldSelf` rules as null instead of an empty
-/// optional. These rules of the whole object are therefore reduced to their part for creations.
+/// Replaces rules with `optionalOldSelf` by their part for new objects. The evaluator passes `oldSelf` to these rules
+/// as null instead of an empty optional when an object is created.
 fn bind_old_self(schema: &mut Value) {
     for rule in schema["x-kubernetes-validations"]
         .as_array_mut()
@@ -50,7 +50,7 @@ pub(crate) fn schema_of(kind: &str) -> &'static Value {
         .unwrap_or_else(|| panic!("no definition of {kind}"))
 }
 
-/// The errors of the API server for the object; empty if it accepts the object.
+/// The errors with which the API server rejects the object. Empty if it accepts the object.
 pub(crate) fn refusals(object: &Value) -> Vec<String> {
     let schema = schema_of(object["kind"].as_str().expect("kind"));
     let object = apply_defaults(schema, object);

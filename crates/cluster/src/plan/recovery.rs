@@ -240,8 +240,8 @@ impl Scene<'_> {
                 format!("restore it from a backup with an EtcdRestore{backup}")
             } else {
                 draft.requeue = draft.requeue.min(BLIND);
-                "a recovery needs the data of one surviving member, but none answers; or restore the cluster from a \
-                 backup with an EtcdRestore"
+                "a recovery needs the data of one surviving member, but none answers: repair one of these members, \
+                 or restore the cluster from a backup with an EtcdRestore"
                     .to_owned()
             };
             draft.problem(Reason::QuorumLost, format!("{text}; {answers}"));

@@ -355,7 +355,7 @@ fn advisable(report: &Report) -> Finding {
     }
     if size % 2 == 0 {
         let text = format!(
-            "spec.size {size} survives the loss of no more members than {} does: use an odd number",
+            "spec.size {size} tolerates no more lost members than spec.size {}: use an odd number",
             size.saturating_sub(1)
         );
         return finding(kind, false, Reason::EvenSize, text);

@@ -1,4 +1,4 @@
-//! The real client's login and its changes of etcd's authentication.
+//! The login of the real client, and its calls that change etcd's authentication.
 
 use std::future::Future;
 use std::sync::atomic::AtomicBool;
@@ -14,24 +14,24 @@ use crate::login::{Answer, log_in};
 use crate::port::{Error, Login};
 
 impl EtcdClient {
-    /// Ensures that the client is logged in, if it has credentials and etcd requires them. `stale` is the
-    /// number of a login that was insufficient, `deadline` is the deadline of the call that needs the login.
-    /// Returns the number of the login.
+    /// Logs the client in if it has credentials and etcd requires them. Returns the number of the login, or `None` if
+    /// etcd requires none. `stale` is the number of a login that etcd no longer accepted. `deadline` is the deadline of
+    /// the call that needs the login.
     pub(super) async fn logged_in(
         &self,
         endpoint: &str,
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // A suspect login is still used if no member issues a new token in time.
+        // A suspect login remains in use if no member issues a new token in time.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()
         } else {
             None
         };
-        // Two rounds at most: the member itself, then all others concurrently. With a certificate or a
-        // suspect login the client has another way to authenticate, so it waits only as long as the call
-        // itself can still be made.
+        // First the called member gets the login, then all others concurrently. A client with a certificate or a
+        // suspect login can authenticate without a new token. So it waits for the login only as long as the call itself
+        // still has time.
         let longest = self.deadlines.call / 2;
         let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
@@ -53,8 +53,8 @@ impl EtcdClient {
         Ok(found.map(|(_, number)| number).or(suspect))
     }
 
-    /// Makes a call that presents this login. A call that is neither answered nor overtaken makes the login
-    /// suspect.
+    /// Sends a call that presents this login. If the call gets no response, the login becomes suspect, unless another
+    /// member has responded first.
     pub(super) async fn call_with_login<F: Future>(
         &self,
         login: Option<u64>,
@@ -90,11 +90,13 @@ impl EtcdClient {
 
     pub(super) async fn enable_authentication(&self, via: &[String]) -> Result<(), Error> {
         let Some(credentials) = self.access.credentials.clone() else {
-            return Err(Error::Other("there are no credentials".to_owned()));
+            return Err(Error::Other(
+                "the client has no credentials: set a user and a password".to_owned(),
+            ));
         };
         self.session.forget();
-        // If authentication is already enabled, its users are left as they are: a new password would
-        // invalidate this login.
+        // If authentication is already enabled, its users are not changed, because a new password would invalidate the
+        // current login.
         match self.login_state(via).await? {
             Some(Login::Off) => {}
             _ => return Ok(()),
@@ -108,7 +110,7 @@ impl EtcdClient {
         done
     }
 
-    /// The user that the certificate names.
+    /// The user that the common name of the certificate names.
     fn certificate_user(&self) -> Option<String> {
         self.access.tls.as_ref()?.user.clone()
     }
@@ -124,7 +126,9 @@ impl EtcdClient {
 
     pub(super) async fn set_password(&self, via: &[String]) -> Result<(), Error> {
         let Some(Credentials { user, password, .. }) = self.access.credentials.clone() else {
-            return Err(Error::Other("there are no credentials".to_owned()));
+            return Err(Error::Other(
+                "the client has no credentials: set a user and a password".to_owned(),
+            ));
         };
         let certificate_user = self.certificate_user();
         let done = self.change(via, |mut client| {
@@ -144,9 +148,8 @@ impl EtcdClient {
     }
 }
 
-/// Creates user and role, then enables authentication, in this order: etcd rejects a step if a previous one
-/// is missing. Existing objects are kept or set again (`AuthEnable` and `UserGrantRole` in etcd's
-/// `server/auth/store.go`).
+/// Creates the user and the role, and then enables authentication. etcd requires this order. Existing users and roles
+/// are kept, and grants are repeated (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
 ///
 /// Invariant 21: authentication is enabled only after the operator's own password was set for its user.
 async fn enable_with_root(
@@ -163,7 +166,7 @@ async fn enable_with_root(
         Err(error) => return Err(error),
         Ok(_) => {}
     }
-    // Before 3.6 the role must exist before it is granted. The name `root` gives the permissions, not the
+    // Before etcd 3.6 the role must exist before it is granted. The permissions come from the name `root`, not from the
     // content of the role.
     match client.role_add("root").await {
         Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
@@ -177,8 +180,8 @@ async fn enable_with_root(
     client.auth_enable().await.map(|_| ())
 }
 
-/// Creates the user that the client's certificate names, without a password. The certificate then
-/// authenticates the client while no quorum issues tokens.
+/// Creates the user that the client's certificate names, without a password. With this user, the certificate
+/// authenticates the client when no quorum exists to issue tokens.
 async fn add_certificate_user(client: &mut Client, user: &str) -> Result<(), etcd_client::Error> {
     let options = UserAddOptions::new().with_no_pwd();
     match client.user_add(user, "", Some(options)).await {

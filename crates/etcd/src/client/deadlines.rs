@@ -5,22 +5,22 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::port::Etcd;
 
-/// Maximum duration of each part of a call.
+/// Time limits for the parts of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
-    /// For a new connection, including TLS.
+    /// Time limit for a new connection, including TLS.
     pub connect: Duration,
-    /// For [`Etcd::status`], including the connection.
+    /// Time limit for [`Etcd::status`], including the connection.
     pub status: Duration,
-    /// For every other call, including connections and all members that are tried.
+    /// Time limit for every other call, including connections and all members that are tried.
     pub call: Duration,
-    /// Time without an answer after which a read is also sent to the next member.
+    /// If a member has not responded to a read after this time, the next member also gets the read.
     pub hedge: Duration,
-    /// For a defragmentation: etcd rewrites the whole database before it answers.
+    /// Time limit for a defragmentation. etcd rewrites the whole database before it responds.
     pub defragment: Duration,
-    /// For a snapshot stream: the maximum time between two chunks.
+    /// Maximum time between two chunks of a snapshot stream.
     pub progress: Duration,
-    /// Idle time after which a connection is closed.
+    /// A connection that was not used for this time is closed.
     pub idle: Duration,
 }
 

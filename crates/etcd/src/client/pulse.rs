@@ -1,9 +1,9 @@
-//! Health data from a member's listener for health and metrics (`--listen-metrics-urls`): plain HTTP, no
-//! credentials.
+//! Reads health data from a member's listener for health and metrics (`--listen-metrics-urls`), over plain HTTP and
+//! without credentials.
 //!
-//! etcd opens this listener at startup, and the client listener only after the member has applied its own
-//! entry. HTTP/1.0 has no chunked encoding and the response ends with the connection, so no HTTP client is
-//! needed.
+//! etcd opens this listener at its start. It opens the client listener only after the member has applied its own entry.
+//! The request uses HTTP/1.0, which has no chunked encoding and ends the response with the connection. So this module
+//! needs no HTTP client.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use tokio::time::timeout;
 use crate::limits::MAX_MEMBERS;
 use crate::port::{Error, MemberId, Pulse};
 
-/// Maximum size of a response in bytes. etcd's metrics have about 100 KiB; a larger response is not from etcd.
+/// Maximum size of a response in bytes. etcd's metrics have about 100 KiB, so a larger response does not come from
+/// etcd.
 const MAX_RESPONSE: u64 = 1 << 20;
 
-/// Requests the metrics within a deadline.
+/// Requests the metrics of a member. `deadline` includes the connection.
 pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
     let read = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -33,24 +34,24 @@ pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Erro
         Err(_) => Err(Error::Timeout(address.to_owned())),
         Ok(Err(error)) => Err(Error::Unreachable(format!("{address}: {error}"))),
         Ok(Ok(answer)) if answer.len() as u64 > MAX_RESPONSE => Err(Error::Other(format!(
-            "{address}: the response is longer than that of an etcd member"
+            "{address}: the response is longer than that of an etcd member: check the address"
         ))),
         Ok(Ok(answer)) => pulse(&String::from_utf8_lossy(&answer)).ok_or_else(|| {
             Error::Other(format!(
-                "{address}: the response does not contain the metrics of an etcd member"
+                "{address}: the response does not contain the metrics of an etcd member: check the address"
             ))
         }),
     }
 }
 
-/// `None` if any value is missing: a partial response is useless.
+/// Parses a response. `None` if any of the values is missing.
 fn pulse(answer: &str) -> Option<Pulse> {
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1);
     if !head.starts_with("HTTP/1.") || status != Some("200") {
         return None;
     }
-    // The last line may be truncated.
+    // The last line may be incomplete, so only lines with a line break are used.
     let lines = || {
         body.split_inclusive('\n')
             .filter_map(|line| line.strip_suffix('\n'))
@@ -59,8 +60,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
         let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         found.next()?.trim().parse::<f64>().ok()
     };
-    // A gauge may count a connection twice: etcd 3.7.3 reports 2 for a member that received the leader's
-    // snapshot.
+    // The value is the number of connections. A gauge may count a connection twice: etcd 3.7.3 reports 2 for a member
+    // that received the leader's snapshot.
     let named = |rest: &str| {
         let (id, value) = rest.split_once("\"} ")?;
         let holds = value.trim().parse::<f64>().ok()? >= 1.0;
@@ -91,7 +92,7 @@ fn pulse(answer: &str) -> Option<Pulse> {
     })
 }
 
-/// Metrics are floats, exact up to 2^53. A negative value or NaN is not an index.
+/// Converts a metric to an integer. Metrics are floats, which are exact up to 2^53. `None` for a negative value or NaN.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The range is checked.
 fn whole(value: f64) -> Option<u64> {
     (0.0..9.0e15).contains(&value).then_some(value as u64)

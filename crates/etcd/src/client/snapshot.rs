@@ -1,4 +1,4 @@
-//! The real client's snapshots: a stream with its own connection and its own deadline.
+//! Snapshots of the real client. Each snapshot stream has its own connection and its own deadline.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl EtcdClient {
         let opened =
             match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
                 Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                    // The member does not know the token, or the certificate is not sufficient.
+                    // The member does not know the token, or does not accept the certificate as a user.
                     let login = match self.session.restore_login() {
                         Some(former) => Some(former),
                         None => self.logged_in(member, login, self.deadlines.call).await?,
@@ -49,9 +49,9 @@ impl EtcdClient {
         })
     }
 
-    /// Opens a snapshot: the stream, its first chunk and the etcd version in the stream.
+    /// Requests a snapshot. Returns the stream, its first chunk, and the etcd version in the stream.
     async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
-        // A separate connection: a stream of hours must not share flow control with short calls.
+        // The stream has its own connection. It may last hours and must not share flow control with short calls.
         let mut client = timeout(self.deadlines.call, self.connect(member))
             .await
             .map_err(|_| Error::Timeout(member.to_owned()))??;
@@ -86,7 +86,7 @@ impl Source {
         let message = async {
             loop {
                 match stream.message().await {
-                    // An empty message is no progress.
+                    // An empty message is no progress, so the deadline continues to run.
                     Ok(Some(message)) if message.blob().is_empty() => {}
                     message => return message,
                 }

@@ -1,11 +1,11 @@
-//! One bbolt page: the fields that are needed to follow the right edge of the key tree. Pure.
+//! Parses those fields of a bbolt page that are needed to follow the right edge of the key tree. Pure.
 
-/// Size of a page header in bytes: id, flags, count, overflow.
+/// Size of a page header in bytes. The header has ID, flags, count and overflow.
 const HEADER: usize = 16;
-/// Size of an element header in bytes, in leaf and branch pages.
+/// Size in bytes of the header of an element in a leaf or branch page.
 const ELEMENT: usize = 16;
-/// Kept bytes of a revision key: 8 bytes, `_`, 8 bytes. The key of a deletion has a trailing `t`, which is
-/// not kept.
+/// Number of bytes of a revision key that are kept: 8 bytes, `_`, 8 bytes. The key of a deletion also has a trailing
+/// `t`, which is not kept.
 pub(super) const REVISION_KEY: usize = 17;
 
 const BRANCH: u16 = 0x01;
@@ -14,27 +14,27 @@ const META: u16 = 0x04;
 const MAGIC: u32 = 0xED0C_DAED;
 const BUCKET: u32 = 0x01;
 
-/// The relevant content of a page.
+/// The content of a page that matters for the right edge.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Edge {
     /// An inner page of a tree.
     Branch { last_child: u64 },
-    /// A page of revisions.
+    /// A page with revisions.
     Leaf { revision: i64 },
-    /// A page with its last key in the overflow, at this offset from the beginning of the page.
+    /// A page whose last key is in its overflow pages, at this offset from the start of the page.
     Overflow { offset: u64 },
-    /// A page of buckets, a page with the store's metadata, or an empty page.
+    /// A page that lists buckets or contains the store's metadata, or an empty page.
     Noted(Note),
 }
 
-/// The root pages and metadata of a page.
+/// What a page says about buckets and compaction.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Note {
-    /// The root page of the bucket `key`; `None` if the bucket is inlined or not in this page.
+    /// The root page of the bucket `key`. `None` if the bucket is inlined or is not in this page.
     pub(super) key_root: Option<u64>,
     /// The last revision of the bucket `key` if it is inlined.
     pub(super) inline_revision: i64,
-    /// The root page of the bucket `meta`; `None` if the bucket is inlined or not in this page.
+    /// The root page of the bucket `meta`. `None` if the bucket is inlined or is not in this page.
     pub(super) meta_root: Option<u64>,
     /// The greater of the scheduled and the finished compaction revision.
     pub(super) compacted: i64,
@@ -65,8 +65,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// The main part of a revision key; `None` if the bytes are not a revision. The plausible size of revisions
-/// distinguishes them from text with `_` as the ninth byte.
+/// The main revision in a key. `None` if the bytes are no revision. A text key with `_` as its ninth byte is recognized
+/// by its size: revisions have zeros in their first bytes.
 pub(super) fn revision(key: &[u8]) -> Option<i64> {
     if key.len() < REVISION_KEY || key[8] != b'_' || key[0] != 0 || key[9] != 0 {
         return None;
@@ -74,7 +74,7 @@ pub(super) fn revision(key: &[u8]) -> Option<i64> {
     Some(i64::from_be_bytes(key[..8].try_into().ok()?))
 }
 
-/// Parses a meta page; `None` if the page is not a valid meta page.
+/// Parses a meta page. `None` if the page is not a valid meta page.
 pub(super) fn meta(page: &[u8]) -> Option<Meta> {
     const CHECKSUM: usize = HEADER + 56;
     if u16_at(page, 8)? != META || u32_at(page, HEADER)? != MAGIC {
@@ -95,7 +95,7 @@ pub(super) fn meta(page: &[u8]) -> Option<Meta> {
     })
 }
 
-/// Parses the first page of a group with the ID `id`. Returns `None` for any other content: freed pages may
+/// Parses the first page of a group of pages with the ID `id`. `None` for any other content, because freed pages may
 /// contain anything.
 pub(super) fn read_page(page: &[u8], id: u64) -> Option<Edge> {
     if u64_at(page, 0)? != id {
@@ -134,7 +134,7 @@ fn element(page: &[u8], index: usize) -> Option<Element<'_>> {
     Some(Element {
         flags: u32_at(page, at)?,
         key: page.get(key_at..value_at)?,
-        // A value may continue in the overflow; the rest of such a value is not needed.
+        // The value may continue in overflow pages. The rest of the value is not needed.
         value: page.get(value_at..end.min(page.len()))?,
     })
 }
@@ -157,7 +157,7 @@ fn leaf(page: &[u8], count: usize, overflow: u32) -> Option<Edge> {
     note(page, count).map(Edge::Noted)
 }
 
-/// Reads the buckets and metadata of a page; `None` if the page has none.
+/// Reads what a page says about buckets and compaction. `None` if the page says nothing.
 fn note(page: &[u8], count: usize) -> Option<Note> {
     let mut note = Note::default();
     let mut found = false;
@@ -191,7 +191,7 @@ fn note(page: &[u8], count: usize) -> Option<Note> {
     found.then_some(note)
 }
 
-/// The value of an inlined bucket has the format of a page.
+/// The last revision of an inlined bucket. The value of such a bucket has the format of a page.
 fn inline_revision(page: &[u8]) -> Option<i64> {
     match usize::from(u16_at(page, 10)?) {
         0 => Some(0),

@@ -1,5 +1,5 @@
-//! Reads the revisions of a database file. Only the pages on the path to the revisions are read, a few even
-//! in a large file. Other pages are not verified; [`super::Inspector`] reads every byte.
+//! Reads the revisions of a database file. Reads only the pages on the path to the revisions, which are a few even in a
+//! large file. Other pages are not verified. [`super::Inspector`] reads every byte instead.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use super::page::{self, Edge, Note, REVISION_KEY};
 use super::{InspectError, LARGEST_PAGE, SMALLEST_PAGE};
 
-/// The revisions of a database.
+/// The revisions in a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revisions {
     /// The newest revision of a key.
@@ -18,18 +18,18 @@ pub struct Revisions {
 }
 
 impl Revisions {
-    /// Reads the revisions of a snapshot with its SHA-256 at the end, or of a member's database. No process
-    /// may write to the file.
+    /// Reads the revisions of a snapshot that ends with its SHA-256, or of a member's database. While this function
+    /// runs, no process may write to the file.
     ///
     /// # Errors
-    /// The file cannot be read, or is not a complete database.
+    /// Fails if the file cannot be read or is not a complete database.
     pub fn of_file(file: &File) -> Result<Self, WalkError> {
         let walk = Walk::begin(file)?;
         let buckets = walk.note(walk.root)?;
         let compacted = match buckets.meta_root {
             Some(page) => match walk.page(page) {
                 Ok(Edge::Noted(note)) => note.compacted.max(buckets.compacted),
-                // A store that was never compacted has no metadata there.
+                // If the store was never compacted, this page has no metadata.
                 Ok(_) | Err(WalkError::Database(_)) => buckets.compacted,
                 Err(error) => return Err(error),
             },
@@ -45,7 +45,7 @@ impl Revisions {
         })
     }
 
-    /// The revision of an etcd that starts from this database, as in [`super::Inspected::store_revision`].
+    /// The revision that an etcd started from this database has. Computed as in [`super::Inspected::store_revision`].
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
@@ -69,7 +69,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// The meta page with the greater transaction is valid.
+    /// Reads the meta pages. Of the valid ones, the page with the greater transaction is current.
     fn begin(file: &'a File) -> Result<Self, WalkError> {
         let mut first = vec![0; SMALLEST_PAGE];
         read(file, 0, &mut first, 0)?;
@@ -98,7 +98,7 @@ impl<'a> Walk<'a> {
         read(self.file, at, &mut bytes, id)?;
         match page::read_page(&bytes, id) {
             None => Err(broken.into()),
-            // The last key is in the overflow.
+            // The last key is in overflow pages.
             Some(Edge::Overflow { offset }) => {
                 let mut key = [0; REVISION_KEY];
                 read(self.file, at.saturating_add(offset), &mut key, id)?;
@@ -117,7 +117,7 @@ impl<'a> Walk<'a> {
     }
 
     fn last_revision(&self, root: u64) -> Result<i64, WalkError> {
-        /// Maximum depth: a deeper tree would have more pages than a file can contain.
+        /// Maximum depth of the tree. A deeper tree would have more pages than a file can contain.
         const MAX_DEPTH: usize = 64;
         let mut page = root;
         for _ in 0..MAX_DEPTH {
@@ -132,7 +132,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Reads bytes at an offset. A file that ends within the bytes is damaged at `page`.
+/// Reads `bytes` at the offset `at`. If the file ends before, `page` is damaged.
 fn read(file: &File, at: u64, bytes: &mut [u8], page: u64) -> Result<(), WalkError> {
     file.read_exact_at(bytes, at)
         .map_err(|error| match error.kind() {

@@ -1,4 +1,4 @@
-//! Logins: shared, suspect after unanswered calls, and never printed.
+//! Tests of logins: calls share a login, unanswered calls make it suspect, and its token is never printed.
 
 use super::*;
 
@@ -31,7 +31,7 @@ async fn concurrent_calls_share_login_until_stale() {
 }
 
 #[tokio::test]
-async fn asks_other_members_if_first_issues_no_token() {
+async fn requests_token_from_other_members_if_first_issues_none() {
     let session = session();
     session.set_members(&["learner".to_owned(), "voter".to_owned()]);
     let ask = |member: String, _: Credentials| async move {
@@ -45,7 +45,7 @@ async fn asks_other_members_if_first_issues_no_token() {
 }
 
 #[tokio::test]
-async fn rejection_names_user_only_and_is_cached() {
+async fn rejection_contains_only_user_and_is_cached() {
     let (session, asked) = (session(), AtomicUsize::new(0));
     let ask = |_: String, _: Credentials| {
         asked.fetch_add(1, Ordering::SeqCst);
@@ -60,7 +60,7 @@ async fn rejection_names_user_only_and_is_cached() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// Without a quorum no member issues a token. Calls that need none, or have one, are still made.
+/// Without a quorum no member issues a token. Calls that need no token, or have one, are still sent.
 #[tokio::test]
 async fn login_backs_off_if_no_member_answers() {
     let (session, asked) = (session(), AtomicUsize::new(0));
@@ -90,11 +90,11 @@ async fn suspect_login_is_used_until_replaced() {
     let silent = |_: String, _: Credentials| async { Answer::Unavailable };
     let first = session.ensure("a", None, gives("a.9")).await.unwrap();
     let first = first.map(|(_, number)| number);
-    // An answered call, and a call dropped at once, do not count.
+    // A call with a response does not make the login suspect. Nor does a call that is dropped at once.
     unanswered_call(&session, first).await.answered();
     drop(session.watch(first, &NOT_HEDGED));
     assert_eq!(session.take_suspect(), None);
-    // An overtaken call does not count: the member is only slow.
+    // A member whose call is overtaken is only slow, so the login does not become suspect.
     let overtaken = AtomicBool::new(false);
     let watch = session.watch(first, &overtaken);
     tokio::time::sleep(MIN_UNANSWERED).await;
@@ -108,7 +108,7 @@ async fn suspect_login_is_used_until_replaced() {
     session.ensure("a", suspect, silent).await.unwrap();
     assert_eq!(presented_token(&session).as_deref(), Some("a.9"));
     assert_eq!(session.login_number(), first);
-    // Not within the interval, and not for a replaced login.
+    // A login does not become suspect within the interval, and not after it was replaced.
     drop(unanswered_call(&session, first).await);
     assert_eq!(session.take_suspect(), None);
     session.found().suspect.since = None;
@@ -144,14 +144,14 @@ async fn certificate_replaces_suspect_login() {
         (None, None)
     );
     assert_eq!(certified.current(), Some(Login::Accepted));
-    // The certificate is not sufficient.
+    // The member does not accept the certificate.
     assert_eq!(certified.restore_login(), first);
     assert_eq!(presented_token(&certified).as_deref(), Some("a.9"));
     assert_eq!(certified.restore_login(), None);
 }
 
 #[tokio::test]
-async fn without_credentials_no_login_is_attempted() {
+async fn client_without_credentials_attempts_no_login() {
     let session = Session::new(None, false);
     let ask = |_: String, _: Credentials| async { Answer::Rejected };
     assert_eq!(session.ensure("a", None, ask).await.unwrap(), None);

@@ -1,4 +1,4 @@
-//! Tests of the comparison between a pod and the spec.
+//! Tests of the comparison of a pod with the spec.
 
 use k8s_openapi::api::core::v1::{PodStatus, Toleration};
 
@@ -30,7 +30,7 @@ fn apply(map: &mut BTreeMap<String, String>, changes: &BTreeMap<String, Option<S
     }
 }
 
-/// The pod after the API server applied the patch.
+/// The pod after the API server has applied the patch.
 fn patched(mut pod: Pod, patch: &MetadataPatch) -> Pod {
     annotate(&mut pod, &patch.annotations);
     apply(pod.metadata.labels.get_or_insert_default(), &patch.labels);
@@ -85,9 +85,9 @@ fn start_flags_are_no_difference() {
     }
 }
 
-/// The API server sets defaults, a webhook adds a container and changes fields.
+/// The API server sets defaults. A webhook adds a container and changes fields.
 #[test]
-fn values_set_by_others_are_no_difference() {
+fn defaults_and_webhook_changes_are_no_difference() {
     let mut pod = pod_for(MEMORY);
     let inside = pod.spec.as_mut().unwrap();
     inside.dns_policy = Some("ClusterFirst".into());
@@ -131,7 +131,7 @@ fn user_cannot_change_reserved_keys() {
 }
 
 #[test]
-fn other_spec_changes_need_new_pod() {
+fn other_spec_changes_require_new_pod() {
     let pod = pod_for("{}");
     for json in [
         r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,
@@ -140,7 +140,7 @@ fn other_spec_changes_need_new_pod() {
     ] {
         assert!(differs(&pod, json).pod.is_some(), "{json}");
     }
-    // The planner of the cluster operator compares the image.
+    // The image is not compared here, but by the planner of the cluster operator.
     for json in [
         r#"{"version":"3.5.35"}"#,
         r#"{"repository":"registry.local/etcd"}"#,
@@ -171,7 +171,7 @@ fn cpu_and_memory_change_in_place_with_default_requests() {
 }
 
 #[test]
-fn rejected_resize_needs_new_pod() {
+fn rejected_resize_requires_new_pod() {
     let mut pod = pod_for("{}");
     let patch = differs(&pod, MEMORY).resources.unwrap();
     annotate(&mut pod, &patch.refused);
@@ -183,7 +183,7 @@ fn rejected_resize_needs_new_pod() {
 }
 
 #[test]
-fn infeasible_resize_needs_new_pod_and_deferred_resize_waits() {
+fn infeasible_resize_requires_new_pod_but_deferred_resize_waits() {
     let mut pod = pod_for(MEMORY);
     set_condition(&mut pod, "PodResizePending", "Infeasible");
     assert!(

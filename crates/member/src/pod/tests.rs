@@ -53,7 +53,7 @@ fn pod_has_one_etcd_container_with_restart_policy_always() {
     assert_eq!(etcd["terminationMessagePolicy"], "FallbackToLogsOnError");
 }
 
-/// Invariant 14: a member's pod contains no credentials of the operator.
+/// Invariant 14: the pod of a member contains no credentials of the operator.
 #[test]
 fn pod_has_no_token_and_no_service_variables() {
     let pod = built(&Fixture::default());
@@ -83,7 +83,7 @@ fn health_checks_fail_during_defragmentation_unless_user_configures_it() {
     for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
-    // 3.6 does not start with both the gate and the flag, and no release starts with a variable and its flag.
+    // etcd 3.6 does not start with both the gate and the flag. No release starts with both a variable and its flag.
     for spec in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
         r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
@@ -111,8 +111,8 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// The API server and the operators reject these variables. The builder leaves them out of objects that are older than
-/// the rule.
+/// The API server and the operators reject these variables. An object that is older than this rule may contain them, so
+/// the builder leaves them out.
 #[test]
 fn variables_of_owned_flags_are_left_out() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
@@ -358,7 +358,7 @@ fn pod_tolerates_lost_node_until_replacement() {
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // The default toleration of five minutes covers shorter times.
+    // The default toleration of five minutes is longer than such a time.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),
@@ -371,7 +371,7 @@ fn pod_tolerates_lost_node_until_replacement() {
             .iter()
             .all(|one| one["tolerationSeconds"] == 1800 && one["effect"] == "NoExecute")
     );
-    // A toleration of the user for the taint is kept.
+    // The user's own toleration of the taint remains.
     let own = json!({ "key": "node.kubernetes.io/unreachable", "operator": "Exists" });
     let both = json!({ "memberReplacement": { "after": "30m" }, "pod": { "tolerations": [own] } });
     assert_eq!(tolerations(both).len(), 2);

@@ -1,7 +1,7 @@
-//! TLS in a member's pod: the Secrets, mounted at the paths of v1beta2, and the flags of etcd.
+//! TLS in a member's pod: the Secrets, mounted at the paths of v1beta2, and the TLS flags of etcd.
 //!
-//! Only the etcd container mounts the Secrets. No member's pod has the operator's client certificate: the readiness
-//! probe uses the metrics listener, which is plain HTTP and serves no data.
+//! Only the etcd container mounts the Secrets. No pod of a member contains the operator's client certificate. The
+//! readiness probe does not need it: the metrics listener uses plain HTTP and serves no data.
 
 use api::cluster::{KeyNames, PodPolicy};
 use api::version::EtcdVersion;
@@ -10,13 +10,14 @@ use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMo
 use crate::tls::Purpose;
 use crate::{Member, Members};
 
-/// Read-only for the group of the pod, with which etcd runs.
+/// File mode of mounted Secrets: readable for the group of the pod, which is the group of etcd.
 const MODE: i32 = 0o440;
-/// Readable for all users. If the spec sets no group for the pod, the user and group of etcd are unknown.
+/// File mode if the spec sets no group for the pod: readable for all users, because the user and the group of etcd are
+/// unknown.
 const MODE_WITHOUT_GROUP: i32 = 0o444;
 
-/// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. Every etcd from 3.4 on accepts these
-/// names. Go does not allow a choice of cipher suites for TLS 1.3.
+/// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. Every etcd since 3.4 accepts these
+/// names. For TLS 1.3, Go allows no choice of cipher suites.
 const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
@@ -85,7 +86,7 @@ pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -
             secret: Some(SecretVolumeSource {
                 secret_name: Some(mounted.secret),
                 default_mode: Some(if grouped { MODE } else { MODE_WITHOUT_GROUP }),
-                // Only these keys: a Secret may contain keys that members must not read.
+                // Only these keys are mounted, because a Secret may contain keys that members must not read.
                 items: Some(vec![
                     item(from.certificate, to.certificate),
                     item(from.key, to.key),
@@ -109,7 +110,7 @@ pub(super) fn mounts(members: &Members<'_>, member: &str) -> Vec<VolumeMount> {
     mounted(members, member).into_iter().map(mount).collect()
 }
 
-/// The TLS flags of etcd. Members require a certificate from each client and peer (invariant 20).
+/// The TLS flags of etcd. Members require a certificate from every client and peer (invariant 20).
 pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let all = mounted(members, member.name);
     let mut arguments = Vec::new();
@@ -139,16 +140,17 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
     arguments
 }
 
-/// The flag that turns off the reverse DNS check of peers. After verifying a peer's certificate, etcd looks up the
-/// peer's IP address in reverse DNS, and a wildcard name in the certificate must match a result (`checkCertSAN`,
-/// `isHostInDNS` in `client/pkg/transport/listener_tls.go`). If reverse DNS is slow or down, etcd would reject every
-/// peer. etcd still verifies the issuer and the usage of the certificate, and as a client the name of the other member.
+/// The flag that turns off the reverse DNS check of peers. After etcd has verified the certificate of a peer, it looks
+/// up the peer's IP address in reverse DNS. A wildcard name in the certificate must then match a result
+/// (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). With this check, etcd would reject every
+/// peer while reverse DNS is slow or down. etcd still verifies the issuer and the usage of the certificate, and as a
+/// client also the name of the other member.
 fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     let flag = "peer-skip-client-san-verification";
     if version.has_stable_flag_names() {
         Some(format!("--{flag}=true"))
     } else {
-        // The flag exists from 3.4 on.
+        // The flag exists since 3.4.
         (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
     }
 }
@@ -187,7 +189,7 @@ mod tests {
 
     /// Invariant 20: only the reverse DNS check is turned off, by the flag name of each release.
     #[test]
-    fn peers_do_not_depend_on_reverse_dns() {
+    fn peer_verification_skips_reverse_dns() {
         let of = |version| Fixture::with(TLS).version(version).arguments();
         assert!(has(
             &of("3.6.16"),
@@ -231,7 +233,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The keys in the Secret have other names, but the mounted files have the same names.
+        // The Secret uses other key names, but the mounted files have the same names.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

@@ -1,7 +1,7 @@
-//! Checks TLS material before a member uses it: private key, chain to the authority of the other side, validity, usage
-//! and names. Pure. rustls and webpki do the verification.
+//! Checks TLS Secrets before a member uses them: private key, chain to an authority that the other side trusts,
+//! validity, usage and names. Pure. rustls and webpki verify the certificates.
 //!
-//! Invariant 20: a member is started only with material that has no fault.
+//! Invariant 20: a member is started only with Secrets that have no fault.
 
 use api::names::{Addresses, MEMBER_SUFFIX};
 use jiff::Timestamp;
@@ -23,7 +23,7 @@ struct SecretCheck<'a> {
     keys: Keys,
 }
 
-/// The role of the certificate's holder in the TLS handshake.
+/// The role of the certificate's owner in the TLS handshake.
 #[derive(Clone, Copy)]
 enum Use {
     Server,
@@ -50,7 +50,7 @@ impl<'a> SecretCheck<'a> {
         Fault::new(self.purpose, self.secret, code, what)
     }
 
-    /// The certificates in one key of the Secret.
+    /// The certificates under one key of the Secret.
     fn certificates(
         &self,
         key: &str,
@@ -74,7 +74,7 @@ impl<'a> SecretCheck<'a> {
         self.certificates(self.keys.ca, &self.material.ca)
     }
 
-    /// Checks that the private key can be parsed and belongs to the certificate.
+    /// Checks that the private key can be parsed and matches the certificate.
     fn pair(&self, provider: &CryptoProvider) -> Result<(), Fault> {
         let (certificate, key) = (self.keys.certificate, self.keys.key);
         let chain = self.chain()?;
@@ -97,9 +97,9 @@ impl<'a> SecretCheck<'a> {
         }
     }
 
-    /// Checks that the certificate has a chain to one of these authorities, for this usage and at this time. etcd also
-    /// rejects an expired authority, because Go verifies the whole chain. webpki does not check the validity of a trust
-    /// anchor, so expired authorities are filtered out here.
+    /// Checks that the certificate has a chain to one of these authorities, for this usage and at this time. Expired
+    /// authorities are filtered out first, because webpki does not check the validity of a trust anchor. etcd does: Go
+    /// verifies the whole chain.
     fn trusted(
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
@@ -116,7 +116,7 @@ impl<'a> SecretCheck<'a> {
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
-        // The certificate may have been issued by one of the expired authorities.
+        // The certificate may come from one of the expired authorities. The fault then names this authority.
         for one in authorities {
             let own = std::slice::from_ref(one);
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
@@ -125,8 +125,8 @@ impl<'a> SecretCheck<'a> {
             let rejected = self.chain_fault((own, theirs), required, context)?;
             if rejected.is_none_or(|fault| fault.code != FaultKind::UnknownAuthority) {
                 let what = format!(
-                    "{} was issued by an authority in {theirs} that expired at {end}: store a new authority, and \
-                     certificates issued by it, in every TLS Secret; if members use volumes, then delete the pods of \
+                    "{} was issued by an authority in {theirs} that expired at {end}. Store a new authority, and \
+                     certificates issued by it, in every TLS Secret. If members use volumes, then delete the pods of \
                      all members to restart them",
                     self.keys.certificate
                 );
@@ -136,7 +136,7 @@ impl<'a> SecretCheck<'a> {
         fault?.map_or(Ok(()), Err)
     }
 
-    /// The fault in the chain from the certificate to these authorities; `None` if the chain is valid.
+    /// The fault in the chain from the certificate to these authorities. `None` if the chain is valid.
     fn chain_fault(
         &self,
         (authorities, theirs): (&[CertificateDer<'_>], &str),
@@ -192,7 +192,7 @@ impl<'a> SecretCheck<'a> {
             webpki::Error::CertNotValidYet { not_before, .. } => (
                 FaultKind::CertificateNotYetValid,
                 format!(
-                    "{certificate} is not valid before {}: wait, store another certificate, or correct the clocks",
+                    "{certificate} is not valid before {}: wait until then, store another certificate, or correct the clocks",
                     date(*not_before)
                 ),
             ),
@@ -218,7 +218,7 @@ impl<'a> SecretCheck<'a> {
             webpki::Error::CaUsedAsEndEntity => (
                 FaultKind::WrongUsage,
                 format!(
-                    "{certificate} is the certificate of an authority: issue a certificate for its holder, signed by the \
+                    "{certificate} is the certificate of an authority: use the authority to issue a certificate for its holder
                      authority"
                 ),
             ),
@@ -230,7 +230,7 @@ impl<'a> SecretCheck<'a> {
         self.fault(code, &what)
     }
 
-    /// Checks that the certificate covers the host name of every member.
+    /// Checks that the certificate covers the host names of all members.
     fn names(&self, addresses: &Addresses) -> Result<(), Fault> {
         let chain = self.chain()?;
         let host = example_host(addresses);
@@ -247,7 +247,7 @@ impl<'a> SecretCheck<'a> {
     }
 }
 
-/// The first fault of each Secret of a cluster. Further faults of a Secret may be consequences of the first one.
+/// The first fault of each Secret of a cluster. Later faults of the same Secret may only be consequences of the first.
 pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
     let provider = aws_lc_rs::default_provider();
     let context = (&provider, now);
@@ -285,7 +285,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
 
 type Context<'a> = (&'a CryptoProvider, Timestamp);
 
-/// A member is both a server and a client of its peers, with one certificate.
+/// Checks the peer Secret. With its one certificate, a member is both a server and a client of its peers.
 fn peer_faults(
     peer: &SecretCheck<'_>,
     addresses: &Addresses,
@@ -332,8 +332,8 @@ fn operator_faults(
     operator.trusted((&authorities, &place), Use::Client, context)
 }
 
-/// True if the certificate is valid, but none of these authorities issued it. The check is for client usage: peer
-/// certificates have both usages, and the other certificates that members verify belong to clients.
+/// Whether the certificate is valid, but was not issued by any of these authorities. The check uses client usage: peer
+/// certificates have both usages, and all other certificates that members verify belong to clients.
 pub(super) fn is_issued_by_other(
     purpose: Purpose,
     slot: &Slot,
@@ -348,7 +348,7 @@ pub(super) fn is_issued_by_other(
     matches!(fault, Ok(Some(fault)) if fault.code == FaultKind::UnknownAuthority)
 }
 
-/// True if every certificate of the members can be read and covers the host name of every member.
+/// Whether every certificate of the members can be read and covers the host names of all members.
 pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
     let host = example_host(addresses);
     [&tls.peer, &tls.server].into_iter().flatten().all(|slot| {
@@ -361,7 +361,7 @@ pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
     })
 }
 
-/// The host name of an example member. The suffix of a member's name is random, so a certificate must cover every
+/// The host name of an example member. The names of members have a random suffix, so a certificate must cover every
 /// possible name.
 fn example_host(addresses: &Addresses) -> String {
     addresses.host(&format!(

@@ -1,4 +1,4 @@
-//! The content of a TLS Secret, with either form of key names, and the faults of such a Secret.
+//! The content of a TLS Secret with either set of key names, and the faults of such a Secret.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::fmt;
 use api::cluster::KeyNames;
 use k8s_openapi::api::core::v1::Secret;
 
-/// A Secret's content.
+/// The keys and values of a Secret.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
 
-/// A Secret's content as bytes.
+/// The keys and values of a Secret, as bytes.
 pub fn data_of(secret: Secret) -> SecretData {
     let data = secret.data.unwrap_or_default();
     data.into_iter()
@@ -17,12 +17,12 @@ pub fn data_of(secret: Secret) -> SecretData {
         .collect()
 }
 
-/// The use of a TLS Secret.
+/// What a TLS Secret is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Traffic between members.
     Peer,
-    /// Members as servers of clients.
+    /// Members as servers, for clients.
     Server,
     /// The cluster operator as a client.
     Operator,
@@ -33,16 +33,16 @@ pub enum Purpose {
 /// The names of the three keys of a TLS Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
-    /// Key of the certificate and its intermediate certificates.
+    /// The key with the certificate and its intermediate certificates.
     pub certificate: &'static str,
-    /// Key of the private key.
+    /// The key with the private key.
     pub key: &'static str,
-    /// Key of the trust bundle with which other certificates are verified.
+    /// The key with the trust bundle, with which other certificates are verified.
     pub ca: &'static str,
 }
 
 impl Purpose {
-    /// The field that names the Secret.
+    /// The field of the spec that names the Secret.
     pub fn field(self) -> &'static str {
         match self {
             Self::Peer => "spec.TLS.static.member.peerSecret",
@@ -52,7 +52,7 @@ impl Purpose {
         }
     }
 
-    /// The names of the keys in one of the two forms.
+    /// The names of the keys in the given form.
     pub fn keys(self, names: KeyNames) -> Keys {
         let (certificate, key, ca) = match (names, self) {
             (KeyNames::Usual, _) => ("tls.crt", "tls.key", "ca.crt"),
@@ -70,7 +70,7 @@ impl Purpose {
     }
 }
 
-/// The content of a TLS Secret, as unparsed PEM.
+/// The content of a TLS Secret, as PEM that was not parsed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Material {
     /// The form of the key names.
@@ -79,7 +79,7 @@ pub struct Material {
     pub certificate: Vec<u8>,
     /// The private key.
     pub key: Vec<u8>,
-    /// The trust bundle with which other certificates are verified.
+    /// The trust bundle, with which other certificates are verified.
     pub ca: Vec<u8>,
 }
 
@@ -114,7 +114,7 @@ api::reasons! {
     }
 }
 
-/// A problem of a TLS Secret. The message names the Secret, the key and the remedy.
+/// A problem of a TLS Secret. The message contains the Secret, the key and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The use of the Secret.
@@ -134,7 +134,7 @@ impl Fault {
         }
     }
 
-    /// A Secret that cannot be read.
+    /// The fault of a Secret that cannot be read.
     pub fn unread(purpose: Purpose, secret: &str, why: &str) -> Self {
         let what = format!("cannot be read: {why}");
         Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
@@ -147,11 +147,11 @@ impl Fault {
     }
 }
 
-/// Reads the material of a Secret. If the Secret has both forms of key names, the names of its purpose take precedence
+/// Reads the content of a Secret. If the Secret has both forms of key names, the names for its purpose take precedence
 /// over `tls.crt`, `tls.key` and `ca.crt`.
 ///
 /// # Errors
-/// If the Secret is missing, or has a complete set of keys in neither form.
+/// Fails if the Secret is missing, or has a complete set of keys in neither form.
 pub fn material(
     purpose: Purpose,
     secret: &str,
@@ -195,7 +195,7 @@ fn incomplete(
     of_purpose: &[&'static str],
     usual: &[&'static str],
 ) -> Fault {
-    // Reports the form with fewer missing keys.
+    // The form with fewer missing keys is reported.
     let (missing, other) = if usual.len() < of_purpose.len() {
         (usual, KeyNames::OfPurpose)
     } else {

@@ -1,9 +1,9 @@
-//! Compares the authorities that running members trust with those in the Secrets. etcd reads its trust bundle only at
-//! the start, but certificates at each handshake. So a Secret without faults can still separate members from each
-//! other.
+//! Compares the authorities that running members trust with the authorities in the Secrets. etcd reads its trust bundle
+//! only at its start, but its certificates at each handshake. So even a Secret without faults can prevent members from
+//! connecting to each other.
 //!
-//! Invariant 20: trust bundles change in steps. It is a fault if a running member and a member started now would have
-//! no common authority, or if one of them would reject a certificate of the other. Pure.
+//! Invariant 20: trust bundles change in steps. There is a fault if a running member and a newly started member would
+//! have no common authority, or if one would reject a certificate of the other. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,17 +15,18 @@ use super::material::{Fault, FaultKind, Purpose};
 use super::{ClusterTls, Slot, check};
 use crate::certificate::{Certificate, certificates};
 
-/// The identities of the authorities that a member's etcd has trusted since its start.
+/// The identities of the authorities that the etcd of a member has trusted since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorities {
-    /// Authorities for other members.
+    /// The authorities for certificates of other members.
     pub peer: BTreeSet<String>,
-    /// Authorities for clients.
+    /// The authorities for certificates of clients.
     pub server: BTreeSet<String>,
 }
 
 impl Authorities {
-    /// The authorities in the Secrets now. `None` if the cluster uses no TLS, or a trust bundle cannot be read.
+    /// The authorities that are in the Secrets now. `None` if the cluster uses no TLS, or a trust bundle cannot be
+    /// read.
     pub fn of(tls: &ClusterTls) -> Option<Self> {
         let names = |slot: &Option<Slot>| match slot {
             None => Some(BTreeSet::new()),
@@ -37,7 +38,7 @@ impl Authorities {
         })
     }
 
-    /// Parses the annotation of a pod. Parts that cannot be parsed are empty, which means unknown.
+    /// Parses the annotation of a pod. A part that cannot be parsed becomes empty, which means unknown.
     pub fn read(text: &str) -> Self {
         let of = |key: &str| {
             let mut parts = text.split(';').filter_map(|part| part.split_once('='));
@@ -70,19 +71,21 @@ impl fmt::Display for Authorities {
     }
 }
 
-/// The authorities in the trust bundle of a Secret, by [`Certificate::identity`].
+/// The authorities in the trust bundle of a Secret, each with its [`Certificate::identity`].
 fn trusted(slot: &Slot) -> Option<BTreeMap<String, Certificate>> {
     let all = certificates(&slot.found.as_ref().ok()?.ca).ok()?;
     Some(all.into_iter().map(|one| (one.identity(), one)).collect())
 }
 
-/// The faults for members that were started with these authorities. `started` is by name of the member.
+/// The faults for members that were started with these authorities. `started` maps names of members to their
+/// authorities.
 pub(super) fn faults(
     tls: &ClusterTls,
     started: &BTreeMap<String, Authorities>,
     now: Timestamp,
 ) -> Vec<Fault> {
-    // Members verify each other with the peer Secret, and clients, including the operators, with the server Secret.
+    // Members verify each other with the peer Secret. They verify clients, including the operators, with the server
+    // Secret.
     let trust = [
         (Purpose::Peer, &tls.peer, (Purpose::Peer, &tls.peer)),
         (
@@ -139,9 +142,9 @@ fn keys(purpose: Purpose, slot: &Slot) -> super::material::Keys {
 
 fn no_common_authority(purpose: Purpose, slot: &Slot, separated: &[&str]) -> Fault {
     let what = format!(
-        "{} has none of the authorities that {} started with: store the previous authority together with the new one, \
-         and certificates issued by the previous one, until all members have restarted with both authorities (or, if \
-         members use volumes and downtime is acceptable, delete the pods of all members at once)",
+        "{} has none of the authorities that {} started with. Store the previous authority together with the new one, \
+         and certificates issued by the previous one, until all members have restarted with both authorities. Or, if \
+         members use volumes and downtime is acceptable, delete the pods of all members at once",
         keys(purpose, slot).ca,
         listed(separated)
     );

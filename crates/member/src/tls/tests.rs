@@ -1,4 +1,4 @@
-//! Valid and invalid certificates, with the expected faults.
+//! Tests of valid and invalid certificates, with the expected faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl Authority {
         }
     }
 
-    /// A certificate and its key; `from` and `to` in days from now.
+    /// A certificate and its key. `from` and `to` are the limits of its validity, in days from now.
     fn sign(
         &self,
         names: &[&str],
@@ -92,7 +92,7 @@ fn slot(purpose: Purpose, data: &SecretData) -> Slot {
     }
 }
 
-/// TLS for all traffic, with certificates of one authority for these names.
+/// TLS for all traffic. One authority issued the certificates, which cover these names.
 fn all(authority: &Authority, names: &[&str]) -> ClusterTls {
     let of = |purpose, usages: &[ExtendedKeyUsagePurpose], names: &[&str]| {
         let signed = authority.sign(names, usages, GOOD);
@@ -139,7 +139,7 @@ fn valid_certificates_have_no_faults() {
 }
 
 #[test]
-fn invariant_20_faults_name_secret_and_key() {
+fn invariant_20_faults_contain_secret_and_key() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let good = one.sign(&[SERVICE], &BOTH, GOOD);
     let cases = [
@@ -205,7 +205,7 @@ fn invariant_20_faults_name_secret_and_key() {
 fn certificate_is_checked_against_authorities_of_other_side() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
-    // The operators trust another authority, and show a certificate that the members do not trust.
+    // The operators trust another authority, and present a certificate that the members do not trust.
     tls.operator = all(&two, &[SERVICE]).operator;
     let found = faults(&tls);
     let codes: Vec<_> = found
@@ -220,7 +220,7 @@ fn certificate_is_checked_against_authorities_of_other_side() {
         ]
     );
     assert!(!found[1].concerns_members());
-    // A trust bundle of both authorities, as during a rotation.
+    // The trust bundle contains both authorities, as during a rotation.
     let bundle = format!("{}{}", one.pem, two.pem);
     for slot in [&mut tls.server, &mut tls.operator].into_iter().flatten() {
         if let Ok(material) = &mut slot.found {
@@ -266,7 +266,7 @@ fn member_address_follows_names_in_certificates() {
     assert_eq!(chosen(&[POD], None, None), pod);
     assert_eq!(chosen(&[SERVICE], None, None), None);
     assert_eq!(chosen(&[POD, SERVICE], None, None), None);
-    // The form in the spec and the form of running members take precedence over certificates.
+    // The form in the spec and the form of running members take precedence over the certificates.
     assert_eq!(chosen(&[POD], service.clone(), None), service);
     assert_eq!(chosen(&[POD, SERVICE], None, pod.clone()), pod);
     assert_eq!(chosen(&[POD], None, service), None);
@@ -282,7 +282,7 @@ fn invariant_14_debug_output_contains_no_key_material() {
     }
 }
 
-/// Invariant 20: etcd rejects the certificates of an expired authority, even if they are valid themselves.
+/// Invariant 20: etcd rejects the certificates of an expired authority, even those that are still valid.
 #[test]
 fn invariant_20_expired_authority_is_a_fault() {
     let (old, new) = (Authority::expired("old"), Authority::new("new"));
@@ -292,7 +292,7 @@ fn invariant_20_expired_authority_is_a_fault() {
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
         assert!(found[0].message.contains(word), "{}", found[0].message);
     }
-    // An expired authority in a trust bundle is harmless if no certificate depends on it.
+    // An expired authority in a trust bundle does no harm if no certificate in use depends on it.
     let both = format!("{}{}", old.pem, new.pem);
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(
@@ -301,15 +301,15 @@ fn invariant_20_expired_authority_is_a_fault() {
     );
 }
 
-/// The faults of the Secrets `now` for a member that was started with the Secrets `started`.
+/// The faults of the Secrets `now`, for a member that was started with the Secrets `started`.
 fn faults_after(started: &ClusterTls, now: &ClusterTls) -> Vec<Fault> {
     let noted = Authorities::of(started).unwrap().to_string();
     let started = BTreeMap::from([("db-a".to_owned(), Authorities::read(&noted))]);
     now.faults_of_started(&started, &faults(now), Timestamp::now())
 }
 
-/// Invariant 20: in each step, a running member and a member started now share an authority, and accept each other's
-/// certificates.
+/// Invariant 20: in each step, a running member and a newly started member have a common authority, and accept each
+/// other's certificates.
 #[test]
 fn invariant_20_authorities_are_replaced_in_steps() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
@@ -317,7 +317,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
     let peer = |by: &Authority, ca: &str| with_peer(by.sign(&[SERVICE], &BOTH, GOOD), ca);
     let start = peer(&old, &old.pem);
     let bundle = peer(&old, &both);
-    // In the correct order there are no faults, and each step can be reverted.
+    // The steps in the correct order have no faults, and each step can be reverted.
     for (from, to) in [
         (&start, &start),
         (&start, &bundle),
@@ -340,7 +340,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
         "{}",
         early[0].message
     );
-    // The authorities of a member without the annotation are unknown, which is no fault.
+    // The authorities of a member without the annotation are unknown. This is no fault.
     assert_eq!(
         peer(&new, &new.pem).faults_of_started(&BTreeMap::new(), &[], Timestamp::now()),
         []
@@ -348,7 +348,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
 }
 
 #[test]
-fn reissued_authority_with_same_key_is_the_same() {
+fn reissued_authority_with_same_key_has_same_identity() {
     let old = Authority::new("one");
     let mut own = CertificateParams::default();
     own.distinguished_name.push(DnType::CommonName, "one");
@@ -359,7 +359,7 @@ fn reissued_authority_with_same_key_is_the_same() {
     assert_eq!(faults_after(&before, &after), []);
 }
 
-/// The members' authorities for clients, and the operators' certificate.
+/// Members must trust the authority of the operators' certificate.
 #[test]
 fn invariant_20_running_members_must_accept_operator_certificate() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));

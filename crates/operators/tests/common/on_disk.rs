@@ -1,4 +1,5 @@
-//! A real etcd on a data directory, started with the arguments of a member's pod, and the restore tools of its version.
+//! Starts a real etcd on a data directory, with the arguments of a member's pod. Also finds the restore tool of its
+//! version.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use etcd::testing::{Programs, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, Status};
 
-/// The restore tool of this minor version.
+/// The path of the restore tool of this minor version.
 pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     if minor != "3.4" {
         return programs.etcdutl();
@@ -20,7 +21,7 @@ pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     }
 }
 
-/// An etcd that is started like the pod of a member with existing data.
+/// An etcd that is started on existing data, as in the pod of a member.
 pub(crate) struct Member {
     child: Child,
     pub(crate) client_url: String,
@@ -39,7 +40,7 @@ impl Member {
         Self::start_as(Command::new(&programs.etcd), data, peer_url)
     }
 
-    /// Starts `command`, which becomes etcd, with the same arguments.
+    /// Starts `command` with the same arguments. The command must become etcd.
     pub(crate) fn start_as(mut command: Command, data: &Path, peer_url: &str) -> Self {
         let client_url = format!("http://127.0.0.1:{}", free_port());
         let name = "main-aaaaaaaaaa";
@@ -62,7 +63,7 @@ impl Member {
         Self { child, client_url }
     }
 
-    /// The status once etcd serves; `None` if the process ends first.
+    /// Waits until etcd serves, and returns its status. `None` if the process ends before.
     pub(crate) async fn serves(&mut self) -> Option<Status> {
         let client = EtcdClient::new(Access::default());
         let end = Instant::now() + Duration::from_secs(30);

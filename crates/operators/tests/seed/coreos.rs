@@ -1,5 +1,5 @@
-//! Backups in the format of coreos/etcd-operator. The snapshots in `e2e/fixtures/coreos` were written by etcd 3.2 and
-//! 3.3. The JSON files next to each snapshot contain the answers of that etcd.
+//! Restores backups in the format of coreos/etcd-operator. etcd 3.2 and 3.3 wrote the snapshots in
+//! `e2e/fixtures/coreos`. Next to each snapshot, JSON files contain the responses of that etcd.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,12 +10,12 @@ use serde::Deserialize;
 
 use super::*;
 
-/// A revision after the compaction. The snapshot contains the generation of every key at this revision.
+/// A revision after the compaction. At this revision, every key has a generation that the snapshot contains.
 const BETWEEN: i64 = 40;
 /// The revision of the compaction.
 const COMPACTED: i64 = 20;
 
-/// A key with its metadata, as etcd reports it.
+/// A key with its metadata, as etcd reports them.
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 struct Stored {
@@ -27,14 +27,14 @@ struct Stored {
     lease: i64,
 }
 
-/// The hash of the keys from etcd. etcd 3.2 had no such hash, so etcd 3.3.27 reported it for both snapshots.
+/// etcd's hash of the keys. etcd 3.2 does not report this hash, so etcd 3.3.27 has reported it for both snapshots.
 #[derive(Debug, Deserialize, PartialEq)]
 struct Hash {
     hash: u32,
     compact_revision: i64,
 }
 
-/// The answer of the only endpoint in the request.
+/// The response of an endpoint. Each request had only one endpoint.
 #[derive(Deserialize)]
 struct Hashed {
     #[serde(rename = "HashKV")]
@@ -66,7 +66,7 @@ struct Lease {
     keys: Option<Vec<ByteString>>,
 }
 
-/// The recorded answers of the old etcd, as its `etcdctl -w json` printed them.
+/// The recorded responses of the old etcd, as its `etcdctl -w json` printed them.
 #[derive(Deserialize)]
 struct RecordedAnswers {
     all: Answer,
@@ -93,7 +93,7 @@ async fn keys_at(client: &Client, revision: i64) -> Vec<Stored> {
     keys.collect()
 }
 
-/// Each lease with its granted time to live and its keys.
+/// Each lease with its granted time to live (in seconds) and its keys.
 async fn leases(client: &Client) -> BTreeMap<i64, (i64, Vec<ByteString>)> {
     let list = client.lease_client().leases().await.unwrap();
     let mut leases = BTreeMap::new();
@@ -119,7 +119,7 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
     }
 }
 
-/// Checks that the restored etcd gives the same answers as the old etcd.
+/// Asserts that the restored etcd gives the same responses as the old etcd.
 async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, recorded.all.kvs);
@@ -128,7 +128,7 @@ async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hash
     let now = recorded.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);
     assert_eq!(hash_at(&client, BETWEEN).await, between.hash);
-    // The history is restored too: keys that were later deleted, and former values.
+    // The history is restored too, with keys that were deleted later and former values.
     let between = keys_at(&client, BETWEEN).await;
     assert_eq!(between, recorded.revision40.kvs);
     let options = GetOptions::new().with_revision(COMPACTED - 1);
@@ -141,7 +141,7 @@ async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hash
         (lease.id, (lease.granted, keys))
     });
     assert_eq!(leases(&client).await, granted.collect());
-    // Writes continue at the next revision, and the revocation of an old lease deletes its keys.
+    // The next write gets the next revision. The revocation of an old lease deletes its keys.
     let key = recorded.all.kvs.iter().find(|stored| stored.lease != 0);
     let key = key.expect("a key with a lease");
     let revoked = client.lease_client().revoke(key.lease).await.unwrap();
@@ -158,7 +158,7 @@ async fn restores_backups_of_3_2_and_3_3(minor: &'static str) {
             serde_json::from_slice(&fixture(&format!("etcd-{old}.json"))).unwrap();
         let hashes = fixture(&format!("etcd-{old}.hash.json"));
         let hashes: Hashes = serde_json::from_slice(&hashes).unwrap();
-        // The name has the format of coreos/etcd-operator, and the backup has no manifest.
+        // The name has the format of coreos/etcd-operator. The backup has no manifest.
         let key = format!(
             "a/etcd.backup_v{}_2019-03-01-12:00:00",
             recorded.all.header.revision
@@ -201,7 +201,7 @@ async fn etcd_3_7_restores_backups_of_3_2_and_3_3() {
     restores_backups_of_3_2_and_3_3("3.7").await;
 }
 
-/// One byte of a value is changed. The checksum that the old etcd appended to the snapshot detects the damage.
+/// One byte of a value is changed. The checksum that the old etcd appended to the snapshot must reveal the damage.
 #[tokio::test]
 async fn rejects_damaged_backup_of_3_2_or_3_3() {
     let world = World::new("3.7").await;

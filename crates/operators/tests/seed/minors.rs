@@ -1,4 +1,4 @@
-//! Backups of one minor version, restored into a cluster of another.
+//! Restores backups of one minor version into clusters with another minor version.
 
 use super::*;
 
@@ -17,17 +17,17 @@ async fn etcd_3_7_restores_backup_of_3_6() {
     restores_all_keys_into("3.6", "3.7").await;
 }
 
-/// An upgrade of a cluster moves by one minor version at a time. A restore of an old backup can skip minor versions.
+/// An upgrade of a cluster can change only one minor version at a time, but a restore can skip minor versions.
 #[tokio::test]
 async fn etcd_3_7_restores_backup_of_3_4() {
     restores_all_keys_into("3.4", "3.7").await;
 }
 
-/// The seed rejects such a backup on a PersistentVolumeClaim too, which the operator cannot read.
+/// The operator cannot read a backup on a PersistentVolumeClaim, so the seed makes this check too.
 #[tokio::test]
 async fn rejects_backup_of_newer_minor_before_fetch() {
     let world = World::new("3.6").await;
-    // A fetch would fail, because the backup is deleted.
+    // The backup is deleted, so a fetch would fail with another error.
     world.store().await.delete("a/backup").await.unwrap();
     for older in ["3.4.23", "3.5.35"] {
         for named in [older, "3.6.16"] {
@@ -36,7 +36,7 @@ async fn rejects_backup_of_newer_minor_before_fetch() {
         }
     }
     world.put("a/backup", &world.snapshot).await;
-    // Patch releases of one minor version can read the databases of each other.
+    // Patch releases of one minor version can read each other's databases.
     let fetched = fetch(&world.fetch_into("3.6.0")).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
 }

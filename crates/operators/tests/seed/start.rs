@@ -1,10 +1,10 @@
-//! The start of etcd's container in a seed's pod: the program creates the data directory and becomes etcd.
+//! Tests the start of the etcd container in a seed's pod: the program creates the data directory and becomes etcd.
 
 use std::os::unix::process::CommandExt as _;
 
 use super::*;
 
-/// The program in the container of etcd, started as in the seed's pod.
+/// The program of the etcd container, started as in the seed's pod.
 fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_etcd-operator"));
     command
@@ -17,8 +17,8 @@ fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Com
     command
 }
 
-/// The program creates the data directory and starts etcd. A later start needs only the data directory, and neither the
-/// Secret, the backup nor `restored.json`.
+/// The program creates the data directory and starts etcd. A later start needs only the data directory. It needs
+/// neither the Secret, nor the backup, nor `restored.json`.
 #[tokio::test]
 async fn program_creates_data_directory_and_becomes_etcd() {
     let world = World::new("3.6").await;
@@ -42,7 +42,7 @@ async fn program_creates_data_directory_and_becomes_etcd() {
     let status = member.serves().await.expect("etcd starts on its disk");
     assert_eq!(status.revision, world.revision);
     drop(member);
-    // The process has crashed between the rename and the removal of the fetched files.
+    // The process crashed between the rename and the removal of the fetched files.
     std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
     let work = world.volume.path().join("restore");
     std::fs::create_dir_all(&work).unwrap();
@@ -65,13 +65,13 @@ async fn reports_failed_restore_without_starting_etcd() {
     let report: Report =
         serde_json::from_slice(&std::fs::read(world.paths().report).unwrap()).unwrap();
     assert!(
-        matches!(&report, Report::Failed { reason, message } if reason == "SeedFailed" && message.contains("nothing was fetched")),
+        matches!(&report, Report::Failed { reason, message } if reason == "SeedFailed" && message.contains("no fetched snapshot")),
         "{report:?}"
     );
     assert!(!world.data().exists());
 }
 
-/// A container of the user may create the directory before the container of etcd starts.
+/// A user's container may create the directory before the etcd container starts.
 #[tokio::test]
 async fn empty_data_directory_counts_as_missing() {
     let world = World::new("3.6").await;

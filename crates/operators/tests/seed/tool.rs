@@ -1,4 +1,4 @@
-//! Failures of etcd's restore tool that the backup did not cause.
+//! Failures of etcd's restore tool whose cause is not the backup.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,7 +6,7 @@ use super::*;
 
 use restore::reason::Trouble;
 
-/// The problem that is reported for a tool that runs these commands.
+/// The problem that is reported if the tool is a script with these commands.
 async fn trouble_after_tool(does: &str) -> Trouble {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
@@ -19,15 +19,16 @@ async fn trouble_after_tool(does: &str) -> Trouble {
 }
 
 #[tokio::test]
-async fn killed_tool_does_not_blame_backup() {
+async fn killed_tool_is_not_reported_as_damaged_backup() {
     let trouble = trouble_after_tool("kill -9 $$").await;
     assert_eq!(trouble.reason, Reason::PodNotStarting);
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
 }
 
-/// The tools of all minor versions print this message, both for their copy of the database and for the new log.
+/// The tools of all minor versions print this message, for a full volume during the copy of the database and during the
+/// write of the new log.
 #[tokio::test]
-async fn full_volume_does_not_blame_backup() {
+async fn full_volume_is_not_reported_as_damaged_backup() {
     let full = "echo Error: write db: no space left on device >&2; exit 1";
     let trouble = trouble_after_tool(full).await;
     assert_eq!(trouble.reason, Reason::SeedFailed);

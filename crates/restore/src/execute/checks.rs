@@ -1,5 +1,5 @@
-//! Reads the preconditions of a request again just before it is sent. Another operator process may have been the leader
-//! since the observation (invariant 11).
+//! Reads the preconditions of a request again just before the request is sent, because another operator process may
+//! have become the leader since the observation (invariant 11).
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition does not hold. Returns the time from which the age of the observation counts.
+/// Fails if the precondition does not hold. Returns the instant from which the age limit of the observation counts.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -24,7 +24,8 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // The observation may include a slow read of the store, but only the EtcdRestore matters here.
+                // The age limit starts again: the observation may contain a slow read of the store, but this request
+                // depends only on the EtcdRestore, which was just read.
                 return Ok(began);
             }
             missing("the EtcdRestore was changed or deleted after it was read")
@@ -45,16 +46,17 @@ pub(super) async fn confirm(
     }
 }
 
-/// Whether the EtcdRestore is unchanged. Otherwise another operator process may have created the EtcdCluster, and a
-/// user may have deleted it. A second EtcdCluster would be locked by a finished restore and would get no members.
+/// Whether the EtcdRestore is unchanged. If it has changed, another operator process may have created the EtcdCluster
+/// and finished the restore, and a user may have deleted the EtcdCluster. A second EtcdCluster would keep the lock of
+/// the finished restore and get no members.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
     Ok(now.as_ref().map(version) == Some(version(restore)))
 }
 
-/// Fails if another backup is recorded. Invariant 9: a seed is deleted because of the recorded backup, and with another
-/// record the same seed may be a member.
+/// Fails if the EtcdRestore now records another backup. Invariant 9: the plan deletes the seed because its data differs
+/// from the recorded backup. If another backup is recorded, the seed may contain it.
 async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
@@ -65,8 +67,9 @@ async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Res
     Err(Error::Missing(why.to_owned()))
 }
 
-/// The EtcdCluster, if this restore still holds its lock and the recorded cluster ID is the same. Invariant 9: all
-/// objects of a seed are deleted only before the cutover, which another operator process may have made.
+/// The EtcdCluster, or `None` if this restore no longer holds its lock or the recorded cluster ID has changed.
+/// Invariant 9: the objects of a seed are deleted only before the cutover, and another operator process may have made
+/// the cutover.
 pub(super) async fn in_place(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -84,7 +87,7 @@ pub(super) async fn in_place(
 }
 
 /// Whether the seed's pod is unchanged. Invariant 9: the cutover needs an existing seed. Another operator process may
-/// have deleted the pod, and without a volume the data is lost with the pod.
+/// have deleted the pod, and the data of a pod without a volume is lost with the pod.
 async fn is_same_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

@@ -1,5 +1,5 @@
-//! Actions with a minimal API server: the requests after concurrent changes of another operator process, and the
-//! errors.
+//! Executes actions against a fake API server. Covers requests after concurrent changes by another operator process,
+//! and errors.
 
 use std::time::Duration;
 
@@ -55,14 +55,14 @@ fn observation() -> Observation {
     }
 }
 
-/// An observation of a locked cluster.
+/// An observation in which the restore holds the lock of the cluster.
 fn locked() -> Observation {
     let mut observation = observation();
     observation.objects.cluster = Some(cluster(Some("restore-uid")));
     observation
 }
 
-/// Carries out the action. Returns the writes and the outcome.
+/// Executes the action. Returns the sent writes and the result.
 async fn executed(
     observation: &Observation,
     action: &Action,
@@ -77,7 +77,7 @@ async fn executed(
     .await
 }
 
-/// Carries out the action some time after the observation. A delayed write that cannot be undone is a failure, too.
+/// Executes the action some time after the observation. Also fails if a delayed write cannot be undone.
 async fn executed_for(
     restore: &EtcdRestore,
     age: Duration,
@@ -159,7 +159,7 @@ async fn keeps_seed_if_restore_has_changed() {
 #[tokio::test]
 async fn removes_lock_without_finalizer_despite_errors() {
     const PATCH: &str = "PATCH etcdclusters";
-    // The lock is set, or its answer is lost.
+    // The lock is set, or the response to the request is lost.
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {

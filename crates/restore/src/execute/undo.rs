@@ -1,6 +1,6 @@
-//! Undoes delayed writes that no later reconcile would find (invariant 11). A request may be in flight for longer than
-//! its operator process holds the lease. The tasks run concurrently with the reconciles, and the process waits for
-//! them.
+//! Undoes delayed writes that no later reconcile would undo (invariant 11). A request may be in flight longer than its
+//! operator process holds the lease. The tasks run concurrently with the reconciles, and the process waits for them
+//! before it ends.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::observe::members;
 use crate::plan::{in_place, released};
 use crate::{naming, snapshot::OldMembers};
 
-/// Number of attempts of a task.
+/// Number of attempts per task.
 const ATTEMPTS: u32 = 5;
 /// Pause between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// The tasks of a process.
+/// The undo tasks of an operator process.
 #[derive(Clone, Default)]
 pub struct Undo {
     tasks: TaskTracker,
@@ -60,8 +60,9 @@ impl Undo {
     }
 }
 
-/// Deletes the pod of the seed that was created (`created`) if the cluster no longer needs a seed. After the handover, a
-/// delayed seed would replace a member by the state of the backup, under the same IDs.
+/// Deletes the seed's pod that this process has just created (`created`) if the cluster no longer needs a seed. After
+/// the handover, the pod of a delayed seed would replace a member under the same IDs, and its data would be the state
+/// of the backup.
 pub(super) fn delayed_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -86,7 +87,8 @@ pub(super) fn delayed_seed(
     });
 }
 
-/// Whether no client can have written to the seed, or the seed's data is on its volume.
+/// Whether the cluster still needs the new pod: no client can have written to the seed, or the data of the seed is on
+/// its volume.
 async fn needs_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -99,7 +101,8 @@ async fn needs_seed(
     if cluster.spec.is_durable() || !after_cutover {
         return Ok(true);
     }
-    // After the cutover, a seed is created only while old members run. If they have stopped, another seed serves.
+    // After the cutover, a pod without a volume is created only while old members run. If they have stopped, another
+    // seed serves.
     let namespace = restore.namespace().unwrap_or_default();
     match members::old_members(&context.client, restore, &namespace, &cluster).await {
         OldMembers::Unknown(why) => Err(Error::Missing(why)),
@@ -107,7 +110,8 @@ async fn needs_seed(
     }
 }
 
-/// Removes the restore lock if the EtcdRestore has no finalizer, because then no later reconcile would remove the lock.
+/// Removes the restore lock if the EtcdRestore has no finalizer. Without a finalizer, no later reconcile removes the
+/// lock.
 pub(super) fn delayed_lock(context: &ExecuteContext, restore: &EtcdRestore, cluster: &EtcdCluster) {
     let work = (context.clone(), restore.clone(), cluster.name_any());
     context.undo.spawn("the restore lock", move || {

@@ -1,4 +1,4 @@
-//! Finds the backup and checks it before the restore creates anything.
+//! Finds the backup, and checks it before the restore creates anything.
 
 use api::backup::name;
 use api::cluster::EtcdClusterSpec;
@@ -17,8 +17,8 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// The recorded backup; without a record, the backup that the spec names. `locked` says whether the restore holds the lock of the
-/// cluster, and so may have used the backup.
+/// The recorded backup. Without a record, the backup that the spec names. `locked`: the restore holds the lock of the
+/// cluster, so the recorded backup may be in use.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -41,7 +41,7 @@ async fn source_of(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Old manifests set the type; without it the block is sufficient.
+        // Older manifests name the storage type. Without a type, the only storage block is used.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
@@ -61,7 +61,8 @@ async fn source_of(
     newest_of(&backup, reference.before.as_ref())
 }
 
-/// The storage block of the newest complete backup of an EtcdBackup, or of the newest one that was complete at a time.
+/// The storage block of the newest complete backup of an EtcdBackup. With a time, the newest backup that was complete
+/// at that time.
 pub(super) fn newest_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
@@ -95,7 +96,7 @@ pub(super) fn newest_of(
     let (_, path) = location
         .and_then(|location| location.split_once("://"))
         .ok_or_else(none)?;
-    // The path of a block does not contain the name of the PersistentVolumeClaim, but the location does.
+    // The path in a PVC's storage block lacks the name of the PVC, but the location contains it.
     let path = match block.source() {
         StorageSource::Pvc(pvc) => path
             .strip_prefix(&pvc.claim_name)
@@ -103,7 +104,7 @@ pub(super) fn newest_of(
             .unwrap_or_default(),
         _ => path,
     };
-    // The path of the spec may have changed since the backup was stored.
+    // `spec` may name another path now than when the backup was stored.
     let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
     if !own {
         let message = format!(
@@ -133,8 +134,8 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
     })
 }
 
-/// Checks the backup before the restore creates anything, and adds its metadata to `backup`. The spec in `there`, of
-/// the existing cluster, is checked if there is one, otherwise the spec of the cluster to create.
+/// Checks the backup before the restore creates anything, and adds its metadata to `backup`. Also checks a spec: that
+/// of the existing cluster (`there`), or that of the cluster to create.
 pub(super) async fn check(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -156,7 +157,8 @@ pub(super) async fn check(
         let keys = secret(context, namespace, named.credentials).await?;
         let ca = secret(context, namespace, named.ca).await?;
         let opened = source::open(block, keys.as_ref(), ca.as_ref(), None).await?;
-        // The manifest is read first, because an error of GET has a message and an error of HEAD has none.
+        // The manifest is read first, because the response to a failed GET has a message, and the response to a failed
+        // HEAD has none.
         let manifest = opened.manifest().await?;
         let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
@@ -180,8 +182,8 @@ pub(super) async fn check(
     }
 }
 
-/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read it, and checks the backup before it
-/// changes anything.
+/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read the backup on it, and the pod checks the
+/// backup before it changes anything.
 async fn check_pvc(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

@@ -1,4 +1,4 @@
-//! Reads the seed and its objects, the old members, and the answers of etcd.
+//! Reads the seed and its objects, the old members, and the member list and revision from etcd.
 
 use api::EtcdCluster;
 use api::EtcdRestore;
@@ -21,15 +21,16 @@ use crate::snapshot::{
     Child, Life, OldMembers, OldPod, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
 };
 
-/// The objects with the names of the seed's objects, regardless of their owner, or the errors of the reads.
+/// The objects with the names of the seed's objects. Their owner is not checked here. A failed read is an error with
+/// its text.
 pub(super) struct NamedObjects {
     pub(super) service: Result<Option<Service>, String>,
     pub(super) pvc: Result<Option<PersistentVolumeClaim>, String>,
     pub(super) pod: Result<Option<KubePod>, String>,
 }
 
-/// Reads the pod with the seed's name. If the restore has locked (`locked`) the cluster, the other objects are read
-/// too.
+/// Reads the pod with the seed's name. If the restore holds the lock (`locked`), also reads the Service and the PVC
+/// with that name.
 pub(super) async fn named(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -57,7 +58,7 @@ pub(super) async fn named(
     NamedObjects { service, pvc, pod }
 }
 
-/// The seed, from the objects with its names.
+/// The seed, built from the objects with its names. Objects of another owner count as `NameTaken`.
 pub(super) fn seed(
     named: NamedObjects,
     cluster: &EtcdCluster,
@@ -80,7 +81,7 @@ pub(super) fn seed(
         (Child::NameTaken, _) => Pod::NameTaken,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            // While no member serves clients, the shortest pause between two pods applies.
+            // While no member serves clients, the pause between two pods is as short as possible.
             recent: pod::is_recent(pod, began.filter(|_| !old_members.have_stopped()), now),
             ..pod::facts(pod)
         }),
@@ -89,9 +90,9 @@ pub(super) fn seed(
     Seed { service, pvc, pod }
 }
 
-/// Reports missing storage for the seed's PersistentVolumeClaim. The waiting time starts at a time that the API server
-/// has set, so a clock of the operator that is ahead is corrected. Without an answer about the clock, nothing is
-/// reported (invariant 1).
+/// Reports missing storage for the seed's PersistentVolumeClaim. The API server sets the start of the waiting time, so
+/// an operator's clock that is ahead of the API server's clock is corrected. If the difference of the clocks cannot be
+/// read, nothing is reported (invariant 1).
 pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
     let (Pod::Present(facts), Some(pod), Some(pvc)) = (&mut seed.pod, &children.pod, &children.pvc)
     else {
@@ -145,7 +146,7 @@ fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
     Members::of(cluster, namespace, "", None).addresses()
 }
 
-/// Queries the seed at the address of its pod, because no Service selects the seed next to old members that serve.
+/// Queries the seed at the address of its pod. No Service selects the seed while old members serve.
 pub(super) async fn seed_serving(
     context: &ObserveContext<'_>,
     (namespace, cluster): (&str, &EtcdCluster),
@@ -164,8 +165,8 @@ pub(super) async fn seed_serving(
     }
 }
 
-/// Whether the plan after the cutover needs an answer of the seed: before the old members are stopped, and before the
-/// seed joins. Between the two steps the plan waits only for the end of the old members.
+/// Whether the plan after the cutover needs an answer of the seed. It needs one before the old members stop, and before
+/// the seed joins. Between these two steps, the plan only waits until the old members have stopped.
 pub(super) fn needs_answer(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
     let OldMembers::Known(old_members) = &snapshot.old_members else {
         return true;
@@ -188,7 +189,7 @@ pub(super) fn seed_url(
     Some(addresses.client_url_at(address?, &pod?.name_any()))
 }
 
-/// Compares the seed's hash of its keys with the one in the manifest, before clients can use the seed.
+/// Compares the hash of the seed's keys with the hash in the manifest, before clients can use the seed.
 pub(super) async fn compare_hash(
     context: &ObserveContext<'_>,
     seed: &Seed,
@@ -214,7 +215,7 @@ pub(super) async fn compare_hash(
                 found: found.hash,
             }
         }
-        // After a compaction the hashes cannot be compared.
+        // Hashes of different compaction revisions cannot be compared.
         Ok(_) => serving,
     }
 }
@@ -227,7 +228,7 @@ pub(super) async fn cluster_serving(
     let addresses = addresses(cluster, namespace);
     let status = cluster.status.as_ref();
     let members = status.iter().flat_map(|status| &status.member_details);
-    // Certificates always cover the members, but not always the client Service.
+    // The certificates always cover the names of the members, but not always the name of the client Service.
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotRead;
     for url in std::iter::once(addresses.service_url()).chain(members) {
@@ -239,7 +240,7 @@ pub(super) async fn cluster_serving(
     answer
 }
 
-/// The pods of the old members: all pods of this EtcdCluster with another token than that of the new cluster.
+/// The pods of the old members: all pods of this EtcdCluster whose token differs from the token of the new cluster.
 pub(crate) async fn old_members(
     client: &Client,
     restore: &EtcdRestore,

@@ -15,7 +15,8 @@ mod storage;
 pub(super) use life::{is_recent, life};
 pub(super) use storage::no_storage;
 
-/// The facts of a pod, without its [`life`], which needs a clock, and its [provenance](super::provenance).
+/// The facts that follow from the pod alone. [`life`] needs a clock, and the [provenance](super::provenance) needs the
+/// record.
 pub(super) fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let ended = life::ended(pod);
@@ -66,7 +67,7 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
     }
 }
 
-/// The progress after the whole backup was fetched.
+/// The progress of a finished fetch, from its report.
 fn complete_progress(prepare: &[ContainerStatus]) -> Option<Moved> {
     let fetch = prepare.iter().find(|status| status.name == FETCH)?;
     let bytes = reported(fetch)?.size;
@@ -76,7 +77,7 @@ fn complete_progress(prepare: &[ContainerStatus]) -> Option<Moved> {
     })
 }
 
-/// The report of a container that has succeeded.
+/// The report of a container that has succeeded. `None` if the container has not succeeded or its report is missing.
 fn reported(status: &ContainerStatus) -> Option<Contents> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
     match Report::read(ended.message.as_deref()?)? {
@@ -85,14 +86,15 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
     }
 }
 
-/// Whether the container has succeeded. It is not started again, so it writes no further report.
+/// Whether the container has succeeded. The kubelet does not start such a container again, so no further report
+/// follows.
 fn ended_well(status: &ContainerStatus) -> bool {
     let ended = status.state.as_ref();
     let ended = ended.and_then(|state| state.terminated.as_ref());
     ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
-/// Whether the container of etcd runs. Before that, nothing answers at the pod's address.
+/// Whether the container of etcd runs. Before it runs, no process listens at the pod's address.
 pub(super) fn etcd_runs(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());
@@ -102,7 +104,8 @@ pub(super) fn etcd_runs(pod: &Pod) -> bool {
     })
 }
 
-/// The problem of a container that cannot start or has failed; `None` while it runs or after it has succeeded.
+/// The problem of a container that cannot start or has failed. `None` while the container runs or after it has
+/// succeeded.
 fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
     let state = status.state.clone().unwrap_or_default();
     if let Some(waiting) = &state.waiting {
@@ -134,7 +137,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         status.last_state.clone().and_then(|last| last.terminated),
     ) {
         (Some(ended), _) => ended,
-        // The kubelet waits before the next attempt.
+        // The container failed, and the kubelet waits before the next attempt.
         (None, Some(last)) if state.running.is_none() => last,
         _ => return None,
     };
@@ -146,7 +149,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
             Reason::parse(&reason).unwrap_or(Reason::StepFailed),
             message,
         ),
-        // Without a report the container was killed or could not start. The kubelet restarts it.
+        // A container without a report was killed or could not start, and the kubelet restarts it.
         _ => Trouble::new(
             Reason::PodNotStarting,
             format!(

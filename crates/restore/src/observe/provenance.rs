@@ -1,7 +1,7 @@
 //! Compares a seed's pod with the recorded backup. Pure.
 //!
-//! The two may differ: an operator process that was suspended may create the pod late, from a backup that it had read
-//! before another one was chosen. The arguments of a pod name the backup that it fetches. Its report describes the data
+//! The two may differ. A suspended operator process may create the pod late, from a backup that it read before another
+//! backup was chosen. The arguments of a pod name the backup that the pod fetches. The pod's report describes the data
 //! on its volume, which an earlier pod may have fetched.
 
 use api::EtcdRestore;
@@ -13,23 +13,23 @@ use member::{FETCH, Origin};
 use crate::plan::choice::{self, SHA256, SOURCE};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// The argument with the value that is added to the revision.
+/// The argument with the increase of the revision.
 const BUMP: &str = "--bump-revision=";
 
 /// The arguments of the container `fetch`.
 pub(crate) struct FetchArguments<'a> {
     /// The storage block of the backup.
     pub(crate) source: StorageBlock,
-    /// The text of the storage block in the arguments.
+    /// The JSON text of the storage block in the arguments.
     pub(crate) text: &'a str,
     /// The required SHA-256 of the snapshot.
     pub(crate) sha256: Option<&'a str>,
-    /// The value that is added to the revision; 0 without the argument.
+    /// The increase of the revision, 0 without the argument.
     pub(crate) bump_revision: i64,
 }
 
 impl<'a> FetchArguments<'a> {
-    /// Reads the arguments of a pod; `None` if they cannot be parsed.
+    /// Reads the arguments of a pod. `None` if they cannot be parsed.
     pub(crate) fn of(pod: &'a Pod) -> Option<Self> {
         let text = argument(pod, FETCH, SOURCE)?;
         let bump = argument(pod, FETCH, BUMP);
@@ -54,7 +54,7 @@ impl<'a> FetchArguments<'a> {
     }
 }
 
-/// The value of the argument with this prefix in an init container.
+/// The value of an argument of an init container. `prefix` is the name of the argument with `=`.
 fn argument<'a>(pod: &'a Pod, container: &str, prefix: &str) -> Option<&'a str> {
     let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
     let arguments = containers
@@ -64,14 +64,14 @@ fn argument<'a>(pod: &'a Pod, container: &str, prefix: &str) -> Option<&'a str> 
     arguments.iter().find_map(|one| one.strip_prefix(prefix))
 }
 
-/// Compares a seed's pod with the record, if both are readable.
+/// Sets the result of the comparison in `facts`. Does nothing without a record or readable arguments.
 pub(super) fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
     if let (Some(chosen), Some(arguments)) = (choice::recorded(restore), FetchArguments::of(pod)) {
         compare_arguments(chosen, &arguments, facts);
     }
 }
 
-/// Compares a pod with these arguments.
+/// Like [`compare`], with arguments that were parsed before.
 pub(crate) fn compare_arguments(
     chosen: &ChosenBackup,
     arguments: &FetchArguments<'_>,
@@ -94,9 +94,9 @@ pub(crate) fn compare_arguments(
         return;
     };
     let origin = facts.origin.as_ref();
-    // An earlier pod may have fetched the data on the volume. The report names its source.
+    // The report names the source of the data on the volume, which an earlier pod may have fetched.
     let has_other_data = match (&chosen.sha256, origin) {
-        // The same backup may be stored in several locations.
+        // One backup may be stored in several locations, so the SHA-256 decides.
         (Some(_), _) => differs(Some(&sha256)),
         (None, Some(origin)) => origin.location_hash != choice::fingerprint(&chosen.source),
         (None, None) => fetches_other,
@@ -109,7 +109,8 @@ pub(crate) fn compare_arguments(
         .then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
 }
 
-/// Describes the difference. The data on a volume may come from another location than that in the arguments.
+/// Describes the pod's backup and the recorded backup. The location in the report may differ from the location in the
+/// arguments.
 fn describe(
     chosen: &ChosenBackup,
     arguments: &FetchArguments<'_>,
@@ -120,7 +121,7 @@ fn describe(
         |sha256: Option<&str>| sha256.map_or_else(String::new, |it| format!(", SHA-256 {it}"));
     let raised = |by: i64| match by {
         0 => String::new(),
-        by => format!(", raised by {by}"),
+        by => format!(", revision raised by {by}"),
     };
     let from = match origin.map(|origin| &origin.location_hash) {
         Some(place) if *place == choice::fingerprint(&chosen.source) => chosen.location.clone(),
@@ -131,7 +132,7 @@ fn describe(
     };
     let by = origin.and_then(|origin| i64::try_from(origin.bump_revision).ok());
     format!(
-        "{from}{}{}, and recorded is {}{}{}",
+        "{from}{}{} (recorded: {}{}{})",
         checksum(sha256),
         raised(by.unwrap_or(arguments.bump_revision)),
         chosen.location,
@@ -278,7 +279,7 @@ mod tests {
         let text = other_backup(&unknown, &right, &elsewhere, 0).unwrap();
         for part in [
             "another location",
-            "recorded is s3://b/k, raised by 7",
+            "(recorded: s3://b/k, revision raised by 7)",
             "SHA-256 ffff",
         ] {
             assert!(text.contains(part), "{text}");

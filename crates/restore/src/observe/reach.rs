@@ -1,5 +1,6 @@
-//! The etcd client for the members of a restored cluster, with the Secrets that its spec names. A snapshot contains
-//! users and the state of authentication, so a restored cluster requires the passwords of the time of the backup.
+//! The etcd client for the members of a restored cluster, with the Secrets that the spec of the cluster names. A
+//! snapshot contains the users, and whether authentication is enabled. So a restored cluster requires the passwords
+//! from the time of the backup.
 
 use api::EtcdCluster;
 use etcd::{Access, Error, EtcdClient};
@@ -7,14 +8,14 @@ use etcd::{Access, Error, EtcdClient};
 use super::ObserveContext;
 use crate::snapshot::Serving;
 
-/// The client of one cluster.
+/// The etcd client of one cluster, and the problem with its Secrets.
 #[derive(Default)]
 pub(super) struct Reached {
     own: Option<EtcdClient>,
     fault: Option<String>,
 }
 
-/// The client for a cluster. Without Secrets in its spec, the shared client is used.
+/// The client for a cluster. A cluster without Secrets in its spec uses the shared client.
 pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) -> Reached {
     match runtime::reach::of_cluster(context.client, cluster).await {
         Ok(access) if access == Access::default() => Reached::default(),
@@ -29,7 +30,8 @@ pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) 
     }
 }
 
-/// Requests the member list, which is linearizable and needs a quorum, and then the revision of the member.
+/// Requests the member list, which is linearizable and needs a quorum, and then the revision of the member. The seed
+/// serves when both requests succeed.
 pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving {
     if let Err(error) = context.etcd.members(&[url.to_owned()]).await {
         return Serving::Unknown(context.describe(&error));
@@ -44,7 +46,7 @@ pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving 
 }
 
 impl Reached {
-    /// The context with this client.
+    /// The observation context with this client instead of the shared one.
     pub(super) fn context<'a>(&'a self, context: &ObserveContext<'a>) -> ObserveContext<'a> {
         ObserveContext {
             client: context.client,
@@ -57,7 +59,8 @@ impl Reached {
 }
 
 impl ObserveContext<'_> {
-    /// The cause of a missing answer, with the remedy if there is one.
+    /// The cause of a missing answer. Contains the remedy if the cause is a rejected password or a problem with a
+    /// Secret.
     pub(super) fn describe(&self, error: &Error) -> String {
         match (self.fault, error) {
             (Some(fault), _) => fault.to_owned(),

@@ -1,4 +1,4 @@
-//! Facts from objects, without a server.
+//! Tests of facts that are derived from objects, without a server.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -84,9 +84,9 @@ fn rejects_version_older_than_backup() {
     );
 }
 
-/// The data of an encrypted cluster is not restored into an unencrypted one.
+/// The backup of a cluster with TLS is not restored into a cluster without TLS.
 #[test]
-fn spec_of_manifest_keeps_tls() {
+fn new_cluster_keeps_tls_of_manifest() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
     let spec = cluster_to_create(&restore(Value::Null), Some(&manifest("3.6.16", tls))).unwrap();
     assert!(spec.tls.unwrap().encrypts_peers());
@@ -102,7 +102,7 @@ fn rejects_invalid_spec_of_manifest() {
     assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
 }
 
-/// An operator without this rule has recorded the spec.
+/// An older operator without this rule has recorded the spec.
 #[test]
 fn rejects_spec_of_manifest_with_owned_flag() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
@@ -217,7 +217,7 @@ fn finds_newest_backup_before_time() {
 }
 
 #[test]
-fn child_of_earlier_cluster_takes_name() {
+fn object_of_earlier_cluster_occupies_seed_name() {
     let pod = |owner: &str, deleted: Value| -> KubePod {
         serde_json::from_value(
             json!({ "metadata": { "name": "x", "deletionTimestamp": deleted, "ownerReferences": [
@@ -288,7 +288,7 @@ fn rejects_backup_newer_than_existing_cluster() {
     assert!(check_version(&restore, &spec("3.7.0"), Some(&recorded)).is_ok());
 }
 
-/// Invariant 9: only pods of this EtcdCluster with another token than the seed's are stopped.
+/// Invariant 9: old members are the pods of this EtcdCluster with another token than the token of the seed.
 #[test]
 fn finds_old_members_by_owner_and_token() {
     let pod = |name: &str, owner: &str, token: Value, ready: &str| -> KubePod {
@@ -314,8 +314,8 @@ fn finds_old_members_by_owner_and_token() {
     assert_eq!(found, [("old", true), ("older", false)]);
 }
 
-/// The pause grows with the duration of the restore, because free resources may be missing. While no member serves
-/// clients, the shortest pause applies.
+/// The pause grows with the duration of the restore, so that a node without free resources is not used for each
+/// attempt. While no member serves clients, the shortest pause applies.
 #[test]
 fn pause_is_short_while_no_member_serves() {
     let ago = |seconds: i64| {

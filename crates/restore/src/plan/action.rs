@@ -8,10 +8,10 @@ use api::restore::{ChosenBackup, ReplacesStatus, SeedStatus};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::OldPod;
 
-/// Interval of reconciles for changes that emit no event.
+/// Interval of reconciles while the restore waits for a change that triggers no watch event.
 pub(crate) const POLL: Duration = Duration::from_secs(2);
 
-/// Interval of reconciles while a user has to correct a problem.
+/// Interval of reconciles while the restore waits until a user has corrected a problem.
 pub(crate) const PROBLEM_POLL: Duration = Duration::from_secs(15);
 
 /// The action and the state of one reconcile.
@@ -25,10 +25,11 @@ pub struct Plan {
     pub requeue: Option<Duration>,
 }
 
-/// One action. Every action is idempotent, and is planned again from the observation alone if it was lost.
+/// One action. Every action is idempotent. An action that was lost in a crash is planned again from the next
+/// observation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Write the status alone.
+    /// Write only the status.
     Nothing,
     /// Record the seed's name, the new token and the replaced cluster in the status of the restore (invariant 10).
     RecordIntent {
@@ -39,7 +40,8 @@ pub enum Action {
     },
     /// Record the chosen backup in the status of the restore (invariant 10).
     RecordBackup(Box<ChosenBackup>),
-    /// Set the finalizer of the restore before the lock, or remove it after the lock was released.
+    /// Set the finalizer of the restore before the lock, or remove it after the lock was released. The value says
+    /// which.
     SetFinalizer(bool),
     /// Create the EtcdCluster with the restore lock.
     CreateCluster(Box<EtcdClusterSpec>),
@@ -51,7 +53,7 @@ pub enum Action {
     CreatePvc,
     /// Create the seed's pod.
     CreatePod,
-    /// Delete the seed's pod for this reason, so that the next plan creates another one.
+    /// Delete the seed's pod for this reason. The next plan creates a new pod.
     ReplacePod(String),
     /// Record in the status of the restore that the seed serves the verified backup.
     RecordRestored {
@@ -66,7 +68,7 @@ pub enum Action {
     Abandon(Trouble),
     /// Delete all objects of the seed.
     DiscardSeed,
-    /// Record the new cluster ID and the seed as first member in the status of the cluster: the cutover.
+    /// The cutover: record the new cluster ID, and the seed as first member, in the status of the cluster.
     RecordFormed {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
@@ -82,13 +84,13 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether the action changes the EtcdRestore itself. The next reconcile then writes the status over the new
-    /// version.
+    /// Whether the action changes the EtcdRestore itself. The reconcile then writes no status, because the
+    /// resourceVersion has changed. The next reconcile writes it.
     pub fn changes_object(&self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::Expire)
     }
 
-    /// The failpoint before the action: `FAILPOINTS=restore-before-claim=panic`.
+    /// The name of the failpoint before the action, used as in `FAILPOINTS=restore-before-claim=panic`.
     pub fn failpoint(&self) -> &'static str {
         match self {
             Self::Nothing => "restore-before-nothing",
@@ -117,7 +119,7 @@ impl Action {
 /// The state of a restore.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanState {
-    /// The restore continues without help.
+    /// The restore continues without manual action.
     Working(Trouble),
     /// The restore continues after a user has corrected this problem.
     Stuck(Trouble),
@@ -158,7 +160,8 @@ impl Plan {
         }
     }
 
-    /// Waits for the end of a temporary problem, and reports any other problem as a failure until it is corrected.
+    /// The state for a problem. A temporary problem is waited for. Any other problem is reported as a failure until a
+    /// user has corrected it.
     pub(crate) fn trouble(trouble: &Trouble) -> Self {
         match trouble.reason {
             Reason::PodNotStarting

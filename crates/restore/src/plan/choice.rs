@@ -1,7 +1,7 @@
-//! The backup that a restore uses. It is chosen once from the spec, and recorded in the status of the EtcdRestore
-//! before it is used. From then on the record counts, even if a newer backup exists. Pure.
+//! The backup that a restore uses. The restore chooses it once from the spec, and records it in the status of the
+//! EtcdRestore before the first use. Later newer backups have no effect. Pure.
 //!
-//! A change of the spec chooses again until the restore holds the lock of the EtcdCluster.
+//! Until the restore holds the lock of the EtcdCluster, a change of the spec leads to a new choice.
 
 use api::EtcdRestore;
 use api::manifest::BackupManifest;
@@ -23,14 +23,14 @@ pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
     restore.status.as_ref()?.backup.as_ref()
 }
 
-/// The recorded backup, if the record is valid: it was chosen from the current spec, or the restore holds the lock of
-/// the cluster.
+/// The recorded backup if the record is valid, otherwise `None`. A record is valid if it was chosen from the current
+/// spec, or if the restore holds the lock of the cluster.
 pub fn valid_record(restore: &EtcdRestore, locked: bool) -> Option<&ChosenBackup> {
     let generation = restore.metadata.generation;
     recorded(restore).filter(|chosen| locked || chosen.generation == generation)
 }
 
-/// The plan to record the choice, which comes before its use (invariant 10). `None` if it is recorded.
+/// The plan to record the chosen backup before its first use (invariant 10). `None` if a valid record exists.
 pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Option<Plan> {
     if valid_record(restore, locked).is_some() {
         return None;
@@ -60,13 +60,13 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
     }
 }
 
-/// The recorded increase of the revision, if any. Lower revisions are marked as compacted.
+/// The recorded increase of the revision, or `None` if it is 0. Lower revisions are marked as compacted.
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
 }
 
-/// Adds the metadata of the stored backup and its manifest.
+/// Adds the size of the stored backup, and the revision and the SHA-256 from its manifest.
 pub fn add_metadata(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored: u64) {
     chosen.stored_size = i64::try_from(stored).ok();
     if let Some(manifest) = manifest {
@@ -76,8 +76,8 @@ pub fn add_metadata(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>
     }
 }
 
-/// Compares the stored backup with the record. Without a manifest only the size is compared, until the seed has read
-/// the backup.
+/// Compares the stored backup with the record. Without a manifest only the size can be compared; the seed compares the
+/// SHA-256 later.
 ///
 /// # Errors
 ///
@@ -106,8 +106,8 @@ pub fn is_unchanged(
     Ok(())
 }
 
-/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec would
-/// not choose another one.
+/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. The remedy is not a change
+/// of the spec, because the recorded backup remains chosen.
 pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
     if let Some(chosen) = recorded(restore)
         && matches!(
@@ -117,7 +117,8 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
     {
         let owner = chosen.etcd_backup.as_ref();
         let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
-        // The operator cannot read a PersistentVolumeClaim, so the backup may never have existed there.
+        // The operator cannot read a PersistentVolumeClaim. So the backup may never have been on it, and the message
+        // must not say "was deleted".
         let problem = match chosen.stored_size {
             Some(_) => "was deleted",
             None => "does not exist",
@@ -131,25 +132,25 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
     trouble
 }
 
-/// Does the same for the problem of a seed's pod.
+/// Like [`name_missing_backup`], for the problem of a seed's pod.
 pub fn name_missing_backup_in(restore: &EtcdRestore, pod: &mut PodFacts) {
     let trouble = pod.trouble.take();
     pod.trouble = trouble.map(|trouble| name_missing_backup(restore, trouble));
 }
 
-/// The fingerprint of a storage block in 64 characters. The record and the arguments of a seed's pod contain the same
-/// block.
+/// The SHA-256 of a storage block, in 64 hexadecimal characters. Equal blocks have the same fingerprint, such as the
+/// block in the record and in the arguments of a seed's pod.
 pub fn fingerprint(block: &StorageBlock) -> String {
     let text = serde_json::to_vec(block).unwrap_or_default();
     format!("{:x}", Sha256::digest(text))
 }
 
-/// The location of a backup in the format of `EtcdBackup.status.location`.
+/// The location of a backup, in the same format as `EtcdBackup.status.location`.
 pub fn location(block: &StorageBlock) -> String {
     let source = block.source();
     let path = source.path();
     match source {
-        // OSS is accessed by its S3 endpoint.
+        // OSS buckets are accessed through the S3 API.
         StorageSource::S3(_) | StorageSource::Oss(_) => format!("s3://{path}"),
         StorageSource::Abs(_) => format!("abs://{path}"),
         StorageSource::Gcs(_) => format!("gs://{path}"),
@@ -196,7 +197,7 @@ mod tests {
             (Some(100), Some(7))
         );
         assert!(is_unchanged(&chosen, Some(&manifest("ab")), 100).is_ok());
-        // The manifest may be lost, because the seed reads the whole backup.
+        // A missing manifest is accepted, because the seed reads and checks the whole backup.
         assert!(is_unchanged(&chosen, None, 100).is_ok());
         for (manifest, stored) in [
             (Some(manifest("cd")), 100),
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn names_missing_backup_with_remedy() {
+    fn reports_missing_backup_with_remedy() {
         let mut restore = restore();
         let missing = || Trouble::new(Reason::BackupMissing, "object \"k\" does not exist");
         assert_eq!(name_missing_backup(&restore, missing()), missing());
@@ -249,14 +250,14 @@ mod tests {
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
-        // A record without an increase stays unchanged too.
+        // If the record has no increase of the revision, a later change of the spec adds none.
         let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);
         assert_eq!(bump_revision(&restore), None);
     }
 
-    /// The fingerprint is stored on volumes, and later releases compare it.
+    /// Volumes contain the fingerprint, and later releases compare it. So its value must not change.
     #[test]
     fn fingerprint_covers_all_fields_of_source() {
         let of = |more: Value| -> String {

@@ -1,6 +1,6 @@
-//! The spec in effect: the TLS settings and address format with which members are started. `spec.TLS` may change at any
-//! time, and the cluster operator rolls the change out in steps. Until then the operators connect to the members with
-//! the settings in effect. The seed's pod records its own settings. Pure.
+//! The spec in effect: the TLS settings and the address format with which the members were started. `spec.TLS` may
+//! change at any time, and the cluster operator rolls the change out in steps. During the rollout, the operators
+//! connect to the members with the settings in effect. The seed's pod records its own settings. Pure.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -11,7 +11,8 @@ use member::tls::ClusterTls;
 
 use crate::snapshot::takes_name;
 
-/// The TLS settings in the annotation of the seed's pod, if the pod belongs to the cluster.
+/// The TLS settings in the annotation of the seed's pod. The outer `None` means: no annotation, or the pod does not
+/// belong to the cluster.
 #[expect(clippy::option_option, reason = "no TLS differs from unknown settings")]
 fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     if takes_name(seed, owner) {
@@ -20,8 +21,9 @@ fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
 }
 
-/// The TLS settings in effect. With the restore lock, those of the seed's pod come first, otherwise the recorded ones
-/// of the current cluster token. Without either, `spec.TLS` counts.
+/// The TLS settings in effect. While the restore holds the lock, the settings of the seed's pod take precedence over
+/// the settings that the EtcdCluster records for its current token. Without the lock, the recorded settings take
+/// precedence. If both are missing, `spec.TLS` applies.
 pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let of_seed = seed.and_then(|seed| tls_of_seed(seed, owner));
@@ -46,7 +48,7 @@ pub(crate) fn as_started(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool
     effective
 }
 
-/// Adds the address format that the certificates cover.
+/// The EtcdCluster with the address format that its certificates cover.
 pub(crate) fn as_addressed(
     mut effective: EtcdCluster,
     namespace: &str,
@@ -66,7 +68,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// A cluster with recorded TLS settings and other settings in its spec.
+    /// A cluster that records other TLS settings than its spec.
     fn cluster(recorded: Option<&str>, spec: &str) -> EtcdCluster {
         let record = recorded.map(|text| api::cluster::TlsStatus::new("t", tls(text).as_ref()));
         let spec: serde_json::Value = serde_json::from_str(spec).unwrap();
@@ -96,11 +98,12 @@ mod tests {
 
     #[test]
     fn tls_settings_in_effect_override_spec() {
-        // The spec requests a TLS switch that has not started.
+        // The spec requests TLS changes that the cluster operator has not started to roll out.
         let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
         assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
         assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));
-        // With the lock, the settings of the seed count. The record belongs to the old cluster.
+        // While the restore holds the lock, the settings of the seed take precedence. The recorded settings belong to
+        // the old cluster.
         let plain = seed("u", "null");
         assert_eq!(policy(&switched, Some(&plain), true), None);
         assert_eq!(policy(&switched, Some(&plain), false), tls(TLS_ONLY));
@@ -111,7 +114,7 @@ mod tests {
             .and_then(|it| it.bootstrap.as_mut());
         bootstrap.unwrap().token = "restore-1".into();
         assert_eq!(policy(&cut_over, Some(&plain), false), None);
-        // The pod of another owner does not count.
+        // The pod of another owner is ignored.
         let foreign = seed("another", "null");
         assert_eq!(policy(&switched, Some(&foreign), true), tls(TLS_ONLY));
         assert_eq!(

@@ -18,7 +18,7 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let status = restore.status.as_ref();
     let (Some(seconds), Some(ended)) = (
         restore.spec.ttl_seconds_after_finished,
-        // Without a completion time, the end is not recorded yet.
+        // The completion time is missing until the end of the restore is recorded.
         status.and_then(|status| status.completion_time.as_ref()),
     ) else {
         return plan;

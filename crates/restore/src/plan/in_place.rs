@@ -1,12 +1,12 @@
 //! Restore in place: the backup replaces the data of an existing cluster, whose EtcdCluster is kept.
 //!
-//! The seed is created next to the old members, which continue to serve. Its pod has no label of the cluster, so no
-//! Service selects it. Only the operator connects to it, at the address of the pod.
+//! The seed is created while the old members continue to serve. Its pod has no label of the cluster, so no Service
+//! selects it. Only the operator connects to it, at the address of the pod.
 //!
-//! The cutover is one write of the new cluster ID and token to the status of the EtcdCluster. Before the cutover the
-//! old cluster is complete and continues after every failure. After the cutover the new cluster continues, whose seed
-//! has served the verified backup. Then the old members stop (invariant 9), and after that the seed gets its labels
-//! (invariant 17).
+//! The cutover is one write of the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the
+//! old cluster is complete and continues after every failure. After the cutover, the new cluster continues, because its
+//! seed has served the verified backup. Then the old members stop (invariant 9), and after that the seed gets its
+//! labels (invariant 17).
 
 use api::EtcdRestore;
 use api::names::FINALIZER_CLAIM;
@@ -26,7 +26,8 @@ use crate::snapshot::{
     Source,
 };
 
-/// Whether the EtcdRestore has the finalizer, which delays its deletion until the lock is released.
+/// Whether the EtcdRestore has the finalizer. The finalizer delays the deletion of the EtcdRestore until the lock is
+/// released.
 pub fn has_finalizer(restore: &EtcdRestore) -> bool {
     let finalizers = restore.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers.iter().any(|one| one == FINALIZER_CLAIM)
@@ -43,18 +44,19 @@ pub fn has_cut_over(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Plans the steps before the lock. All problems that can be detected early are reported here, before any change.
+/// Plans the steps before the lock. Reports every problem that can be detected before the first change.
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore);
     }
-    // The seed was verified for another cluster. The EtcdCluster was created again, or the restored cluster lost its
-    // quorum and was recovered as another one. It is not replaced a second time.
+    // The status records a verified seed, but the EtcdCluster differs from the recorded one. Either a user created the
+    // EtcdCluster again, or the restored cluster lost its quorum and was recovered with a new ID. Its data may be newer
+    // than the backup, so it is not replaced a second time.
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
             "the EtcdCluster {name} has changed since this EtcdRestore started: it was created again, or its lost quorum \
-             was recovered. It is left as it is. To replace its current data, create a new EtcdRestore with \
+             was recovered. The restore does not change it. To replace its current data, create a new EtcdRestore with \
              spec.overwrite: true"
         );
         return Plan::halt(Reason::ClusterExists, message);
@@ -76,7 +78,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         uid: cluster.uid.clone(),
         cluster_id: cluster.cluster_id.clone(),
     };
-    // Invariant 10.
+    // Invariant 10: the seed and the replaced cluster are recorded before the lock.
     if !seed_is_recorded(restore) || replaces(restore) != Some(&existing) {
         let action = Action::RecordIntent {
             seed: naming::seed(restore),
@@ -100,8 +102,8 @@ fn set_finalizer() -> Plan {
     )
 }
 
-/// Prepares the seed next to the old members, which serve. The restore holds the lock. A problem that does not pass
-/// ends the restore.
+/// Prepares the seed while the old members serve. The restore holds the lock. A problem that needs manual action
+/// abandons the restore.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
@@ -110,14 +112,14 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
             "the cluster ID in the EtcdCluster's status has changed since the start of the restore";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: an operator process that was suspended may have removed the finalizer late, while another restore
-    // held the lock.
+    // Invariant 11: a suspended operator process may have removed the finalizer late, from an observation in which
+    // another restore held the lock.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: after the cutover the old members stop only for a ready seed. If the seed answered but never became
-    // ready, both clusters would remain.
+    // Invariant 9: after the cutover, the old members stop only for a ready seed. If a seed answered but never became
+    // ready, the old members would never stop, and both clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("the seed member to be ready");
@@ -133,12 +135,12 @@ pub(super) fn abandon(trouble: &Trouble) -> Plan {
     let message = &trouble.message;
     let trouble = Trouble::new(
         trouble.reason,
-        format!("{message}; the existing cluster is left as it was"),
+        format!("{message}; the existing cluster is unchanged"),
     );
     let mut plan = Plan::act(Action::Abandon(trouble), "");
     plan.state = PlanState::Working(Trouble::new(
         Reason::InProgress,
-        format!("abandoning the restore, the existing cluster is not changed: {message}"),
+        format!("abandoning the restore; the existing cluster is unchanged: {message}"),
     ));
     plan
 }
@@ -182,7 +184,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: a terminating pod that is not ready is no endpoint, even if its node keeps it for long.
+    // Invariant 17: a terminating pod that is not ready is no endpoint, even if the Pod object remains because its node
+    // does not answer.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -197,7 +200,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
 }
 
 /// Stops the old members while the verified seed exists (invariant 9). No client can have written to the seed yet, so a
-/// lost seed is created again. Its cluster ID is derived from its name and token, so it forms the same cluster.
+/// lost seed is created again. etcd derives the cluster ID from the name and the token of the seed. Both stay the same,
+/// so the new seed forms the same cluster.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -220,14 +224,14 @@ fn stop(
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // With the labels of the cluster, clients may have written to the seed. Their writes are on its volume, or
-        // lost.
+        // A seed with the labels of the cluster may have writes of clients. Without a volume, these writes would be
+        // lost with the pod.
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients reach a joined seed, so an old member that appears late stops regardless of the
-            // problems of the seed.
+            // Invariant 17: clients reach a joined seed. An old member that is found late must stop, even if the seed
+            // has a problem.
             let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
             let unfit = unfit::pod_replacement(pod).filter(|_| !pod.joined);
@@ -245,8 +249,8 @@ fn stop(
 }
 
 /// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again may
-/// contain another backup from the same location. If the settings of its address were changed, the seed may also be
-/// another cluster. Only the operator has checked the seed so far.
+/// differ: another backup may be at the same location now, or changed address settings may have led to another cluster
+/// ID. No client has used the seed yet.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,
@@ -274,7 +278,8 @@ fn stop_for(
     let same = id == cluster;
     let other = matches!(pod.other_backup, Some(OtherBackup::Contains(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
-    // A joined seed has served the verified backup, and clients may have written to it since.
+    // A joined seed has served the verified backup. Clients may have written to it since, so its revision may be
+    // higher.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
         let backup = match &pod.other_backup {
@@ -286,10 +291,10 @@ fn stop_for(
         return Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the seed was created again and has revision {restored} as cluster {id}{backup}, but revision {recorded} \
-                 as cluster {cluster} was verified. The old members keep their data. Put the verified backup back to the \
-                 location in status.backup (if that field is empty: name the backup again by its storage block, or with \
-                 spec.backup.before), or undo the change of the EtcdCluster's addresses; then delete the seed's pod and \
+                "the seed was created again and has revision {restored} and cluster ID {id}{backup}, but the verified seed had \
+                 revision {recorded} and cluster ID {cluster}. The old members keep their data. Put the verified backup back at the \
+                 location in status.backup, or undo the change of the EtcdCluster's addresses. If status.backup is empty, name \
+                 the backup by its storage block or with spec.backup.before. Then delete the seed's pod and \
                  PersistentVolumeClaim"
             ),
         ));

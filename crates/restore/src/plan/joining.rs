@@ -1,12 +1,12 @@
 //! The end of a restore in place: the old members have stopped, the seed joins the cluster, and the lock is released.
 //!
-//! The seed joins when it serves the verified backup. From then on its volume is not created again, because clients may
-//! have written to it, and their writes would be lost silently. Its pod is created again on an existing volume as often
-//! as needed. It finds the data there, or restores the backup if the volume was created again while the old members
-//! ran.
+//! The seed joins when it serves the verified backup. After that, clients may have written to the seed. So its volume
+//! is never created again, because these writes would be lost silently. Its pod is created again on an existing volume
+//! as often as needed. The new pod finds the data there. If the volume is empty, because it was created again while the
+//! old members ran, the pod restores the backup.
 //!
-//! If nothing of the seed is left, the restore fails with the remedy. The cluster operator then gets a cluster without
-//! data, which it never bootstraps again (invariant 7).
+//! If neither the pod nor the volume of the seed exists, the restore fails and reports the remedy. The cluster operator
+//! then gets a cluster without data, which it never bootstraps again (invariant 7).
 
 use api::EtcdRestore;
 
@@ -33,7 +33,7 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
         // A user who deletes the restore accepts the current data of the seed.
         Pod::Present(_) | Pod::Absent | Pod::NameTaken if is_aborted(restore) => {
             match &seed.pod {
-                // The labels let Services and the cluster operator select the pod.
+                // With the labels, Services and the cluster operator select the pod.
                 Pod::Present(pod) if !pod.joined => {
                     Plan::act(Action::Join, "the seed joins the cluster")
                 }
@@ -51,11 +51,11 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
     }
 }
 
-/// Creates the pod again on the volume of the seed. Only the seed's own pod verifies the data there. A member's pod of
-/// the cluster operator would fail indefinitely on an empty volume.
+/// Creates the pod again on the volume of the seed. Only a pod that the restore creates verifies the data on the
+/// volume. A pod of the cluster operator would fail on an empty volume again and again.
 fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
-        // A joined seed has served the verified backup, which is on its volume. The cluster operator replaces the pod.
+        // The volume of a joined seed has the verified backup. The cluster operator replaces the pod.
         Pod::Present(pod) if pod.joined => hand_over(),
         Pod::Present(pod) => ended::replace(pod),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
@@ -72,8 +72,8 @@ fn hand_over() -> Plan {
     Plan::act(Action::ReleaseLock, "handing the cluster over")
 }
 
-/// The reason to wait with the join, if any. Invariant 9: a seed that was created again joins only when it serves the
-/// verified backup. A user who deletes the restore accepts the current data of the seed.
+/// Why the seed must not join yet, or `None` if it can join. Invariant 9: a seed that was created again joins only when
+/// it serves the verified backup. A user who deletes the restore accepts the current data of the seed.
 fn reason_to_wait(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
@@ -116,19 +116,19 @@ fn reason_to_wait(
     }
 }
 
-/// The reason to wait for a seed without a report.
+/// Why a seed without a report must not join yet, or `None` if it can join.
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {
-        // The next pod on the volume reports its data.
+        // The new pod on the volume reports the data there.
         (Some(replacement), Child::Present) => return Some(replacement),
-        // Invariant 1.
+        // Invariant 1: the pod is not replaced while its volume is unknown.
         (Some(_), Child::Unknown(why)) => {
             let answer = format!("an answer about the seed's PersistentVolumeClaim: {why}");
             return Some(Plan::wait_for(answer));
         }
-        // Without a volume the pod has the only copy. A PersistentVolumeClaim that is being deleted is lost with the
-        // pod.
+        // The pod has the only copy of the data if it has no volume, or if its PersistentVolumeClaim is being deleted
+        // and vanishes with the pod.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
     match (pod.report_lost, pod.checks_sha256) {
@@ -143,8 +143,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     }
 }
 
-/// Waits for a seed while no member serves clients. A problem that does not pass is reported as a failure. A problem
-/// that should pass is reported with the remedy if it lasts, so a user can decide.
+/// Waits for a seed while no member serves clients. A problem that needs manual action is reported as a failure. A
+/// temporary problem that lasts is reported with the remedy, so that a user can decide.
 fn starting(pod: &PodFacts, what: &str) -> Plan {
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(&Trouble {
@@ -160,7 +160,8 @@ fn starting(pod: &PodFacts, what: &str) -> Plan {
     Plan::wait_for(with_remedy(what))
 }
 
-/// Adds the remedy to a problem if the old members have stopped.
+/// Adds the remedy to a problem if the old members have stopped. Otherwise the old members serve, and no remedy is
+/// needed.
 pub fn with_remedy_if_stopped(snapshot: &Snapshot, why: &str) -> String {
     if snapshot.old_members.have_stopped() {
         with_remedy(why)
@@ -181,7 +182,7 @@ fn stuck(what: &str) -> Plan {
     Plan::stuck(Trouble::new(Reason::SeedFailed, with_remedy(what)))
 }
 
-/// Records the failure before the lock is released (invariant 10).
+/// Records the failure. The lock is released after that (invariant 10).
 fn lost(restore: &EtcdRestore) -> Plan {
     let member = naming::seed(restore).member;
     let message = format!(

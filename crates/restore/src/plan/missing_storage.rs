@@ -1,11 +1,13 @@
-//! Missing storage for the seed. A restore in place reports it for a while before it is abandoned, and only before the
-//! cutover. The start of the problem is recorded in the status of the EtcdRestore (invariant 10).
+//! Missing storage for the seed. Before the cutover, a restore in place reports the problem for a while, and is then
+//! abandoned. After the cutover it is never abandoned. The start of the problem is recorded in the status of the
+//! EtcdRestore (invariant 10).
 //!
 //! There are two cases:
 //!
-//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or limit range. Only that answer
-//!   names the cause, so the request is repeated. The quota may be free again soon, for example after the deletion of
-//!   another PVC. Of two concurrent operator processes, the second may be rejected because of the first.
+//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or limit range. Only this
+//!   response names the cause, so the operator repeats the request. The quota may become free, for example after the
+//!   deletion of another PVC. If two operator processes create the PVC concurrently, the PVC of the first can exhaust
+//!   the quota.
 //! - The PVC exists, but no volume is created for it. The cause may be temporary, such as a new node whose driver does
 //!   not run yet, or a restart of the controller of Kubernetes.
 
@@ -41,7 +43,7 @@ pub fn pvc_rejected(
     report(&trouble)
 }
 
-/// Delays the end of a restore that would be abandoned because of an unbound PVC.
+/// Reports an unbound PVC until its time limit has passed, instead of abandoning the restore at once.
 #[must_use]
 pub fn delay_abandonment(
     plan: Plan,
@@ -66,7 +68,7 @@ pub fn delay_abandonment(
 
 fn report(trouble: &Trouble) -> Plan {
     let message = format!(
-        "{}; if the problem remains, the restore is abandoned and the existing cluster is left as it is",
+        "{}; if the problem remains, the restore is abandoned and the existing cluster stays unchanged",
         trouble.message
     );
     Plan::stuck(Trouble::new(trouble.reason, message))

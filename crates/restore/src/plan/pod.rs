@@ -1,4 +1,4 @@
-//! Builds the seed's pod, whose data comes from a backup in a store. Pure.
+//! Builds the seed's pod, whose init container fetches the backup from a store. Pure.
 
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
@@ -57,8 +57,8 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     pod
 }
 
-/// Removes the required anti-affinity to members. The old members occupy their nodes until the seed serves. Later
-/// members have an anti-affinity to the seed.
+/// Removes the required anti-affinity to members. Otherwise the seed would need a node without an old member. Members
+/// that are added later keep their anti-affinity to the seed.
 fn remove_member_anti_affinity(pod: &mut Pod) {
     let terms = pod
         .spec
@@ -80,7 +80,7 @@ fn remove_member_anti_affinity(pod: &mut Pod) {
     }
 }
 
-/// Only the container `fetch` mounts the Secrets (invariant 14).
+/// The container that fetches the backup. Only this container mounts the Secrets (invariant 14).
 fn from_store(from: &From<'_>) -> Source {
     let (block, version) = (from.source, from.version);
     let sha256 = from.sha256.map(|sha256| format!("{SHA256}{sha256}"));
@@ -135,7 +135,7 @@ fn from_store(from: &From<'_>) -> Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(SECRET_MODE),
-                // The member must start even after the Secret was deleted.
+                // The pod must start again even after the Secret was deleted.
                 optional: Some(true),
                 ..SecretVolumeSource::default()
             }),

@@ -13,8 +13,8 @@ use k8s_openapi::api::core::v1::{
 /// Prefix of the annotations that select the AppArmor profile of a container.
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// Flags of etcd that read or write files or send data to an address, without the prefix `experimental-`. All flags
-/// with the suffix `-file` also read a file.
+/// Flags of etcd that read or write files or send data to an address, without the prefix `experimental-`. Flags with
+/// the suffix `-file` are refused too and are not listed.
 const FILE_FLAGS: [&str; 4] = [
     "auth-token",
     "distributed-tracing-address",
@@ -22,11 +22,11 @@ const FILE_FLAGS: [&str; 4] = [
     "log-outputs",
 ];
 
-/// Variables that are not flags of etcd and only tune the runtime of Go.
+/// Environment variables that tune the runtime of Go and have no other effect.
 const GO_RUNTIME: [&str; 3] = ["GOGC", "GOMAXPROCS", "GOMEMLIMIT"];
 
-/// The fields of a recorded spec that the operator refuses. Both patterns name every field, so a new field of the API
-/// must be added to one side.
+/// The fields of a recorded spec that the operator refuses. The patterns name every field of the API, so the compiler
+/// rejects a new field until it is listed as accepted or refused.
 pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
     let EtcdClusterSpec {
         repository,
@@ -119,8 +119,8 @@ fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {
     refused.map(|(_, field)| field).collect()
 }
 
-/// Whether a variable has a literal value and sets a flag of etcd without a file, or the runtime of Go. Other
-/// variables, such as that of a proxy, redirect connections of etcd.
+/// Whether a variable has a literal value, and sets a flag of etcd without a file or tunes the runtime of Go. Other
+/// variables may be harmful, for example a proxy variable that redirects connections of etcd.
 fn is_harmless_variable(variable: &EnvVar) -> bool {
     let name = variable.name.as_str();
     let harmless = match flag_of_env(name) {
@@ -140,8 +140,8 @@ fn is_file_flag(flag: &str) -> bool {
     flag.ends_with("-file") || FILE_FLAGS.contains(&flag)
 }
 
-/// Whether the volume contains only data of its own pod or of a ConfigMap. Other types reach the node, a Secret, a
-/// token or another volume.
+/// Whether the volume contains only data of its own pod or of a ConfigMap. Volumes of other types give access to the
+/// node, a Secret, a token or another volume.
 fn is_harmless_volume(volume: &Volume) -> bool {
     let harmless = Volume {
         name: volume.name.clone(),
@@ -153,7 +153,8 @@ fn is_harmless_volume(volume: &Volume) -> bool {
     *volume == harmless
 }
 
-/// Whether the container of etcd runs as root. A security context of the spec replaces the default one completely.
+/// Whether the container of etcd runs as root. If the spec has a security context, the default security context does
+/// not apply.
 fn runs_as_root(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> bool {
     let default = member::pod_security();
     let pod = pod.unwrap_or(&default);
@@ -264,7 +265,7 @@ mod tests {
         vec![
             ("securityContext", json!({ "runAsUser": 0 })),
             ("securityContext", json!({ "runAsNonRoot": false })),
-            // Without a user, the image decides.
+            // Without a user in the security context, the image selects the user.
             ("securityContext", json!({ "fsGroup": 2000 })),
             (
                 "securityContext",
@@ -421,7 +422,7 @@ mod tests {
             let accepted = spec_to_restore(&restore(None), None, Some(&manifest(&recorded)));
             assert_eq!(accepted, Ok(spec(&recorded)));
         }
-        // The default security context of the pod applies together with that of the container.
+        // The security context of the container does not replace the default security context of the pod.
         let container = pod(
             "containerSecurityContext",
             &json!({ "readOnlyRootFilesystem": true }),
@@ -429,7 +430,7 @@ mod tests {
         assert_eq!(refused_fields(&spec(&container)), Vec::<&str>::new());
     }
 
-    /// A user has written the template and the spec of the existing cluster.
+    /// The template and the spec of the existing cluster come from a user, so every part is accepted.
     #[test]
     fn invariant_27_accepts_template_and_spec_of_existing_cluster() {
         for (recorded, _) in dangerous() {

@@ -12,7 +12,7 @@ use crate::reason::{Reason, Trouble};
 /// The first minor version whose etcdutl can raise revisions.
 const FIRST_BUMP_VERSION: (u64, u64) = (3, 6);
 
-/// The spec of the restored cluster: that of the `existing` cluster, or of the cluster to create.
+/// The spec of the restored cluster: the spec of the `existing` cluster, otherwise the spec of the cluster to create.
 pub(crate) fn spec_to_restore(
     restore: &EtcdRestore,
     existing: Option<&EtcdClusterSpec>,
@@ -43,7 +43,7 @@ pub(crate) fn cluster_to_create(
     let cluster = EtcdCluster::new(&target.name, spec);
     let problems = cluster::validate(&cluster);
     if !problems.is_empty() {
-        // A user cannot correct the spec in a manifest.
+        // A user cannot correct the spec in a manifest, so the remedy is a template.
         let remedy = match target.template {
             Some(_) => "",
             None => "; or set spec.etcdCluster.template",
@@ -66,7 +66,7 @@ pub(crate) fn cluster_to_create(
     Ok(cluster.spec)
 }
 
-/// The recorded spec. Invariant 27: fails if the spec has a part that a store must not decide.
+/// The recorded spec. Fails if the spec has a part that a store must not decide (invariant 27).
 fn accepted(recorded: &EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
     let refused = refused_fields(recorded);
     if refused.is_empty() {
@@ -81,8 +81,8 @@ fn accepted(recorded: &EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
     Err(Trouble::new(Reason::RecordedSpecRefused, message))
 }
 
-/// Fails if the etcd of the cluster is older than the backup, because it cannot read the database, or if its etcdutl
-/// cannot raise revisions.
+/// Fails if the etcd of the cluster is older than the backup, because an older etcd cannot read the database. Also
+/// fails if the restore raises revisions and the etcdutl of that version cannot do so.
 pub(crate) fn check_version(
     restore: &EtcdRestore,
     spec: &EtcdClusterSpec,
@@ -95,8 +95,8 @@ pub(crate) fn check_version(
     if bumps && version.minor() < FIRST_BUMP_VERSION {
         let message = format!(
             "spec.bumpRevision: the cluster runs etcd {version}, but etcdutl supports --bump-revision and \
-             --mark-compacted only from 3.6: restore into a cluster of 3.6, or restore without spec.bumpRevision and \
-             spec.markCompacted and restart every client that caches"
+             --mark-compacted only from 3.6. Restore into a cluster with etcd 3.6 or later. Or restore without spec.bumpRevision and \
+             spec.markCompacted, and restart every client that caches keys"
         );
         return Err(Trouble::new(Reason::NotSupported, message));
     }

@@ -1,32 +1,33 @@
 //! A seed's pod that is active but unusable: it has another backup than the recorded one, or its report is lost. The
-//! pod is replaced as long as no client can have written to it. As with a pod that [has ended](super::ended), the pause
-//! since its creation must have passed.
+//! operator replaces the pod as long as no client can have written to it. The pause since the creation of the pod must
+//! have passed, as for a pod that [has ended](super::ended).
 //!
-//! A kubelet may lose the termination message of a container, which it reads once from a file on the node. The
-//! container `fetch` has then succeeded and is not restarted, so the data of the pod would remain unknown.
+//! The report is the termination message of the container `fetch`. The kubelet reads the message once from a file on
+//! the node, and may lose it. The container has succeeded and is not restarted, so the operator would never know the
+//! data of the pod.
 
 use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// The replacement of a pod before the cutover, when no client can have written to it. A seed with another backup is
-/// deleted with its volume.
+/// The replacement of a pod before the cutover, when no client can have written to it. `None` if the pod is usable. A
+/// seed that contains another backup is deleted together with its volume.
 pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     let Some(OtherBackup::Contains(backup)) = &pod.other_backup else {
         return pod_replacement(pod);
     };
     let text = format!(
-        "the seed contains the backup {backup}: it is deleted and created again from the recorded backup"
+        "the seed contains the backup {backup}: the seed is deleted and created again from the recorded backup"
     );
     Some(replaced(pod, Action::DiscardSeed, text))
 }
 
-/// The replacement of a pod while old members run, or on a volume. The volume is kept, and the next pod reports its
-/// data.
+/// The replacement of a pod while old members run, or on a volume. `None` if the pod is usable. The volume is kept, and
+/// the next pod reports its data.
 pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
     let text = match &pod.other_backup {
         Some(OtherBackup::Fetches(backup)) => {
-            format!("the seed's pod fetches the backup {backup}: it is replaced")
+            format!("the seed's pod fetches the backup {backup}: the pod is replaced")
         }
         None if pod.report_lost => {
             "the report of the seed's pod is lost (its container fetch succeeded, but its \

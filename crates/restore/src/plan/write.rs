@@ -1,4 +1,4 @@
-//! The requests of an action in the order in which they are sent, with all objects. Pure.
+//! Builds the requests of an action, with all objects, in the order in which they are sent. Pure.
 
 use api::cluster::{
     BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus, ReplacedStatus, TlsStatus,
@@ -19,17 +19,17 @@ use super::{choice, in_place, joining, pod};
 use crate::naming;
 use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 
-/// A precondition that is read again before a request is sent. An operator process that was suspended may act on an old
-/// observation (invariant 11).
+/// A precondition that is read again just before a request is sent. Without this check, a suspended operator process
+/// could act on an old observation (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore has not changed since it was read. The time limit for the next requests starts again.
+    /// The EtcdRestore has not changed since it was read. Then the age limit for the next requests starts again.
     RestoreUnchanged,
     /// The EtcdRestore records the same backup.
     SameBackup,
     /// This restore holds the lock of the EtcdCluster, and the recorded cluster ID is unchanged.
     ClusterInPlace(Box<EtcdCluster>),
-    /// The seed's pod has not changed, or is still missing.
+    /// The seed's pod has not changed. `None`: the pod is still missing.
     SeedUnchanged(Option<Box<Pod>>),
 }
 
@@ -49,39 +49,40 @@ pub enum Object {
 /// One request to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// Read again, and send nothing more if the check fails.
+    /// Check the precondition. If it does not hold, send no further request.
     Confirm(Check),
     /// Set the finalizer of the EtcdRestore, or remove it.
     SetFinalizer(bool),
-    /// Create an object under its fixed name.
+    /// Create an object. Its name is fixed, so a second creation fails.
     Create(Object),
-    /// Create the seed's pod, and delete it if the cluster no longer needs a seed.
+    /// Create the seed's pod. Delete it again if the cluster no longer needs a seed.
     CreateSeed {
         /// The pod.
         pod: Box<Pod>,
         /// The EtcdCluster, as it was read.
         cluster: Box<EtcdCluster>,
-        /// Whether the cutover was made. The old members may then stop for another seed.
+        /// Whether the cutover was made. Then the old members may have stopped for another seed.
         after_cutover: bool,
     },
-    /// Set the restore lock of the EtcdCluster, and remove it if the EtcdRestore has no finalizer.
+    /// Set the restore lock of the EtcdCluster. Remove it again if the EtcdRestore has no finalizer.
     Lock(Box<EtcdCluster>),
-    /// Merge metadata into exactly the object that was read.
+    /// Merge metadata into the object. The UID and the resourceVersion of the observation are the precondition.
     Patch(Object, Value),
-    /// Write the status of the EtcdCluster over the version that was read.
+    /// Write the status of the EtcdCluster with the observed resourceVersion as precondition.
     Record(Box<EtcdCluster>, Box<EtcdClusterStatus>),
-    /// Delete exactly the object that was read.
+    /// Delete the object with the observed UID as precondition.
     Delete(Object),
-    /// Delete the pod in the version that was read. The next requests are sent only if the pod is deleted and no other
-    /// pod has its name.
+    /// Delete the pod if its resourceVersion is unchanged. The next requests are sent only if the pod is deleted and no
+    /// other pod has its name.
     DeleteUnchanged(Box<Pod>),
-    /// Delete these pods at once.
+    /// Delete these pods with a short grace period.
     DeletePods(Vec<Pod>),
     /// Delete the EtcdRestore.
     DeleteRestore,
 }
 
-/// The requests of an action. Records of the EtcdRestore are written with its status.
+/// The requests of an action. Records in the status of the EtcdRestore are not part of them: they are written with the
+/// status.
 ///
 /// # Errors
 ///
@@ -182,7 +183,7 @@ fn seed_unchanged(objects: &Objects) -> Request {
     Request::Confirm(Check::SeedUnchanged(pod))
 }
 
-/// A pod with name and UID, which are sufficient for its deletion.
+/// A pod with only its name and UID, which are sufficient for a deletion.
 fn named(old_pod: &OldPod) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.name = Some(old_pod.name.clone());
@@ -194,7 +195,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     let missing = |why: &str| joining::with_remedy_if_stopped(&observation.snapshot, why);
     let objects = &observation.objects;
     let cluster = effective(objects)?;
-    // Invariant 10: the recorded backup is used even if a newer one exists.
+    // Invariant 10: the recorded backup is used, even if a newer backup exists.
     let backup = objects.backup.as_ref();
     let backup = backup.map_err(|trouble| missing(&trouble.message))?;
     let image = objects.image.as_ref().map_err(|why| missing(why))?;
@@ -215,7 +216,8 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     Ok(pod::build(&members, &from, image))
 }
 
-/// Deletes all objects of the seed. If the restore continues, they are deleted only together with the unchanged pod.
+/// Deletes all objects of the seed. If the restore continues, the Service and the PVC are deleted only after the
+/// unchanged pod was deleted.
 fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, String> {
     let seed = &objects.seed;
     let check = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));
@@ -234,7 +236,8 @@ fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, Str
     Ok(requests)
 }
 
-/// The cutover in one write (invariant 9): ID, token, first member and TLS of the new cluster, and the old cluster.
+/// The status that makes the cutover in one write (invariant 9): ID, token, first member and TLS settings of the new
+/// cluster, and the record of the old cluster.
 pub(crate) fn formed(
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
@@ -244,7 +247,7 @@ pub(crate) fn formed(
     let first = naming::seed(restore);
     EtcdClusterStatus {
         cluster_id: Some(cluster_id.to_owned()),
-        // The seed was started with these settings, and its pod is created again with the same ones.
+        // The seed was started with these TLS settings, and its pod is created again with the same settings.
         tls: Some(TlsStatus::new(&first.token, cluster.spec.tls.as_ref())),
         bootstrap: Some(BootstrapStatus {
             token: first.token,
@@ -255,7 +258,8 @@ pub(crate) fn formed(
     }
 }
 
-/// The record of the old cluster for the cluster operator: its members, and the time until which its volumes are kept.
+/// The record of the old cluster for the cluster operator: the names of its members, and the time until which their
+/// volumes are kept.
 fn replaced(
     restore: &EtcdRestore,
     before: &ReplacesStatus,
@@ -291,7 +295,7 @@ fn join(restore: &EtcdRestore, objects: &Objects) -> Result<Request, String> {
     Ok(Request::Patch(Object::Pod(Box::new(pod)), joined))
 }
 
-/// The metadata of an EtcdCluster after the restore has released it.
+/// The metadata patch that removes the restore lock and the ownership of the restore.
 pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
     let owners = cluster.owner_references().iter();
     let others: Vec<_> = owners
@@ -303,7 +307,7 @@ pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
     })
 }
 
-/// The EtcdCluster to create. It has the restore lock from its creation.
+/// The EtcdCluster to create, with the restore lock.
 fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
     let target = &restore.spec.etcd_cluster;
     let mut cluster = EtcdCluster::new(naming::target(restore), spec);
@@ -329,7 +333,7 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         ANNOTATION_RESTORE.to_owned(),
         naming::uid(restore).to_owned(),
     );
-    // The cluster operator with the scope of the restore manages the cluster.
+    // The cluster operator with the same scope as the restore manages the cluster.
     match restore.annotations().get(ANNOTATION_SCOPE) {
         Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
         None => annotations.remove(ANNOTATION_SCOPE),

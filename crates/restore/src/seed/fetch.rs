@@ -1,6 +1,6 @@
-//! Fetches the snapshot to the data volume in constant memory and verifies it. Every snapshot must match the SHA-256
-//! that etcd appends. A backup in a store must have the size in the store and match its manifest. A running member must
-//! belong to the expected cluster and have the expected revision.
+//! Fetches the snapshot to the data volume with constant memory, and verifies it. Every snapshot must match the SHA-256
+//! that etcd appends. A backup from a store must have the expected size and match its manifest. A snapshot from a
+//! member must come from the expected cluster and have at least the expected revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub struct Fetch {
     #[command(flatten)]
     #[allow(missing_docs, reason = "the text would become part of the help")]
     pub paths: Paths,
-    /// The progress, shared with the progress server.
+    /// The progress, which the progress server reads.
     #[arg(skip)]
     pub meter: Arc<Meter>,
 }
@@ -89,14 +89,14 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Fetches the snapshot, unless a data directory or a verified snapshot exists. Returns what an etcd with this snapshot
-/// will serve.
+/// Fetches the snapshot, unless a data directory or a verified snapshot exists. Returns the revision, size and
+/// checksums of the data that etcd will serve.
 ///
 /// # Errors
 ///
-/// Fails if the snapshot cannot be fetched, is not the chosen one, or does not match its checksum or manifest.
+/// Fails if the snapshot cannot be fetched, is not the chosen backup, or does not match its checksum or manifest.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    // The program of a few dozen MiB is copied concurrently with the fetch.
+    // The copy of this program, a few dozen MiB, runs concurrently with the fetch.
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
@@ -160,7 +160,7 @@ async fn from_store(
     let opened = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
-    // The SHA-256 of the manifest is checked before the download.
+    // A changed SHA-256 in the manifest is detected before the download.
     if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
         check_chosen(arguments, &manifest.sha256)?;
     }
@@ -182,7 +182,8 @@ async fn from_store(
     })
 }
 
-/// Whether the snapshot of an earlier start is the requested one. The earlier start may have had another source.
+/// Whether the snapshot of an earlier start is the requested one. The pod of the earlier start may have had other
+/// arguments.
 fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
     let fingerprint = fetched
         .origin
@@ -199,7 +200,7 @@ fn is_chosen(arguments: &Fetch, sha256: &str) -> bool {
     chosen.is_none_or(|chosen| chosen.eq_ignore_ascii_case(sha256))
 }
 
-/// Fails if the snapshot is not the chosen backup, but was overwritten meanwhile (invariant 9).
+/// Fails if the snapshot is not the chosen backup, because the backup was overwritten (invariant 9).
 fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     if is_chosen(arguments, sha256) {
         return Ok(());
@@ -210,8 +211,8 @@ fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     )))
 }
 
-/// Fails if the etcd of the cluster is older than the backup, because it cannot read the database. The operator checks
-/// this too, except for a backup on a PersistentVolumeClaim.
+/// Fails if the etcd of the cluster is older than the backup, because an older etcd cannot read the database. The
+/// operator makes the same check before, except for a backup on a PersistentVolumeClaim.
 fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
     let parse = |text: &str| EtcdVersion::parse(text).ok();
     let backup = manifest.and_then(|manifest| parse(&manifest.etcd_version));
@@ -227,8 +228,8 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
     }
 }
 
-/// Fetches the snapshot from a member, which needs no quorum and changes nothing. The cluster ID of the member is
-/// checked first, because its address may belong to a member of another cluster now.
+/// Fetches the snapshot from a member. This needs no quorum and changes no data. The cluster ID of the member is
+/// checked first, because a member of another cluster may have the address now.
 async fn from_member(
     survivor: &Survivor,
     url: &str,
@@ -258,14 +259,14 @@ async fn from_member(
     let contents = verify(&intake.finish().await?, None)?;
     if contents.revision < survivor.revision {
         return Err(unreadable(&format!(
-            "it has revision {}, but the member had revision {} when it was chosen",
+            "it has revision {}, but the member had revision {} when the operator chose it",
             contents.revision, survivor.revision
         )));
     }
     Ok(contents)
 }
 
-/// The access to the member, from the mounted Secret.
+/// The TLS certificate for requests to the member, from the mounted Secret.
 fn access(survivor: &Survivor) -> Result<Access, Trouble> {
     let Some(data) = mounted(survivor.client_tls.as_deref())? else {
         return Ok(Access::default());
@@ -279,7 +280,8 @@ fn access(survivor: &Survivor) -> Result<Access, Trouble> {
         })
 }
 
-/// Copies this program for the next container, whose image of etcd contains neither this program nor a shell.
+/// Copies this program to a volume for the next container. The etcd image of that container contains neither this
+/// program nor a shell.
 fn copy_program(target: &Path) -> Result<(), Trouble> {
     let copy = || {
         let program = std::env::current_exe()?;
@@ -290,8 +292,8 @@ fn copy_program(target: &Path) -> Result<(), Trouble> {
     copy().map_err(|error| volume_trouble("copy the program to", target, &error))
 }
 
-/// The files of a mounted Secret. The kubelet mounts the keys as links, next to directories whose names begin with a
-/// dot.
+/// The content of a mounted Secret. The kubelet mounts each key as a link. The directories with a leading dot in their
+/// names are not keys.
 fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     let Some(directory) = directory else {
         return Ok(None);
@@ -373,7 +375,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // An empty or compacted store serves more than its last revision.
+    // The manifest may have any revision from that of the last key to that of the store. The two differ if the store is
+    // empty or was compacted beyond the last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "it has revision {}, but the manifest has {}",
@@ -403,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn manifest_has_revision_of_store_or_last_key() {
+    fn accepts_manifest_with_revision_of_store_or_last_key() {
         assert!(check(21, 0, 21));
         assert!(check(0, 0, 1), "an empty store is at revision 1");
         assert!(

@@ -1,9 +1,9 @@
-//! Writes an arriving snapshot to a file: decompresses it if needed, and inspects it on the way. Writing and inspection
-//! have their own threads, so the network is read concurrently. The memory is constant, because only a few chunks are
-//! queued.
+//! Writes an arriving snapshot to a file: decompresses it if needed, and inspects the data at the same time. One thread
+//! writes and another inspects, so the network can be read concurrently. The memory is constant, because only a few
+//! chunks are queued.
 //!
-//! The file is not synced before its use. After a crash of the node, the next start reads the whole file again, and
-//! etcdutl compares the checksum of the copied data.
+//! The file is not synced. After a crash of the node, the next start reads and verifies the whole file. Later etcdutl
+//! also compares the checksum of the copied data.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -24,7 +24,7 @@ use super::volume_trouble;
 
 use crate::reason::{Reason, Trouble};
 
-/// Length of each of the two queues, in chunks.
+/// Length of the queue to the writer and of the queue to the inspection, in chunks.
 const QUEUE_LENGTH: usize = 16;
 
 /// Accepts the chunks of a snapshot in order.
@@ -34,7 +34,7 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    /// Creates the file, and starts to write.
+    /// Creates the file and starts the writer.
     pub(super) fn begin(path: &Path, meter: Arc<Meter>) -> Self {
         let (chunks, arriving) = mpsc::channel(QUEUE_LENGTH);
         let path = path.to_owned();
@@ -42,7 +42,7 @@ impl Intake {
         Self { chunks, written }
     }
 
-    /// Queues the next chunk. Returns false after a failure, which [`Self::finish`] returns.
+    /// Queues the next chunk. Returns false after a failure. [`Self::finish`] returns the error.
     pub(super) async fn push(&self, chunk: Bytes) -> bool {
         self.chunks.send(chunk).await.is_ok()
     }
@@ -64,7 +64,7 @@ fn write(
 ) -> Result<Inspected, Trouble> {
     let mut download = Download::create(path)?;
     thread::scope(|scope| {
-        // The hash takes about as long as the write.
+        // The inspection has its own thread, because its hash takes about as long as the write.
         let (reader, pieces) = std_mpsc::sync_channel::<Bytes>(QUEUE_LENGTH);
         let reads = scope.spawn(move || {
             let mut inspector = Inspector::new();
@@ -87,7 +87,7 @@ fn write(
     })
 }
 
-/// The first chunks, until they show whether the snapshot is compressed. The manifest may be missing.
+/// The first chunks, enough to recognize compression. The manifest cannot be used for this, because it may be missing.
 fn beginning(arriving: &mut mpsc::Receiver<Bytes>) -> Bytes {
     let mut first = BytesMut::new();
     while first.len() < BEGINNING
@@ -155,7 +155,7 @@ impl Download {
         let written = self.file.write_all(&piece);
         written.map_err(|error| volume_trouble("write", &self.path, &error))?;
         self.written += piece.len() as u64;
-        // The receiver is dropped only after a panic, which is reported at the end.
+        // The receiver is dropped only after a panic of the inspection, which `write` reports.
         let _ = reader.send(piece);
         Ok(())
     }
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// A network may split a stream at any position.
+    /// A network may split a stream at any position, even within the first bytes that show the compression.
     #[tokio::test]
     async fn recognizes_compression_for_every_chunk_size() {
         let plain: Vec<u8> = (0..10_000_u32).flat_map(u32::to_le_bytes).collect();
@@ -185,7 +185,7 @@ mod tests {
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
-                // The content is not a database.
+                // The compression was recognized: the only error is that the content is not a database.
                 let trouble = intake.finish().await.unwrap_err();
                 assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
                 assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// `/dev/full` behaves like a full volume.
+    /// Writes to `/dev/full` fail as on a full volume.
     #[tokio::test]
     async fn intake_reports_full_volume_with_remedy() {
         let intake = Intake::begin(Path::new("/dev/full"), Arc::default());

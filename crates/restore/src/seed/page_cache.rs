@@ -1,7 +1,7 @@
 //! Releases the page cache of a snapshot while etcdutl copies it. Copied pages are not read again, so the kernel can
-//! reuse their memory for the copy. Otherwise a restore would fill the memory of its node with twice the database, at
-//! the expense of other pods. On a virtual machine whose host assigns memory page by page, this took half the time of a
-//! restore (docs/benchmarks.md).
+//! reuse their memory for the copy. Without the release, a restore would fill the memory of its node with twice the
+//! size of the database, and other pods would lose their page cache. On a virtual machine whose host assigns memory
+//! page by page, the release halved the duration of a restore (docs/benchmarks.md).
 
 use std::fs::{self, File};
 use std::num::NonZeroU64;
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 
-/// Interval of checks of the copied size.
+/// How often the size of the copy is read.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Runs `copy`, and meanwhile releases the pages of `source` that `target` already contains. This is only a hint to
-/// the kernel. The file is unchanged, a later read comes from the disk, and errors are ignored.
+/// Runs `copy` and concurrently releases the pages of `source` that `target` already contains. The release is only a
+/// hint to the kernel: the file is unchanged, a later read comes from the disk, and errors are ignored.
 pub(super) fn release_copied_pages<T>(source: &Path, target: &Path, copy: impl FnOnce() -> T) -> T {
     let dirty = || dirty_bytes(&fs::read_to_string("/proc/meminfo").ok()?);
     release(source, target, dirty, copy)
@@ -37,11 +37,12 @@ fn release<T>(
         while !has_ended.load(Ordering::Relaxed) {
             thread::sleep(POLL);
             let copied = target.metadata().map_or(0, |found| found.len());
-            // The kernel writes the oldest pages first: those of the source before those of its copy.
+            // The kernel writes the oldest dirty pages first, so the pages of the source are written before the pages
+            // of the copy.
             let written = |dirty| (size + copied).saturating_sub(dirty);
             let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {
-                // The range starts at 0, because pages that were in use before may be released now.
+                // The range always starts at 0, because the kernel may have skipped pages that were in use.
                 let _ = fadvise(&source, 0, Some(end), Advice::DontNeed);
             }
         }
@@ -54,9 +55,9 @@ fn release<T>(
     })
 }
 
-/// The bytes of all files in `/proc/meminfo` that are not yet on disk. Dirty pages of the source are not released,
-/// because the hint would write them at once and slow the copy down. In most cases they need not be written at all,
-/// because the file is deleted after the copy.
+/// The number of bytes in the page cache of the node that are not yet on disk, from `/proc/meminfo`. `None` if the file
+/// cannot be parsed. Dirty pages of the source are not released: the hint would write them at once and slow the copy
+/// down. Often they are never written, because the source is deleted after the copy.
 fn dirty_bytes(meminfo: &str) -> Option<u64> {
     let kibibytes = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     const SIZE: u64 = 8 << 20;
-    /// Larger than the read-ahead of the kernel.
+    /// Larger than the read-ahead of the kernel, so a read of one half adds no page of the other half.
     const HALF: u64 = SIZE / 2;
 
     struct Files {
@@ -84,8 +85,8 @@ mod tests {
     }
 
     impl Files {
-        /// Creates the files next to this program, because `/tmp` may be in memory. The source is on disk and in the
-        /// page cache.
+        /// Creates the files next to the test program, because `/tmp` may be in memory. The source is on disk and in
+        /// the page cache.
         fn create() -> Self {
             let here = std::env::current_exe().unwrap();
             let folder = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
@@ -99,7 +100,8 @@ mod tests {
             }
         }
 
-        /// Whether a byte of the source is read from the disk. The read adds its page to the page cache.
+        /// Whether the byte is not in the page cache, so a read comes from the disk. The read adds its page to the page
+        /// cache.
         fn is_released(&self, at: u64) -> bool {
             use std::os::unix::fs::FileExt as _;
             let file = File::open(&self.source).unwrap();
@@ -167,7 +169,7 @@ mod tests {
         );
         assert!(released, "the first byte remains in the page cache");
         assert!(!files.is_released(HALF + 4096));
-        // If the number of dirty bytes is unknown, all pages may be dirty.
+        // If the number of dirty bytes is unknown, all pages may be dirty, and none is released.
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let checks = std::sync::atomic::AtomicUsize::new(0);

@@ -1,8 +1,8 @@
-//! Creates the data directory from the fetched snapshot with the `etcdutl` of the image, under a temporary name;
-//! verifies it; and renames it. The rename is the commit.
+//! Creates the data directory from the fetched snapshot with the `etcdutl` of the image, under a temporary name. Then
+//! verifies it and renames it. The rename is the commit.
 //!
-//! The tool compares the checksum at the end of the snapshot with the copied data. Therefore neither file is read
-//! completely here, only the few pages with the revision.
+//! The tool compares the checksum at the end of the snapshot with the copied data. So this program reads neither file
+//! completely, only the few pages that contain the revision.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,13 +22,13 @@ use super::{
 
 use crate::reason::{Reason, Trouble};
 
-/// Limit of the reported output of the tool in bytes.
+/// Maximum length of the tool's output in an error, in bytes.
 const OUTPUT_LIMIT: usize = 1000;
 
-/// The error of the tool on a full volume.
+/// The message of the tool when the volume is full.
 const FULL: &str = "no space left on device";
 
-/// The database in a data directory.
+/// Path of the database in a data directory.
 const DATABASE: &str = "member/snap/db";
 
 /// The input for the creation of the data directory.
@@ -40,7 +40,8 @@ pub struct Prepare {
     pub paths: Paths,
 }
 
-/// Creates the data directory, unless it exists.
+/// Creates the data directory, unless it exists. Returns the revision, size and checksums of the data that etcd will
+/// serve.
 ///
 /// # Errors
 ///
@@ -53,7 +54,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     let expected: Contents = read_json(&paths.expected())?.ok_or_else(|| {
         Trouble::new(
             Reason::SeedFailed,
-            "nothing was fetched; the fetch container must run first",
+            "the volume has no fetched snapshot: the container fetch must run first",
         )
     })?;
     let served = expected_contents(paths, expected, arguments.settings.bump_revision)?;
@@ -76,7 +77,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     Ok(served)
 }
 
-/// What an etcd with the fetched snapshot will serve.
+/// The revision, size and checksums of the data that an etcd with the fetched snapshot will serve.
 pub(super) fn expected_contents(
     paths: &Paths,
     expected: Contents,
@@ -85,7 +86,7 @@ pub(super) fn expected_contents(
     let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
     Ok(Contents {
         revision: raised(&snapshot, bump_revision),
-        // An increase of the revision also compacts, and then the hash cannot be compared.
+        // An increase of the revision also compacts the store, so its hash differs from the hash in the manifest.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
         origin: expected.origin.map(|origin| Origin {
             bump_revision: bump_revision.unwrap_or_default(),
@@ -95,8 +96,9 @@ pub(super) fn expected_contents(
     })
 }
 
-/// The revision of the restored store. etcdutl raises the revision of the last key (`modifyLatestRevision`). It is
-/// lower than that of the store if the store is empty or was compacted beyond the last key.
+/// The revision of the restored store. With an increase, etcdutl adds it to the revision of the last key
+/// (`modifyLatestRevision`). The revision of the last key is lower than that of the store if the store is empty or was
+/// compacted beyond the last key.
 fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     match by {
         None => snapshot.store_revision(),
@@ -106,7 +108,8 @@ fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     }
 }
 
-/// Fails if the file was replaced after it was fetched. The tool detects damage.
+/// Fails if the file was replaced after it was fetched. Compares only the size and the revision, because the tool
+/// detects damaged content.
 fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble> {
     let found = revisions(path)?;
     let size = fs::metadata(path).map_err(|error| volume_trouble("read", path, &error))?;
@@ -116,7 +119,8 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble
     Ok(found)
 }
 
-/// The failure of the tool, or the damage of the snapshot that has caused it.
+/// If the snapshot on the volume is damaged, reports the damage instead of the failure of the tool, because the damage
+/// is the cause.
 fn or_changed(paths: &Paths, trouble: Trouble) -> Trouble {
     match fetched_before(paths) {
         Ok(None) => changed(&paths.snapshot()),
@@ -168,7 +172,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         token,
         bump_revision,
     } = settings;
-    // Without the second argument, a watch could continue in a history that its client has not seen.
+    // Without `--mark-compacted`, a client could continue its watch in a history that it has not seen.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),
@@ -227,7 +231,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
 mod tests {
     use super::*;
 
-    /// etcdutl 3.7.3 raised an empty store to revision 1,000,000,000, not to 1,000,000,001.
+    /// Measured with etcdutl 3.7.3: an empty store was raised to revision 1,000,000,000, not to 1,000,000,001.
     #[test]
     fn raises_revision_of_last_key() {
         let snapshot = |revision, compacted| Revisions {

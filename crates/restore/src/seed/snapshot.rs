@@ -1,4 +1,4 @@
-//! Reads the snapshot on the volume.
+//! Reads the fetched snapshot on the volume.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -9,7 +9,8 @@ use super::{Contents, Paths, read_json, volume_trouble};
 
 use crate::reason::{Reason, Trouble};
 
-/// The snapshot that an earlier start has fetched, if it is complete. The node may have crashed before it was on disk.
+/// The description of the snapshot that an earlier start has fetched. `None` if the file is missing or incomplete, for
+/// example after a crash of the node.
 pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     let Some(expected) = read_json::<Contents>(&paths.expected())? else {
         return Ok(None);
@@ -22,7 +23,7 @@ pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble>
     Ok(is_complete.then_some(expected))
 }
 
-/// Inspects a whole file.
+/// Reads a whole snapshot file and checks its checksum.
 pub(super) fn inspect(mut file: File) -> std::io::Result<Result<Inspected, InspectError>> {
     let mut inspector = Inspector::new();
     let mut buffer = vec![0; 1 << 20];

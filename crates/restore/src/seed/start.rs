@@ -36,12 +36,12 @@ fn parse(text: &str) -> Result<DataDirectorySettings, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Returns only after a failure. After a success the process is etcd.
+/// Returns only after a failure. After a success, the process has become etcd.
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
-    // An existing data directory belongs to the member, and needs nothing of the restore.
+    // An existing data directory belongs to the member. etcd can start without the backup and without the snapshot.
     if is_created(&paths) {
-        // A crash may have left the temporary files.
+        // A crash between the rename and the cleanup may have left the temporary files.
         if paths.restored().exists() {
             let _ = std::fs::remove_dir_all(paths.work());
         }

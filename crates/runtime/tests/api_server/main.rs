@@ -1,5 +1,5 @@
-//! Tests that need a real API server: create races, deletes with a UID precondition, server-side apply of a status by
-//! two managers, the CRD, the lease, and objects that cannot be parsed.
+//! Tests that need a real API server: concurrent creates, deletes with a UID precondition, server-side apply of a
+//! status by two managers, the CRD, the lease, and objects that cannot be parsed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod definition;
@@ -59,7 +59,7 @@ async fn cluster(client: &Client, name: &str) -> EtcdCluster {
 }
 
 #[tokio::test]
-async fn api_server_reports_time() {
+async fn clock_difference_is_read_from_api_server() {
     let server = ApiServer::start().await;
     let client = server.client();
     // A busy machine may stall during one request, but not during every request.
@@ -72,7 +72,7 @@ async fn api_server_reports_time() {
 }
 
 #[tokio::test]
-async fn crd_is_created_updated_and_kept() {
+async fn creates_and_updates_crd_but_keeps_newer_crd() {
     let (_server, client) = with_crd().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = EtcdCluster::crd().name_any();
@@ -106,7 +106,7 @@ async fn crd_is_created_updated_and_kept() {
         1
     );
 
-    // The CRD of a newer release is kept.
+    // The operator does not change the CRD of a newer release.
     let release =
         json!({ "metadata": { "annotations": { "etcd.database.coreos.com/release": "99.0.0" } } });
     definitions
@@ -124,9 +124,9 @@ async fn crd_is_created_updated_and_kept() {
     );
 }
 
-/// Invariant 11.
+/// Invariant 11: of two concurrent writes, only one has an effect.
 #[tokio::test]
-async fn invariant_11_loser_of_race_changes_nothing() {
+async fn invariant_11_later_of_two_writes_changes_nothing() {
     let (_server, client) = with_crd().await;
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let map = |value: &str| ConfigMap {
@@ -172,7 +172,7 @@ async fn invariant_11_loser_of_race_changes_nothing() {
     assert_eq!(lost.reason(), "Conflict");
 }
 
-/// Invariant 10: the record of one operator stays if another operator writes its own part.
+/// Invariant 10: the record of one operator remains if another operator writes its own part of the status.
 #[tokio::test]
 async fn operators_write_separate_parts_of_status() {
     let (_server, client) = with_crd().await;
@@ -207,12 +207,12 @@ async fn operators_write_separate_parts_of_status() {
         .await
         .unwrap();
     assert_eq!(same, Written::Same);
-    // The object was read before it changed.
+    // The object has changed after it was read.
     let stale = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
         .await
         .unwrap_err();
     assert_eq!(stale.reason(), "Conflict");
-    // A new object of the same name does not get the record of the deleted one.
+    // A new object with the same name does not get the record of the deleted object.
     api.delete("main", &DeleteParams::default()).await.unwrap();
     cluster(&client, "main").await;
     let other = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
@@ -239,14 +239,14 @@ async fn only_released_lease_is_taken_over_at_once() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby does not wait for the expiry: the Lease has no holder, or already the next one.
+    // The standby does not wait until the lease expires. The Lease has no holder, or already the next one.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");
     let taken = tokio::time::timeout(Duration::from_mins(1), &mut second).await;
     let second = taken.expect("the released lease is free");
 
-    // The Lease gets another holder by hand: the leader notices at the next renewal and stops.
+    // A user sets another holder in the Lease. The leader notices this at its next renewal and stops.
     let stolen = json!({ "spec": { "holderIdentity": "three" } });
     leases
         .patch(
@@ -281,7 +281,7 @@ async fn repeated_notice_increments_count_of_event() {
         })
         .await;
     }
-    // A deleted Event is created again.
+    // If the Event was deleted, it is created again.
     let everything = (DeleteParams::default(), ListParams::default());
     events
         .delete_collection(&everything.0, &everything.1)
@@ -305,7 +305,7 @@ impl Failure for AlwaysFails {
     }
 }
 
-/// Counts reconciles of each object. The object `bad` always fails.
+/// A reconciler that counts the reconciles of each object. The reconcile of the object `bad` always fails.
 #[derive(Default)]
 struct Counting {
     good: AtomicUsize,
@@ -348,7 +348,7 @@ fn operator(client: &Client) -> Operator {
     )
 }
 
-/// Removes the schema of the spec, so that the API server accepts invalid objects.
+/// Removes the schema of the spec from the CRD, so that the API server accepts invalid objects.
 async fn loosen(client: &Client) {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let anything = json!([{ "op": "replace", "path": "/spec/versions/0/schema/openAPIV3Schema/properties/spec",
@@ -373,7 +373,7 @@ async fn store_unreadable(client: &Client) -> Api<DynamicObject> {
     let object = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
         "metadata": { "name": "unreadable" }, "spec": { "size": 3, "pod": "nonsense" } });
     let object: DynamicObject = serde_json::from_value(object).unwrap();
-    // The loosened schema takes a moment to be served.
+    // It takes a moment until the API server uses the changed schema.
     let mut last = None;
     for _ in 0..300 {
         match raw.create(&PostParams::default(), &object).await {
@@ -407,7 +407,7 @@ async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) ->
     panic!("not within 60 s: {what}");
 }
 
-/// Invariant 15.
+/// Invariant 15: an object that cannot be parsed delays no other object.
 #[tokio::test]
 async fn invariant_15_unparseable_object_does_not_block_others() {
     let (_server, client) = with_crd().await;
@@ -432,7 +432,7 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
     .await;
-    // An object that always fails is retried with increasing back-off.
+    // An object whose reconcile always fails is retried with increasing back-off.
     eventually("the failing object's reconciles", async || {
         (counting.bad.load(Ordering::SeqCst) > 0).then_some(())
     })
@@ -444,7 +444,7 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
         "{bad} reconciles of the failing object, {good} of the good one"
     );
 
-    // After the correction, the object is reconciled and the condition is removed.
+    // After the object was corrected, it is reconciled, and its condition is removed.
     let correct = json!({ "spec": { "pod": null } });
     let correct = Patch::Merge(&correct);
     raw.patch("unreadable", &PatchParams::default(), &correct)

@@ -1,4 +1,4 @@
-//! A real kube-apiserver with a real etcd, without kubelet and controllers.
+//! A real kube-apiserver with a real etcd, but without a kubelet and controllers.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,8 @@ impl Drop for ApiServer {
     }
 }
 
-/// The testbed builds all Kubernetes programs as one binary that checks the name by which it was started.
+/// The path of kube-apiserver. The testbed builds all Kubernetes programs as one binary, which selects the program by
+/// the name with which it was started.
 fn program(dir: &Path) -> PathBuf {
     let built = built("kube-", "kube")
         .expect("no kube-apiserver on this machine: run `cargo xtask testbed build`");
@@ -36,7 +37,7 @@ fn program(dir: &Path) -> PathBuf {
     named
 }
 
-/// A key for signing ServiceAccount tokens. The tests request no tokens, so the key that etcd generates is sufficient.
+/// A key to sign ServiceAccount tokens. The tests request no tokens, so a key that etcd has generated is sufficient.
 async fn signing_key(programs: &Programs) -> Vec<u8> {
     let flags = vec!["--auto-tls".to_owned()];
     let etcd = EtcdProcess::start(

@@ -17,7 +17,7 @@ use crate::port::Error;
 use crate::secret;
 use crate::secret::SecretData;
 
-/// The keys of the Secret.
+/// The names of the Secret's keys.
 const ACCOUNT: &str = "storage-account";
 const KEY: &str = "storage-key";
 const CLOUD: &str = "cloud";
@@ -27,16 +27,16 @@ const CLOUD: &str = "cloud";
 pub struct AbsConfig {
     /// The container's name.
     pub container: String,
-    /// URL of the account's blob service, if it is not the default of the cloud.
+    /// URL of the account's blob service. `None` means the default URL of the cloud.
     pub endpoint: Option<String>,
-    /// The identity.
+    /// The identity of the requests.
     pub access: AbsAccess,
 }
 
 /// The identity of the requests.
 #[derive(Clone)]
 pub enum AbsAccess {
-    /// The pod's own identity: workload identity, else the machine's managed identity.
+    /// The pod's own identity: the workload identity, otherwise the managed identity of the machine.
     Ambient,
     /// An account and its key.
     Key {
@@ -62,7 +62,7 @@ impl fmt::Debug for AbsAccess {
     }
 }
 
-/// The clouds of Azure, by the environment names that v1beta2 accepts.
+/// The clouds of Azure, with the names that the v1beta2 Secret uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AbsCloud {
     /// `AzurePublicCloud`.
@@ -88,7 +88,7 @@ impl AbsCloud {
         ("AzureGermanCloud", Self::German, "core.cloudapi.de"),
     ];
 
-    /// Names are compared case-insensitively, as in Azure's own library.
+    /// The cloud with this name. Upper and lower case are equal, as in Azure's own library.
     fn named(name: &str) -> Option<Self> {
         let found = Self::ALL
             .iter()
@@ -106,7 +106,7 @@ impl AbsAccess {
     /// Reads the Secret's keys `storage-account`, `storage-key` and `cloud`, as defined by v1beta2.
     ///
     /// # Errors
-    /// A key is missing or invalid.
+    /// Fails if a key is missing or invalid.
     pub fn from_secret(data: &SecretData) -> Result<Self, Error> {
         secret::reject_misspelled(data, &[ACCOUNT, KEY, CLOUD])?;
         let account = secret::text(
@@ -151,20 +151,20 @@ fn is_account(name: &str) -> bool {
     (3..=24).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
-/// The storage account at an endpoint of Azure's own servers. `None` for every other URL.
+/// The storage account in an endpoint of Azure's own servers. `None` for every other URL.
 pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
     let host = endpoint.strip_prefix("https://")?;
     let (account, service) = host.strip_suffix('/').unwrap_or(host).split_once('.')?;
     let domain = service.strip_prefix("blob.")?;
     let is_azure = AbsCloud::ALL
         .iter()
-        // The German cloud was closed in 2021.
+        // The German cloud was closed in 2021, so nobody vouches for servers in its domain.
         .any(|(_, cloud, known)| *cloud != AbsCloud::German && *known == domain);
     (is_azure && is_account(account)).then_some(account)
 }
 
 impl AbsConfig {
-    /// The endpoint for messages.
+    /// The endpoint as messages show it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint
             .clone()
@@ -182,7 +182,7 @@ impl AbsConfig {
     }
 }
 
-/// A client for short calls and a client for content.
+/// Two clients: one for requests that send no content, and one for blocks.
 pub(super) fn clients(config: &AbsConfig) -> Result<(ContainerClient, ContainerClient), Error> {
     let missing = || Error::Invalid {
         field: "endpoint".to_owned(),
@@ -262,7 +262,7 @@ mod tests {
             config.display_endpoint(),
             "https://myaccount.blob.core.chinacloudapi.cn"
         );
-        // Invariant 14.
+        // Invariant 14: the key is not printed.
         let shown = format!("{config:?}");
         assert!(!shown.contains("c2VjcmV0"), "{shown}");
         assert!(clients(&config).is_ok());

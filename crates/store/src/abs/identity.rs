@@ -1,6 +1,6 @@
-//! The pod's own identity in Azure: workload identity if the pod has a federated token, else the managed
-//! identity of the machine. This takes two requests, which the Azure crates of this version make only with a
-//! second TLS library.
+//! The pod's own identity in Azure: the workload identity if the pod has a federated token, otherwise the managed
+//! identity of the machine. Each kind needs one HTTP request. The Azure crates of this version make these requests only
+//! with a second TLS library, so this module makes them itself.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -18,17 +18,17 @@ use crate::limits::MAX_ANSWER;
 /// Prefix of every error of a token request.
 pub(super) const NO_TOKEN: &str = "no token for the pod's own identity";
 
-/// The resource of a token.
+/// The resource for which a token is requested.
 const RESOURCE: &str = "https://storage.azure.com/";
 
 /// The identity endpoint of an Azure machine
 /// (<https://learn.microsoft.com/entra/identity/managed-identities-azure-resources/how-to-use-vm-token>).
 const METADATA_URL: &str = "http://169.254.169.254/metadata/identity/oauth2/token";
 
-/// Time before its expiry at which a token is replaced.
+/// How long before its expiry a token is replaced.
 const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
-/// Requests tokens and caches the last one.
+/// Requests tokens and caches the newest one.
 #[derive(Debug)]
 pub(super) struct Identity {
     client: reqwest::Client,
@@ -36,7 +36,7 @@ pub(super) struct Identity {
     last: Mutex<Option<(AccessToken, SystemTime)>>,
 }
 
-/// The source of tokens.
+/// Where tokens come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
     /// A token of the pod's ServiceAccount, exchanged for an Azure token
@@ -56,12 +56,13 @@ enum Source {
 #[derive(Deserialize)]
 struct Answer {
     access_token: String,
-    /// A number or its text.
+    /// A number, or text that contains a number.
     expires_in: serde_json::Value,
 }
 
 impl Source {
-    /// Selects the source by the environment variables that the workload identity webhook sets in a pod.
+    /// Selects the source. The workload identity webhook sets the environment variables that select the federated
+    /// token.
     fn of(environment: impl Fn(&str) -> Option<String>) -> Self {
         let given = |name: &str| environment(name).filter(|value| !value.is_empty());
         let client_id = given("AZURE_CLIENT_ID");
@@ -138,7 +139,7 @@ impl Identity {
             Unread::Broken(error) => chain(&error),
         })?;
         if !status.is_success() {
-            // The error response contains tenant and client, but no token.
+            // The body of the error contains the tenant and the client, but no token.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }
@@ -192,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Answers one request and returns it.
+    /// Starts a server that sends `answer` to one request. Returns its URL and the received request.
     async fn once(answer: &'static str) -> (String, tokio::task::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/token", listener.local_addr().unwrap());

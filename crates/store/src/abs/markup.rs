@@ -1,24 +1,25 @@
-//! Checks of a response before the Azure client parses it. Its parser, quick-xml 0.31, needs quadratic time
-//! for the attributes of a tag, and memory for every namespace of a tag (RUSTSEC-2026-0194 and
-//! RUSTSEC-2026-0195). The user who creates an EtcdBackup chooses the endpoint, so a response may be
-//! malicious. Tags of the real service are short.
+//! Checks a response before the Azure client parses it. The client's parser, quick-xml 0.31, needs quadratic time for
+//! the attributes of a tag, and memory for every namespace of a tag (RUSTSEC-2026-0194 and RUSTSEC-2026-0195). The user
+//! who creates an EtcdBackup chooses the endpoint, so a response may be malicious. Responses of the real service have
+//! short tags.
 
 use crate::limits::MAX_PAGE_ENTRIES;
 
-/// Begin of every error of [`check`].
+/// Start of the text of every error of [`check`].
 pub(super) const FAULT: &str = "an XML response";
 
 /// Maximum length of a tag with its attributes, in bytes.
 const MAX_TAG: usize = 2 << 10;
 
-/// Maximum number of tags whose names begin with `Blob`. The parser needs more than 1 KiB of memory for each `Blob` and
-/// `BlobPrefix`, also if it is empty. A blob has two such tags, `Blob` and `BlobType`.
+/// Maximum number of tags whose names start with `Blob`. A blob has two such tags, `Blob` and `BlobType`. The parser
+/// needs more than 1 KiB of memory for each `Blob` and `BlobPrefix`, even for an empty one.
 const MAX_BLOB_TAGS: usize = 2 * MAX_PAGE_ENTRIES;
 
-/// Maximum number of tags. A page of 1,000 blobs has about 40,000. The parser keeps unknown properties of a blob in a map.
+/// Maximum number of tags. A page of 1,000 blobs has about 40,000. The limit exists because the parser stores unknown
+/// properties of a blob in a map.
 const MAX_TAGS: usize = 200_000;
 
-/// Returns an error if the parser must not read this response.
+/// Fails if a limit is exceeded or the parser could misread the response.
 pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
     let xml = xml.strip_prefix(b"\xef\xbb\xbf").unwrap_or(xml);
     let mut tag: Option<(usize, Option<u8>)> = None;
@@ -30,8 +31,8 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                 if tags > MAX_TAGS {
                     return Err("an XML response has more tags than one page may have");
                 }
-                // Without comments, CDATA sections and processing instructions, this check and the parser
-                // find the same end of a tag.
+                // Comments, CDATA sections and processing instructions are rejected. Without them, this check and the
+                // parser agree where a tag ends.
                 match xml.get(at + 1) {
                     Some(b'!') => {
                         return Err("an XML response contains a comment or a CDATA section");

@@ -1,4 +1,4 @@
-//! HTTP transport of the Azure client. Its own transport would add a second TLS library
+//! HTTP transport for the Azure client. The transport of the Azure crates would add a second TLS library
 //! (docs/adr/0004-azure-crate.md).
 
 use async_trait::async_trait;
@@ -12,7 +12,7 @@ use super::markup;
 use crate::http::{self, Unread};
 use crate::limits::{MAX_ANSWER, MAX_PAGE};
 
-/// Sends requests unchanged.
+/// Sends the requests of the Azure client unchanged.
 #[derive(Debug)]
 pub(super) struct Transport(pub(super) reqwest::Client);
 
@@ -31,11 +31,11 @@ impl HttpClient for Transport {
         }
         sent = match request.body() {
             Body::Bytes(bytes) => sent.body(bytes.clone()),
-            // This crate sends no streams.
+            // The operator sends every content as a block of bytes.
             Body::SeekableStream(_) => {
                 return Err(azure_core::Error::message(
                     ErrorKind::Other,
-                    "streams are sent as blocks",
+                    "the Azure transport does not support streams: send the content in blocks",
                 ));
             }
         };
@@ -47,7 +47,7 @@ impl HttpClient for Transport {
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
-            // The client would wait as long as the store demands.
+            // The header is removed, because the client would wait as long as the store demands.
             if name.as_str().contains("retry-after") {
                 continue;
             }
@@ -67,7 +67,7 @@ impl HttpClient for Transport {
             let body = answer.bytes_stream().map_err(ended_early);
             return Ok(Response::new(status, headers, Box::pin(body)));
         } else {
-            // The client reads only the headers.
+            // For other responses, the client reads only the headers.
             Bytes::new()
         };
         let body = stream::iter([Ok(body)]);
@@ -76,10 +76,14 @@ impl HttpClient for Transport {
 }
 
 fn ended_early(error: reqwest::Error) -> azure_core::Error {
-    azure_core::Error::full(ErrorKind::Io, error, "the response ended early")
+    azure_core::Error::full(
+        ErrorKind::Io,
+        error,
+        "the connection broke before the end of the response",
+    )
 }
 
-/// Begin of the error for a response that exceeds [`MAX_PAGE`].
+/// Start of the text of the error for a response longer than [`MAX_PAGE`].
 pub(super) const TOO_LONG: &str = "an XML response is too long";
 
 impl Transport {
@@ -95,8 +99,8 @@ impl Transport {
         Ok(whole.into())
     }
 
-    /// The body of an error response. Empty if it must not be parsed, as a page of a proxy: the status and the headers
-    /// are sufficient.
+    /// The body of an error response. Empty if the body must not be parsed, for example the web page of a proxy. The
+    /// status and the headers are sufficient for an error.
     async fn error(&self, answer: reqwest::Response) -> Bytes {
         match http::whole(answer, MAX_ANSWER).await {
             Ok(whole) if markup::check(&whole).is_ok() => whole.into(),
@@ -105,8 +109,8 @@ impl Transport {
     }
 }
 
-/// Whether the client parses the response as XML, as it does for lists. The client also tries to parse error
-/// responses; blobs are streamed.
+/// Whether the client parses the response as XML. It parses lists, and tries to parse error responses. The content of
+/// blobs is a stream.
 fn is_read_as_xml(request: &Request, status: StatusCode) -> bool {
     let mut words = request.url().query_pairs();
     let lists = *request.method() == Method::Get && words.any(|(key, _)| key == "comp");

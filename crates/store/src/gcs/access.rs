@@ -19,10 +19,10 @@ use crate::secret::SecretData;
 /// The public endpoint of Google Cloud Storage.
 const DEFAULT_ENDPOINT: &str = "https://storage.googleapis.com";
 
-/// The scope of a token.
+/// The scope for which a token is requested.
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
-/// The keys of the Secret.
+/// The names of the Secret's keys.
 const CREDENTIALS: &str = "credentials.json";
 const TOKEN: &str = "access-token";
 const ENDPOINT: &str = "endpoint";
@@ -32,20 +32,20 @@ const ENDPOINT: &str = "endpoint";
 pub struct GcsConfig {
     /// The bucket's name.
     pub bucket: String,
-    /// URL of the storage service, if it is not the public one.
+    /// URL of the storage service. `None` means Google's public endpoint.
     pub endpoint: Option<String>,
-    /// The identity.
+    /// The identity of the requests.
     pub access: GcsAccess,
 }
 
 /// The identity of the requests.
 #[derive(Clone)]
 pub enum GcsAccess {
-    /// The pod's own identity: workload identity, or the machine's service account.
+    /// The pod's own identity: the workload identity, otherwise the service account of the machine.
     Ambient,
-    /// The key of a service account, or a user's credentials: Google's JSON.
+    /// Google's JSON with the key of a service account, or with a user's credentials.
     Json(serde_json::Value),
-    /// A token that the user keeps valid.
+    /// A token. The user replaces the Secret before the token expires.
     Token(HeaderValue),
 }
 
@@ -64,7 +64,7 @@ impl GcsConfig {
         self.endpoint.as_deref().filter(|text| !text.is_empty())
     }
 
-    /// True if the user has chosen the endpoint.
+    /// Whether the user has chosen the endpoint.
     pub(super) fn has_own_endpoint(&self) -> bool {
         self.own_endpoint().is_some()
     }
@@ -81,11 +81,12 @@ fn is_googles(endpoint: &Url) -> bool {
 }
 
 impl GcsAccess {
-    /// Fails if the Secret must not be used at the endpoint of a spec. Each request contains a token, so an endpoint that
-    /// is not Google's must be named by the Secret itself: the right to create EtcdBackups must not suffice to read it.
+    /// Fails if the Secret must not be used at the endpoint of a spec. Each request sends a token to the endpoint. So
+    /// an endpoint outside of Google must be named in the Secret itself. Otherwise a user who may create EtcdBackups,
+    /// but may not read the Secret, could send its token to their own server.
     ///
     /// # Errors
-    /// The Secret names another endpoint, or none.
+    /// Fails if the endpoint is not Google's and the Secret does not name it.
     pub(crate) fn check_endpoint(data: &SecretData, endpoint: Option<&str>) -> Result<(), Error> {
         let Some(endpoint) = endpoint.filter(|text| !text.is_empty()) else {
             return Ok(());
@@ -97,16 +98,16 @@ impl GcsAccess {
             return Ok(());
         }
         let problem = format!(
-            "does not name {endpoint}, and tokens are only sent to Google and to this URL: set it to spec.gcs.endpoint"
+            "does not name {endpoint}, and the operator sends tokens only to Google and to the endpoint in this key: set the key to spec.gcs.endpoint"
         );
         Err(secret::invalid_key(ENDPOINT, problem))
     }
 
-    /// Reads the Secret's keys `access-token` or `credentials.json`, as defined by v1beta2. The token takes
-    /// precedence.
+    /// Reads the Secret's keys `access-token` or `credentials.json`, as defined by v1beta2. If both exist, the token is
+    /// used.
     ///
     /// # Errors
-    /// A key is missing or invalid.
+    /// Fails if a key is missing or invalid.
     pub fn from_secret(data: &SecretData) -> Result<Self, Error> {
         secret::reject_misspelled(data, &[CREDENTIALS, TOKEN, ENDPOINT])?;
         if let Some(token) = secret::optional(data, TOKEN)? {
@@ -141,8 +142,8 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
-                // "external_account" names files, programs and URLs that this process would read: a user with
-                // write access to a Secret could read the operator's own files.
+                // Credentials of the type "external_account" name files, programs and URLs that this process would
+                // read. So a user who may write a Secret could read the operator's own files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,
@@ -157,8 +158,8 @@ impl GcsAccess {
     }
 }
 
-/// Credentials whose token comes from Google's own server. The client reads the response without a limit, so a Secret must
-/// not choose the server.
+/// The credentials with Google's own token server instead of the server in the Secret. The client reads the token
+/// response without a limit, so a user must not choose the server.
 fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     let mut json = json.clone();
     if let Some(fields) = json.as_object_mut() {
@@ -167,7 +168,7 @@ fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     json
 }
 
-/// A static token.
+/// A token from the Secret, which never changes.
 #[derive(Debug)]
 struct Token(HeaderValue);
 
@@ -204,7 +205,7 @@ mod tests {
             "private_key":"hidden","project_id":"p"}"#;
         let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
         assert!(matches!(access, GcsAccess::Json(_)));
-        // Invariant 14.
+        // Invariant 14: credentials are not printed.
         assert!(!format!("{access:?}").contains("hidden"));
         let user =
             r#"{"type":"authorized_user","client_id":"i","client_secret":"s","refresh_token":"r"}"#;

@@ -21,44 +21,44 @@ use crate::resume::{Body, check_range};
 /// Maximum number of attempts of one request.
 pub(super) const ATTEMPTS: u32 = 6;
 
-/// Timeout of a request, and of a request with content.
+/// Timeout of a request that sends no content (`REQUEST_TIMEOUT`), and of a request with content (`BULK_TIMEOUT`).
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 const BULK_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// A bucket and the identity of the requests.
 #[derive(Clone)]
 pub(super) struct Json {
-    /// For short calls.
+    /// The client for requests that send no content.
     pub(super) client: reqwest::Client,
-    /// For content, with a timeout that allows slow connections.
+    /// The client for content. Its timeout allows slow connections.
     pub(super) bulk: reqwest::Client,
     endpoint: Url,
     credentials: Credentials,
     place: Place,
 }
 
-/// The used fields of an object.
+/// The fields of an object that this crate uses.
 #[derive(Debug, Deserialize)]
 pub(super) struct Resource {
     name: String,
-    /// The API sends 64-bit numbers as text.
+    /// Size in bytes, as text: the API sends 64-bit numbers as text.
     size: String,
     #[serde(default)]
     updated: Option<String>,
     /// The CRC32C of the content, big endian, in base64.
     #[serde(default)]
     pub(super) crc32c: Option<String>,
-    /// Changes with every write of the object.
+    /// A number that changes with every write of the object.
     #[serde(default)]
     generation: Option<Generation>,
 }
 
-/// A number, or its text.
+/// A number, or text that contains a number.
 #[derive(Debug)]
 struct Generation(serde_json::Value);
 
 impl<'de> Deserialize<'de> for Generation {
-    /// Accepts no other value: nested values take many times the memory of their text.
+    /// Rejects every other value, because a nested value takes many times the memory of its text.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Scalar;
         impl Visitor<'_> for Scalar {
@@ -84,7 +84,8 @@ impl<'de> Deserialize<'de> for Generation {
     }
 }
 
-/// The objects of a page, at most [`MAX_PAGE_ENTRIES`]: an object takes many times the memory of its text.
+/// The objects of a page, at most [`MAX_PAGE_ENTRIES`]. The limit exists because an object takes many times the memory
+/// of its text.
 #[derive(Debug, Default)]
 struct Items(Vec<Resource>);
 
@@ -113,7 +114,7 @@ impl<'de> Deserialize<'de> for Items {
     }
 }
 
-/// Path of the objects.
+/// The start of the path of objects in the API.
 const OBJECTS: &[&str] = &["storage", "v1", "b"];
 
 /// A successful response.
@@ -158,7 +159,7 @@ impl Resource {
         Some(self.generation.as_ref()?.0.to_string())
     }
 
-    /// The generation as a query parameter.
+    /// The generation, formatted as a query parameter.
     pub(super) fn generation(&self) -> Option<String> {
         match &self.generation.as_ref()?.0 {
             serde_json::Value::String(text) => Some(text.clone()),
@@ -178,7 +179,7 @@ impl Resource {
     }
 }
 
-/// A body of two parts: the metadata and the content
+/// The body of a multipart request: the metadata and the content
 /// (<https://cloud.google.com/storage/docs/uploading-objects#rest-upload-objects>).
 fn multipart(boundary: &str, metadata: &str, content: &[u8]) -> Vec<u8> {
     let head = format!(
@@ -217,8 +218,8 @@ impl Json {
             .map(|_| ())
     }
 
-    /// Writes an object in one request, with its CRC32C, which the store verifies. A retry is harmless: it writes the same
-    /// content.
+    /// Writes an object in one request. The store verifies the CRC32C in the request. A retry writes the same content,
+    /// so it is harmless.
     pub(super) async fn put(
         &self,
         key: &str,
@@ -228,7 +229,7 @@ impl Json {
         let mut url = self.url(&["upload", "storage", "v1", "b"], None)?;
         url.query_pairs_mut().append_pair("uploadType", "multipart");
         let metadata = serde_json::json!({ "name": key, "crc32c": crc32c }).to_string();
-        // Random, so that it does not occur in the content.
+        // The boundary is random, so it does not occur in the content.
         let boundary = format!("{:032x}", rand::random::<u128>());
         let body = Bytes::from(multipart(&boundary, &metadata, content));
         let request = || {
@@ -245,7 +246,8 @@ impl Json {
         read(&answer.body)
     }
 
-    /// The content of one generation of an object in this range, which is not empty. One attempt.
+    /// The content of this range of one generation of an object. The range must not be empty. Sends one request,
+    /// without retries.
     pub(super) async fn content(
         &self,
         key: &str,
@@ -306,7 +308,7 @@ impl Json {
         }
     }
 
-    /// The URL of the bucket's objects below a path of the API, or of one object.
+    /// The URL of the bucket's objects, below this path of the API. With `key`, the URL of one object.
     pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
@@ -318,7 +320,7 @@ impl Json {
         Ok(url)
     }
 
-    /// Calls with retries until the response is final.
+    /// Sends a request, with retries until the response is final.
     pub(super) async fn call(
         &self,
         key: &str,
@@ -349,7 +351,7 @@ impl Json {
         }
     }
 
-    /// One attempt. An error comes with a flag that is true if a retry would fail too.
+    /// Sends a request once. The flag of an error is true if a retry would fail too.
     pub(super) async fn once(
         &self,
         key: &str,
@@ -376,7 +378,7 @@ impl Json {
         let error = if error.is_timeout() {
             Error::Timeout(self.place.endpoint.clone())
         } else {
-            // The URL of an upload grants access like credentials.
+            // The URL of an upload is removed from the error, because it grants access like credentials.
             self.place.unreachable(&chain(&error.without_url()))
         };
         let lasting = matches!(error, Error::Certificate(_));
@@ -432,7 +434,7 @@ impl Json {
     }
 }
 
-/// The delay before the next attempt, by the number of failures.
+/// How long to wait before the next attempt after this many failures.
 pub(super) fn backoff(failures: u32) -> Duration {
     Duration::from_millis(100) * 3_u32.pow(failures.clamp(1, 5) - 1)
 }

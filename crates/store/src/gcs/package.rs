@@ -1,6 +1,6 @@
 //! Google's own client, `google-cloud-storage`: writes an object in one request.
 //!
-//! The client reads responses of any size into memory, so it is used only for Google's own endpoint (ADR 20).
+//! The client reads responses of any size into memory. So it is used only for Google's own endpoint (ADR 20).
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ impl Package {
         let write = self
             .storage
             .write_object(bucket, key, content)
-            // Idempotent: the same content is written to the same key.
+            // A retry writes the same content to the same key.
             .with_idempotency(true);
         Box::pin(write.send_buffered())
             .await
@@ -55,7 +55,7 @@ impl Package {
     }
 }
 
-/// Explains a failed write.
+/// Converts the error of a failed write.
 fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Error {
     let status = error.http_status_code();
     let text = chain(error);
@@ -63,7 +63,7 @@ fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Err
         let message = error
             .status()
             .map_or(text.as_str(), |status| &status.message);
-        // Without an HTTP status, Google's own code is used.
+        // An error without an HTTP status has a gRPC code, which is converted.
         let status = status.or_else(|| {
             use google_cloud_gax::error::rpc::Code;
             match error.status()?.code {

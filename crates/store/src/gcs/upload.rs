@@ -1,7 +1,7 @@
-//! Writes an object to Google as one resumable upload, in fixed memory. Chunks are sent in order. Each chunk
-//! is retried on its own, from the byte that the store has, and is sent while the next chunk is filled.
+//! Writes an object to Google as one resumable upload, in constant memory. Chunks are sent in order. A chunk is sent
+//! while the next one is filled. A retry of a chunk continues at the last byte that the store has.
 //!
-//! Google's client is not used: version 1.21 drops a chunk after a broken connection and continues with the
+//! Google's client is not used here: after a broken connection, its version 1.21 drops a chunk and continues with the
 //! next one (docs/adr/0012-resumable-uploads-to-google.md).
 
 use std::time::Duration;
@@ -15,21 +15,20 @@ use super::json::{ATTEMPTS, Answer, Resource, backoff, read};
 use super::{GcsStore, check, encoded};
 use crate::port::{Committed, Error, Upload};
 
-/// Size of a chunk in bytes, a multiple of 256 KiB as required by the protocol. Two chunks are the memory
-/// budget.
+/// Size of a chunk in bytes. The protocol requires a multiple of 256 KiB. An upload uses the memory of two chunks.
 const CHUNK: usize = 8 << 20;
 
-/// Time to wait for the chunk in flight before an upload is aborted.
+/// How long an abort waits for the chunk in flight before it cancels the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum number of "continue" responses for one chunk, for a store that accepts only small pieces or makes
-/// no progress.
+/// Maximum number of "continue" responses for one chunk. It limits a store that accepts only small pieces or makes no
+/// progress.
 const MAX_CONTINUES: u32 = 100;
 
-/// The protocol's status for "continue".
+/// The HTTP status with which the protocol says "continue".
 const CONTINUE: StatusCode = StatusCode::PERMANENT_REDIRECT;
 
-/// An upload that the store has started.
+/// A resumable upload that the store has started.
 #[derive(Clone)]
 struct Session {
     store: GcsStore,
@@ -39,10 +38,10 @@ struct Session {
 
 /// A chunk of the object.
 struct Chunk {
-    /// Offset in the object.
+    /// Offset of the chunk in the object, in bytes.
     from: u64,
     content: Bytes,
-    /// Size of the object and CRC32C of the whole, if this is the last chunk.
+    /// Size of the object in bytes and the CRC32C of its content. Only the last chunk has this value.
     end: Option<(u64, String)>,
 }
 
@@ -79,7 +78,8 @@ impl Session {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // Whether `held` is the store's offset. After a failure the store may have more bytes, perhaps all.
+        // Whether `held` is the offset in the store. After a failure, the store may have any number of the bytes that
+        // were sent.
         let mut known = true;
         let mut continues = 0;
         loop {
@@ -158,21 +158,21 @@ impl Session {
         json.once(&self.key, request).await
     }
 
-    /// Cancels the upload. Without this call, the upload expires after a week.
+    /// Cancels the upload. An upload that is not canceled expires after a week.
     async fn cancel(&self) {
         let json = &self.store.json;
         let request = json
             .client
             .delete(self.url.clone())
             .header("content-length", "0");
-        // A successful cancellation has status 499.
+        // The store reports a successful cancellation as status 499.
         if let Err((error, _)) = json.once(&self.key, request).await {
-            tracing::debug!(%error, key = self.key, "canceled a resumable upload");
+            tracing::debug!(%error, key = self.key, "the store responded to the cancellation of a resumable upload");
         }
     }
 }
 
-/// Number of bytes that the store has; 0 without a range.
+/// Number of bytes that the store has. 0 if the response has no range.
 fn stored_bytes(answer: &Answer) -> u64 {
     let range = answer.header("range").unwrap_or_default();
     let last = range
@@ -181,7 +181,7 @@ fn stored_bytes(answer: &Answer) -> u64 {
     last.map_or(0, |last: u64| last + 1)
 }
 
-/// See [`Upload`]. Small objects are sent in one request.
+/// An upload to Google. Objects of one chunk are sent in one request.
 pub(super) struct GcsUpload {
     store: GcsStore,
     key: String,
@@ -205,7 +205,7 @@ impl GcsUpload {
         }
     }
 
-    /// Sends the filled chunk, after the previous chunk has arrived.
+    /// Sends the filled chunk after the previous chunk has been stored.
     async fn send(&mut self) -> Result<(), Error> {
         self.wait_for_chunk().await?;
         if self.session.is_none() {
@@ -267,7 +267,7 @@ impl Upload for GcsUpload {
         let mut chunk = chunk;
         self.crc32c = crc32c::crc32c_append(self.crc32c, &chunk);
         while !chunk.is_empty() {
-            // A full chunk is sent only when more bytes follow: the last chunk must be marked.
+            // A full chunk is sent only when more bytes follow, because the last chunk must be marked as the last.
             if self.filling.len() == CHUNK {
                 self.send().await?;
             }

@@ -1,6 +1,6 @@
-//! Access to a bucket: the configuration, the keys of the Secret, the HTTP client.
+//! Access to a bucket: the configuration, the keys of the Secret and the HTTP client.
 //!
-//! The operator's own environment is used only for the ambient identity. Secrets are never printed.
+//! The environment of the operator is used only for the ambient identity. Secrets are never printed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,17 +32,17 @@ const DEFAULT_REGION: &str = "us-east-1";
 pub struct S3Config {
     /// The bucket's name.
     pub bucket: String,
-    /// URL of an S3-compatible store; `None` for AWS.
+    /// URL of an S3-compatible store. `None` means AWS.
     pub endpoint: Option<String>,
-    /// The region; if not set, the Secret's region, else `us-east-1`.
+    /// The region. `None` means the region of the Secret, otherwise `us-east-1`.
     pub region: Option<String>,
-    /// Whether the bucket is part of the path instead of the host name.
+    /// Whether the bucket is in the path of the URL instead of the host name.
     pub force_path_style: bool,
-    /// The identity.
+    /// The identity of the requests.
     pub access: S3Access,
-    /// PEM certificates of CAs for the endpoint, in addition to the system's.
+    /// PEM certificates of CAs that the client trusts in addition to the CAs of the system.
     pub ca: Option<Vec<u8>>,
-    /// Do not verify the endpoint's certificate. For tests only.
+    /// Do not verify the certificate of the endpoint. For tests only.
     pub insecure_skip_verify: bool,
     /// Protection of the objects.
     pub protection: S3Protection,
@@ -51,7 +51,7 @@ pub struct S3Config {
 /// The identity of the requests.
 #[derive(Clone, Debug, Default)]
 pub enum S3Access {
-    /// The pod's own identity: web identity, container or instance credentials.
+    /// The pod's own identity: web identity, or the credentials of the container or the instance.
     #[default]
     Ambient,
     /// The keys of a Secret.
@@ -76,7 +76,7 @@ impl fmt::Debug for S3Keys {
 }
 
 impl S3Keys {
-    /// Keys from another source than AWS's files.
+    /// Keys that do not come from AWS's files.
     pub fn new(access_key_id: &str, secret_access_key: &str) -> Self {
         Self {
             access_key_id: access_key_id.to_owned(),
@@ -89,7 +89,7 @@ impl S3Keys {
     /// Reads the Secret's keys `credentials` (required) and `config` (optional), as defined by v1beta2.
     ///
     /// # Errors
-    /// A key is missing or invalid. The error names the key and the missing setting, never a value.
+    /// Fails if a key is missing or invalid. The error contains the key and the missing setting, never a value.
     pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, Error> {
         secret::reject_misspelled(data, &["credentials", "config"])?;
         let credentials = secret::text(
@@ -145,7 +145,7 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // An indented line belongs to a nested setting, which is not used here.
+        // Nested settings are indented. None of them is used here.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -162,13 +162,13 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
 }
 
 impl S3Config {
-    /// The endpoint for messages.
+    /// The endpoint as messages show it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint_in(|name| std::env::var(name).ok())
     }
 
-    /// The endpoint for messages. With the ambient identity, the library reads the endpoint from the
-    /// environment and does not expose it.
+    /// The endpoint as messages show it. With the ambient identity, the library reads the endpoint from the environment
+    /// and does not return it, so the same variables are read here.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {
@@ -216,8 +216,9 @@ impl S3Config {
     }
 }
 
-/// The HTTP client, which trusts the CAs of the system and of `ca`. Without any CA, a plain HTTP endpoint
-/// gets a client without TLS. The library does not report a missing CA, so this is checked here.
+/// The HTTP client. It trusts the CAs of the system and of `ca`. Without any CA, an `http://` endpoint gets a client
+/// without TLS, and any other endpoint an error. The check is made here, because the library does not report a missing
+/// CA.
 fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     if config.insecure_skip_verify {
         return insecure::http_client();
@@ -227,8 +228,8 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     verifying_client(config.ca.as_deref(), is_plain)
 }
 
-/// The HTTP client for requests about the ambient identity. It trusts the CAs of the system only: the settings of a store
-/// say nothing about the servers that issue the operator's credentials.
+/// The HTTP client that requests the ambient identity. It trusts only the CAs of the system, because the settings of a
+/// store must not affect the servers that issue the operator's credentials.
 fn identity_client() -> Result<SharedHttpClient, Error> {
     verifying_client(None, true)
 }
@@ -283,13 +284,13 @@ fn check_certificates(pem: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A client for short calls and a client for content.
+/// Two clients: one for requests that send no content, and one for parts.
 pub(super) async fn clients(config: S3Config) -> Result<(Client, Client), Error> {
     let http = http_client(&config)?;
     clients_over(config, http).await
 }
 
-/// Like [`clients`], with the given HTTP client.
+/// Like [`clients`], but with this HTTP client.
 pub(super) async fn clients_over(
     config: S3Config,
     http: SharedHttpClient,
@@ -307,8 +308,8 @@ pub(super) async fn clients_over(
                 "secret",
             )))
             .region(Region::from_static(DEFAULT_REGION)),
-        // The ambient identity includes the administrator's endpoint and region (AWS_ENDPOINT_URL_S3,
-        // AWS_REGION).
+        // The ambient identity includes the endpoint and the region that the administrator has set
+        // (AWS_ENDPOINT_URL_S3, AWS_REGION).
         S3Access::Ambient => {
             let loader =
                 aws_config::defaults(BehaviorVersion::latest()).http_client(identity_client()?);
@@ -329,7 +330,7 @@ pub(super) async fn clients_over(
         )
         .interceptor(LimitResponses)
         .retry_classifier(NoRetryOfTooLong)
-        // S3-compatible stores reject checksum trailers; this crate does not need them.
+        // Some S3-compatible stores reject checksum trailers. This crate does not need them.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
     if let Some(endpoint) = config.endpoint {
@@ -408,7 +409,7 @@ mod tests {
         assert!(S3Keys::from_secret(&binary).is_err());
     }
 
-    /// Invariant 14.
+    /// Invariant 14: keys are not printed.
     #[test]
     fn invariant_14_keys_are_not_printed() {
         let keys = S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS)])).unwrap();
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_actual_endpoint() {
+    fn messages_contain_endpoint_in_use() {
         let keys = S3Access::Keys(S3Keys::new("a", "b"));
         let shown = |access: &S3Access, endpoint: Option<&str>, set: &[(&str, &str)]| {
             let config = S3Config {
@@ -445,7 +446,7 @@ mod tests {
                 &[own],
                 "http://field",
             ),
-            // The environment's endpoint does not apply to access keys.
+            // With access keys, the endpoint in the environment is not used.
             (&keys, None, &[own], "Amazon S3"),
         ] {
             assert_eq!(shown(access, endpoint, set), expected);
@@ -453,7 +454,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rejects_invalid_configuration_and_names_field() {
+    async fn invalid_configuration_error_contains_field() {
         let good = S3Config {
             bucket: "b".into(),
             endpoint: Some("http://127.0.0.1:1".into()),

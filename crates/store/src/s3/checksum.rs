@@ -1,9 +1,9 @@
-//! Verification that the store has the sent data. Pure.
+//! Verifies that the store has the sent data. Pure.
 //!
-//! If the store supports it, a part is verified by the CRC32C that the store calculates and returns;
-//! processors have an instruction for CRC32C. Otherwise a part is verified by `Content-MD5`, which every
-//! store compares, and by an entity tag that equals the part's MD5. The whole object is verified by the
-//! checksums of its parts.
+//! If the store supports it, a part is verified by the CRC32C that the store calculates and returns. CRC32C is fast,
+//! because processors have an instruction for it. Otherwise a part is verified in two ways: every store compares
+//! `Content-MD5`, and the entity tag must equal the MD5 of the part. The whole object is verified by the checksums of
+//! its parts.
 
 use md5::{Digest as _, Md5};
 
@@ -17,13 +17,13 @@ pub(super) struct Part {
     pub(super) size: usize,
     /// The entity tag of the part.
     pub(super) tag: String,
-    /// Sent with the part, if the store supports it.
+    /// The CRC32C that was sent with the part. `None` if the store does not support it.
     pub(super) crc32c: Option<u32>,
-    /// Sent with the part, if the CRC32C does not verify it.
+    /// The MD5 that was sent with the part. `None` if the CRC32C verifies the part.
     pub(super) md5: Option<[u8; 16]>,
 }
 
-/// A CRC32C in the format of headers.
+/// A CRC32C as headers contain it: big endian, in base64.
 pub(super) fn header_value(crc32c: u32) -> String {
     base64(&crc32c.to_be_bytes())
 }
@@ -31,27 +31,27 @@ pub(super) fn header_value(crc32c: u32) -> String {
 /// The expected checksums of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Whole {
-    /// The CRC32C of the parts' checksums (`COMPOSITE`) and of all bytes (`FULL_OBJECT`).
+    /// The CRC32C of the parts' checksums (`COMPOSITE`), and of all bytes (`FULL_OBJECT`).
     crc32c: Option<[String; 2]>,
-    /// The expected entity tag.
+    /// The entity tag that the object must have. `None` if the store does not use MD5 for entity tags.
     tag: Option<String>,
-    /// The entity tag, if the store derives it from the parts' tags, which is optional.
+    /// The entity tag that the object has if the store derives it from the tags of the parts. Stores need not do so.
     composed: Option<String>,
 }
 
 impl Whole {
-    /// Expectations for an object sent in one request.
+    /// The expected checksums of an object that was sent in one request.
     pub(super) fn of_single_request(md5: [u8; 16], tag: &str) -> Self {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // A tag that is not an MD5 verifies nothing.
+            // A tag that is not an MD5 cannot verify the content.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
     }
 
-    /// Expectations for an object of several parts.
+    /// The expected checksums of an object that was sent in several parts.
     pub(super) fn of_parts(parts: &[Part]) -> Self {
         Self {
             crc32c: crc32c(parts),
@@ -60,15 +60,16 @@ impl Whole {
         }
     }
 
-    /// Whether the checksum must be requested from the store.
+    /// Whether the store must be asked for the checksum of the object.
     pub(super) fn has_checksum(&self) -> bool {
         self.crc32c.is_some()
     }
 
-    /// Invariant 12: the checksums that the store reports must match the sent data. A store that has reported
-    /// checksums of the parts must report one of the whole, or at least a tag that verifies it.
+    /// Invariant 12: the checksums that the store reports must match the sent data. A store that reported the checksums
+    /// of the parts must also report the checksum of the whole object, or at least an entity tag that verifies the
+    /// object.
     pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
-        // A composite checksum is followed by the number of parts.
+        // A composite checksum ends with a dash and the number of parts.
         let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());
         let by_crc32c = match (&self.crc32c, reported) {
             (Some(expected), Some(reported)) => Some(expected.iter().any(|text| text == reported)),
@@ -82,7 +83,7 @@ impl Whole {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
                 "the checksum of the stored object does not match the sent data".to_owned(),
             )),
-            // The tag shows that the object consists of the verified parts.
+            // The tag proves that the object consists of the verified parts.
             (None, None) if tag.is_some_and(|reported| self.matches_composed_tag(reported)) => {
                 Ok(())
             }
@@ -108,7 +109,7 @@ fn crc32c(parts: &[Part]) -> Option<[String; 2]> {
     Some([header_value(of_parts), header_value(of_all)])
 }
 
-/// The expected tag, if the tags of the parts show that the store uses MD5 for tags.
+/// The tag of the whole object. `None` unless the tags of the parts show that the store uses MD5 for tags.
 fn tag(parts: &[Part]) -> Option<String> {
     let is_its_md5 = |part: &Part| {
         let md5 = part.md5.map(hex::encode);
@@ -117,8 +118,7 @@ fn tag(parts: &[Part]) -> Option<String> {
     parts.iter().all(is_its_md5).then(|| composed(parts))?
 }
 
-/// The tag of an object, derived from the tags of its parts as in S3. The tags of the parts need not be MD5s
-/// of their content.
+/// The tag that S3 derives from the tags of an object's parts. The tags of the parts need not be MD5s of their content.
 fn composed(parts: &[Part]) -> Option<String> {
     let mut whole = Md5::new();
     for part in parts {
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(header_value(crc32c::crc32c(b"123456789")), "4waSgw==");
     }
 
-    /// Invariant 12.
+    /// Invariant 12: the CRC32C of the object is derived from the sent parts.
     #[test]
     fn invariant_12_verifies_object_by_part_checksums() {
         let whole = Whole::of_parts(&parts(true, false));
@@ -178,17 +178,17 @@ mod tests {
         for reported in [None, Some("AAAAAA==-3"), Some("")] {
             assert!(whole.verify(reported, Some("any")).is_err(), "{reported:?}");
         }
-        // The store reports no checksum of the whole: the tag shows that the object consists of these parts.
+        // If the store reports no checksum of the whole object, the tag proves that the object consists of these parts.
         let tag = whole.composed.clone().unwrap();
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(Some("AAAAAA==-3"), Some(&tag)).is_err());
-        // The order of the parts matters.
+        // The order of the parts changes the checksum.
         let mut other = parts(true, false);
         other.swap(0, 1);
         assert_ne!(Whole::of_parts(&other), whole);
     }
 
-    /// Invariant 12.
+    /// Invariant 12: without checksums, the tag of the object must match the parts.
     #[test]
     fn invariant_12_verifies_object_by_tag() {
         let whole = Whole::of_parts(&parts(false, true));
@@ -197,12 +197,13 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // Tags that are not MD5s verify nothing, as with KMS keys; the store has compared `Content-MD5`.
+        // Tags that are not MD5s verify nothing, for example with KMS keys. The store has compared `Content-MD5` for
+        // each part.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // Both are known: one is sufficient, and none may differ.
+        // If both checksum and tag are known, one is sufficient, and neither may differ.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());

@@ -21,7 +21,7 @@ struct S3Version {
     tag: Option<String>,
 }
 
-/// Opens an object with its first part. A store without range requests responds with the whole object.
+/// Opens an object by requesting its first part. A store that ignores ranges responds with the whole object.
 pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Error> {
     let mut version = S3Version {
         store,
@@ -30,9 +30,10 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     };
     let mut answer = version.request(Some(0..PART)).await;
     let in_one = match &answer {
-        // An empty object has no first byte.
+        // An empty object has no first byte, so the store rejects the range.
         Err(error) => is_out_of_range(error),
-        // Without a tag, the object may be replaced between two parts; without a size, its end is unknown.
+        // Without a tag, the object could be replaced between two parts. Without a size, its end is unknown. So the
+        // whole object is requested again.
         Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
     if in_one {
@@ -44,7 +45,8 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     let (Some(first), Some(size)) = (first, size) else {
         return Err(Error::Other("the object has no size".to_owned()));
     };
-    // A part is read into memory, and the whole object is not.
+    // A part is read into memory, so the store must not send more than one part. A response with the whole object is a
+    // stream.
     if first > PART && first < size {
         return Err(Error::Other(format!(
             "the response has {first} bytes of {size}, but {PART} were requested"
@@ -58,7 +60,7 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     Ok(read(version, size, Some(first)))
 }
 
-/// The tag of the version. A weak tag does not identify the bytes.
+/// The entity tag of the version. A weak tag does not identify the bytes, so it counts as missing.
 fn tag(answer: &GetObjectOutput) -> Option<&str> {
     answer.e_tag().filter(|tag| !tag.starts_with("W/"))
 }
@@ -68,8 +70,8 @@ fn length(answer: &GetObjectOutput) -> Option<u64> {
     answer.content_length()?.try_into().ok()
 }
 
-/// The size of the whole object, from the response to the request of the first part. A response of exactly
-/// one part without a content range may be either the first part or the whole.
+/// The size of the whole object in bytes, from the response to the request of the first part. `None` if a response of
+/// exactly one part has no content range, because it may be the first part or the whole object.
 fn size(answer: &GetObjectOutput) -> Option<u64> {
     match answer.content_range() {
         Some(range) => size_in(range),
@@ -77,7 +79,7 @@ fn size(answer: &GetObjectOutput) -> Option<u64> {
     }
 }
 
-/// The size of the whole object, from `bytes 8-99/1234`.
+/// The size of the whole object, from a content range such as `bytes 8-99/1234`.
 fn size_in(content_range: &str) -> Option<u64> {
     content_range.rsplit_once('/')?.1.parse().ok()
 }
@@ -107,14 +109,14 @@ impl S3Version {
             .bucket(&self.store.place.bucket)
             .key(&self.key)
             .set_range(range)
-            // Only the same version may be continued.
+            // The read may continue only with the same version.
             .set_if_match(self.tag.clone())
             .send()
             .await
     }
 
-    /// Fails if the response is not the requested range of this version. Some stores do not support
-    /// conditions, and some proxies do not support ranges.
+    /// Fails if the response is not the requested range of this version. Some stores ignore conditions, and some
+    /// proxies ignore ranges.
     fn check(&self, answer: &GetObjectOutput, part: &Range<u64>) -> Result<(), Error> {
         let (expected, found) = (self.tag.as_deref(), tag(answer));
         if expected.is_some() && found.is_some() && expected != found {

@@ -1,4 +1,4 @@
-//! Translates errors of the S3 client into [`Error`] with a remedy. Pure.
+//! Converts errors of the S3 client into [`Error`] with a remedy. Pure.
 
 use std::error::Error as StdError;
 
@@ -9,7 +9,7 @@ use super::limit::Exceeded;
 use crate::failure::{Place, chain};
 use crate::port::Error;
 
-/// Explains a failed call about `key`.
+/// Converts the error of a request for the object `key`.
 pub(super) fn explain<E>(place: &Place, key: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,
@@ -57,7 +57,7 @@ where
     }
 }
 
-/// Explains a failed call without an object: a missing object means a missing bucket.
+/// Converts the error of a request without an object: such a request reports a missing bucket as a missing object.
 pub(super) fn explain_bucket<E>(place: &Place, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! HTTP without verification of the server's certificate, for `insecureSkipVerify`, and with another address
-//! for a host, for tests. The S3 client has no setting for either.
+//! Two HTTP clients that the S3 library cannot configure. One does not verify the server's certificate, for
+//! `insecureSkipVerify`. The other resolves a host to another address, for tests.
 
 use aws_sdk_s3::config::SharedHttpClient;
 use aws_smithy_runtime_api::client::http::{
@@ -21,8 +21,8 @@ pub(super) fn http_client() -> Result<SharedHttpClient, Error> {
     Ok(shared_client(client))
 }
 
-/// An HTTP client that resolves one host to another address, for tests. The requests, their `Host` and their
-/// signature are the same as for the real host.
+/// An HTTP client that resolves one host to another address, for tests. The requests contain the real host, so `Host`
+/// and the signature are unchanged.
 #[cfg(any(test, feature = "testing"))]
 pub(super) fn with_host_address(
     host: &str,

@@ -1,4 +1,5 @@
-//! Limits of the responses that the S3 client reads as a whole: everything except the content of an object.
+//! Limits for the responses that the S3 client reads completely. The content of an object is a stream and has no limit
+//! here.
 
 use std::error::Error as StdError;
 use std::pin::Pin;
@@ -19,8 +20,8 @@ use crate::failure::Place;
 use crate::limits::{MAX_ANSWER, MAX_PAGE, MIN_CHUNK, too_long};
 use crate::port::Error;
 
-/// Maximum number of tags in a response. A page of 1,000 entries has at most 28,000. The client needs up to 300 bytes
-/// of memory for an empty entry, which is one tag.
+/// Maximum number of tags in a response. A page of 1,000 entries has at most 28,000 tags. An empty entry is one tag,
+/// for which the client needs up to 300 bytes of memory.
 const MAX_TAGS: usize = 64_000;
 
 /// The limit that a response exceeds.
@@ -33,7 +34,7 @@ pub(super) enum Exceeded {
 }
 
 impl Exceeded {
-    /// The limit that a response has exceeded, if this is the cause of an error.
+    /// The limit that caused the error. `None` if the error has another cause.
     pub(super) fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
         let mut next = Some(error);
         while let Some(error) = next {
@@ -55,7 +56,7 @@ impl Exceeded {
     }
 }
 
-/// Limits each response before the client reads it.
+/// Limits the size of each response before the client reads it.
 #[derive(Debug)]
 pub(super) struct LimitResponses;
 
@@ -89,7 +90,7 @@ impl Intercept for LimitResponses {
     }
 }
 
-/// Does not repeat a request whose response exceeds a limit.
+/// Prevents the retry of a request whose response exceeds a limit.
 #[derive(Debug)]
 pub(super) struct NoRetryOfTooLong;
 
@@ -106,7 +107,8 @@ impl ClassifyRetry for NoRetryOfTooLong {
     }
 }
 
-/// A body that fails after a number of bytes or XML tags. The announced length is not used, because it may be wrong.
+/// A body that fails after a number of bytes or XML tags. The limit counts received bytes, because the announced length
+/// may be wrong.
 struct LimitedBody {
     body: SdkBody,
     limit: usize,
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_store_bytes_tags_and_chunks_are_counted() {
+    fn hostile_store_response_is_limited_by_bytes_and_tags() {
         let data = vec![b'x'; 100_000];
         let counted = |limit: usize, data: &[u8]| {
             let mut body = body(limit);
@@ -168,15 +170,15 @@ mod tests {
                 .count()
         };
         assert_eq!(counted(1 << 20, &data), 10);
-        // Chunks of one byte.
+        // A body in chunks of one byte.
         assert_eq!(counted(1 << 20, b"x"), (1 << 20) / MIN_CHUNK);
-        // Empty entries.
+        // A body of empty entries.
         let empty = b"<Contents/>".repeat(1_000);
         assert_eq!(counted(MAX_PAGE, &empty), MAX_TAGS / 1_000);
     }
 
     #[test]
-    fn limit_is_found_among_causes() {
+    fn finds_exceeded_limit_among_error_causes() {
         #[derive(Debug, thiserror::Error)]
         #[error("outer")]
         struct Outer(#[source] BoxError);

@@ -8,12 +8,12 @@ use aws_sdk_s3::types::{ObjectLockMode, ServerSideEncryption};
 
 use crate::port::Error;
 
-/// Protection of objects; by default none.
+/// Protection of stored objects. The default is none.
 #[derive(Clone, Debug, Default)]
 pub struct S3Protection {
     /// Server-side encryption.
     pub encryption: Option<Encryption>,
-    /// The key of AWS KMS.
+    /// The ID of the AWS KMS key.
     pub kms_key_id: Option<String>,
     /// The lock against deletion.
     pub lock: Option<ObjectLock>,
@@ -42,7 +42,7 @@ impl S3Protection {
         })
     }
 
-    /// End of the lock of an object that is uploaded now.
+    /// The time until which an object that is uploaded now is locked. `None` without a lock.
     pub(super) fn lock_until(&self) -> Result<Option<DateTime>, Error> {
         let Some(lock) = &self.lock else {
             return Ok(None);
@@ -56,8 +56,8 @@ impl S3Protection {
         Ok(Some(DateTime::from(until)))
     }
 
-    /// Fails if the store does not confirm the encryption: some stores accept the request and ignore the
-    /// encryption.
+    /// Fails if the store does not confirm the encryption. Some stores accept the request without encrypting the
+    /// object.
     pub(super) fn check_encryption(
         &self,
         answered: Option<&ServerSideEncryption>,

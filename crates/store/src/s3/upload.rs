@@ -1,5 +1,5 @@
-//! Writes an object to S3 in parts: several concurrently, each with its own retries, committed all or not at
-//! all.
+//! Writes an object to S3 in parts. Several parts are sent concurrently, and each part has its own retries. Either all
+//! parts are committed or none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,14 +22,14 @@ use super::{S3Store, base64, md5_of};
 use crate::parts::{Parts, Sink, Written};
 use crate::port::{Committed, Error, Upload};
 
-/// An upload that the store has started.
+/// A multipart upload that the store has started.
 struct StartedUpload {
     id: String,
     /// Whether the store calculates a CRC32C of each part.
     with_crc32c: bool,
 }
 
-/// The destination of the parts of one upload.
+/// The store's side of one multipart upload.
 #[derive(Clone)]
 struct S3Sink {
     store: S3Store,
@@ -61,9 +61,9 @@ impl S3Sink {
             .await
     }
 
-    /// Starts an upload with CRC32C checksums of its parts, if the response confirms them, as with AWS, MinIO
-    /// and versitygw. Some stores reject the checksum header (400, 501), others ignore it; such an upload is
-    /// discarded.
+    /// Starts an upload with CRC32C checksums of its parts. AWS, MinIO and versitygw confirm them in the response. Some
+    /// stores reject the checksum header with status 400 or 501. Other stores ignore it, and their upload is discarded.
+    /// `None` if the store supports no checksums.
     async fn begin_with_crc32c(
         &self,
         lock: Option<DateTime>,
@@ -83,7 +83,7 @@ impl S3Sink {
         if !id.is_empty()
             && let Err(error) = discard(&self.store, &self.key, id).await
         {
-            // Recorded so that an abort tries the removal again.
+            // The upload is recorded, so that an abort tries to remove it again.
             let (id, with_crc32c) = (id.to_owned(), false);
             let _ = self.started.set(StartedUpload { id, with_crc32c });
             return Err(error);
@@ -119,7 +119,7 @@ impl S3Sink {
     }
 }
 
-/// Whether the store rejects the request in this form.
+/// Whether the store rejects the form of the request, so that a request without the checksum header may succeed.
 fn is_rejected<E>(error: &SdkError<E, HttpResponse>) -> bool {
     error
         .raw_response()
@@ -143,7 +143,8 @@ impl Sink for S3Sink {
         } else {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-            // The store accepts this request, but rejected the request with checksums, which are not tried again.
+            // The store has accepted a request without checksums and rejected or ignored one with them. So checksums
+            // are not tried again.
             store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };
@@ -151,7 +152,7 @@ impl Sink for S3Sink {
         if id.is_empty() {
             return Err(Error::Other("the upload has no ID".to_owned()));
         }
-        // From here on the upload exists and must be aborted on failure.
+        // The upload exists from here on, and a failure must abort it.
         let _ = self.started.set(StartedUpload { id, with_crc32c });
         store
             .protection
@@ -190,8 +191,7 @@ impl Sink for S3Sink {
                         "the stored checksum of part {number} does not match the sent data"
                     )));
                 }
-                // The store does not report checksums: this part and the following parts are also verified by
-                // MD5.
+                // The store does not report checksums, so this part and all later parts are also verified by MD5.
                 None => self.no_part_checksums.store(true, Ordering::Relaxed),
             }
         }
@@ -201,11 +201,11 @@ impl Sink for S3Sink {
     }
 }
 
-/// See [`Upload`]. Small objects are sent in one request.
+/// An upload to S3. Small objects are sent in one request.
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
-    /// Whether the upload was committed or aborted, so that nothing remains to be removed.
+    /// Whether the upload was committed or aborted. Then a drop has nothing to remove.
     ended: bool,
 }
 
@@ -253,7 +253,7 @@ impl S3Upload {
         let failure = completed
             .err()
             .map(|error| explain(&store.place, key, &error));
-        // If the response was lost, the retry may be rejected: the upload succeeded if the store has the
+        // If the response was lost, the store may reject the retry. The upload has succeeded if the store has the
         // object.
         match (self.verify(&Whole::of_parts(parts)).await, failure) {
             (Ok(committed), _) => Ok(committed),
@@ -262,7 +262,7 @@ impl S3Upload {
         }
     }
 
-    /// Invariant 12: the size and checksums that the store reports must match the sent data.
+    /// Invariant 12: the size and the checksums that the store reports must match the sent data.
     async fn verify(&self, whole: &Whole) -> Result<Committed, Error> {
         let S3Sink { store, key, .. } = &self.sink;
         let held = store
@@ -280,7 +280,7 @@ impl S3Upload {
             .unwrap_or_default();
         if size != self.parts.written() {
             return Err(Error::Other(format!(
-                "the store has {size} of {} bytes",
+                "the store has {size} bytes, but {} bytes were sent",
                 self.parts.written()
             )));
         }
@@ -332,8 +332,8 @@ impl Upload for S3Upload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let committed = match self.parts.finish().await? {
-            // A store confirms encryption and locks at the start of a multipart upload; for a single request
-            // only after the object exists.
+            // For a multipart upload, the store confirms encryption and locks before it receives data. For a single
+            // request, it confirms them only after the object exists.
             Written::Whole(content) if self.sink.store.protection.is_enabled() => {
                 self.sink.begin().await?;
                 let part = self.sink.send(1, content).await?;
@@ -356,7 +356,7 @@ impl Upload for S3Upload {
 }
 
 impl Drop for S3Upload {
-    /// Discards the parts of a dropped upload, which would otherwise cost the owner of the bucket money.
+    /// Discards the parts of a dropped upload. Otherwise they would cost the owner of the bucket money.
     fn drop(&mut self) {
         if !self.ended
             && let Some(id) = self.sink.id()

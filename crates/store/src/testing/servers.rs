@@ -1,6 +1,5 @@
-//! Starts real object stores for tests, each with an empty directory and its own port. Dropping the handle
-//! ends the process. If the program is not installed, the test fails with the command that installs it; no
-//! test is skipped.
+//! Starts real object stores for tests, each with an empty directory and its own port. Dropping the handle ends the
+//! process. No test is skipped: if the program is not installed, the test fails with the command that installs it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,8 +21,8 @@ pub const ACCOUNT: &str = "testaccount";
 /// The key of [`ACCOUNT`].
 pub const ACCOUNT_KEY: &str = "dGVzdHNlY3JldHRlc3RzZWNyZXQ=";
 
-/// Finds a program of the testbed: the newest file `path` in a directory of the cache with a name that begins
-/// with `folder`.
+/// Finds a program of the testbed: the file `path` in the newest directory of the cache whose name starts with
+/// `folder`. `variable` names an environment variable that overrides the path.
 fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable) {
         return named.into();
@@ -55,16 +54,16 @@ struct Server {
 }
 
 impl Server {
-    /// Starts the command for an address and a directory, and waits until the server listens.
+    /// Starts the command with an address and a data directory, and waits until the server listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         Self::start_until(prepare, command, |address, _| {
-            // Before the server listens, a connection can reach its own port.
+            // If the server does not listen yet, the connection can reach its own port.
             let connected = TcpStream::connect(address).and_then(|stream| stream.local_addr());
             connected.is_ok_and(|own| own != address)
         })
     }
 
-    /// Like [`Server::start`], and waits until the server is `ready`.
+    /// Like [`Server::start`], but waits until `ready` returns true.
     fn start_until(
         prepare: impl Fn(&Path),
         command: impl Fn(SocketAddr, &Path) -> Command,
@@ -125,12 +124,12 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts the server with these buckets.
+    /// Starts the server and creates these buckets.
     pub fn start(buckets: &[&str]) -> Self {
         Self::start_with(buckets, &[])
     }
 
-    /// Like [`S3Server::start`], with additional arguments before the storage arguments.
+    /// Like [`S3Server::start`], with additional arguments before the arguments of the storage.
     pub fn start_with(buckets: &[&str], arguments: &[&str]) -> Self {
         let remedy = "run `cargo xtask testbed build`";
         let program = program("versitygw-", "versitygw", "VERSITYGW_BIN", remedy);
@@ -177,12 +176,12 @@ impl S3Server {
         }
     }
 
-    /// The directory of a bucket's objects.
+    /// The directory with the objects of a bucket.
     pub fn bucket_dir(&self, bucket: &str) -> PathBuf {
         self.server.dir.path().join("data").join(bucket)
     }
 
-    /// The files of unfinished uploads of a bucket.
+    /// The files that belong to unfinished uploads to a bucket.
     pub fn unfinished(&self, bucket: &str) -> Vec<PathBuf> {
         fn files(dir: &Path, found: &mut Vec<PathBuf>) {
             for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -210,7 +209,7 @@ pub struct GoogleServer {
 }
 
 impl GoogleServer {
-    /// Starts the server with these buckets.
+    /// Starts the server and creates these buckets.
     pub fn start(buckets: &[&str]) -> Self {
         let remedy = "run `cargo xtask testbed build`";
         let program = program(
@@ -257,7 +256,7 @@ impl GoogleServer {
         }
     }
 
-    /// The configuration for a bucket of this server, which accepts any token.
+    /// The configuration for a bucket of this server. The server accepts any token.
     pub fn config(&self, bucket: &str) -> GcsConfig {
         GcsConfig {
             bucket: bucket.to_owned(),
@@ -275,7 +274,7 @@ pub struct AzureServer {
 }
 
 impl AzureServer {
-    /// Starts the server with these containers.
+    /// Starts the server and creates these containers.
     pub fn start(containers: &[&str]) -> Self {
         let remedy = "install Node.js 18 or newer with npm (Debian: `apt-get install nodejs npm`) and run \
                       `cargo xtask testbed build`";

@@ -1,4 +1,4 @@
-//! Responses of S3-compatible stores and of proxies to range requests.
+//! How the S3 client handles responses of S3-compatible stores and of proxies to range requests.
 
 use store::Error;
 use store::testing::{content, download, upload};
@@ -21,8 +21,8 @@ fn later_part(request: &Request) -> bool {
     read(request) && request.header("range").is_some_and(|range| range != FIRST)
 }
 
-/// A store without versions or ranges is read as far as that allows. Bytes outside of the requested range,
-/// and bytes of another version, are never used.
+/// A store that ignores versions or ranges can still be read if its responses allow it. Bytes outside of the requested
+/// range, and bytes of another version, are never used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mismatched_range_responses_are_rejected() {
     let rig = Rig::s3().await;
@@ -37,7 +37,7 @@ async fn mismatched_range_responses_are_rejected() {
             &[("x-none", None)] as Headers,
             3,
         ),
-        // The first response is discarded, and the object is read in one request.
+        // The client discards the first response and reads the object in one request.
         (read, &[("etag", None)], 2),
         (read, &[("etag", Some("W/\"weak\""))], 2),
         (first_part, &[("content-range", None)], 2),
@@ -46,7 +46,7 @@ async fn mismatched_range_responses_are_rejected() {
             &[("content-range", Some("bytes 0-8388607/*"))],
             2,
         ),
-        // Each response is as long as the requested range.
+        // Every response has the length of the requested range.
         (later_part, &[("content-range", None)], 3),
     ] {
         rig.proxy.harm(&harm(on, headers));

@@ -1,5 +1,5 @@
-//! Stores with checksums of parts, without them, and with wrong ones. In all cases only verified data is
-//! accepted, and nothing is left behind.
+//! Uploads to stores that report checksums of parts, report none, or report wrong ones. In all cases only verified data
+//! is accepted, and no unfinished upload remains.
 
 use store::Error;
 use store::testing::{content, download};
@@ -33,7 +33,7 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// Returns how many parts were sent with a checksum, and how many with an MD5.
+/// The number of parts that were sent with a checksum, and the number of parts that were sent with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);
@@ -57,7 +57,7 @@ async fn refused(rig: &Rig, faults: &[Fault]) -> Error {
     stored.unwrap_err()
 }
 
-/// Invariant 12.
+/// Invariant 12: each part is verified by its reported CRC32C.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_verifies_parts_by_reported_checksum() {
     let rig = Rig::s3().await;
@@ -81,21 +81,21 @@ async fn falls_back_to_md5_without_checksum_support() {
     }
 }
 
-/// Invariant 12.
+/// Invariant 12: a part without a reported checksum is verified by its MD5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_falls_back_to_md5_if_checksums_are_not_reported() {
     let rig = Rig::s3().await;
     let no_part_checksum = fault(part, ALWAYS, NO_CHECKSUM);
     let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&no_part_checksum)).await;
-    // Up to three parts were in flight before the fallback.
+    // Up to three parts were in flight when the first response lacked a checksum.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
-    // Then the tag verifies the whole object too.
+    // The tag then also verifies the whole object.
     let both = [no_part_checksum, fault(head, ALWAYS, NO_CHECKSUM)];
     proofs(&rig, &both).await;
 }
 
-/// Invariant 12.
+/// Invariant 12: a wrong checksum fails the upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_rejects_wrong_checksums() {
     let rig = Rig::s3().await;
@@ -104,7 +104,7 @@ async fn invariant_12_rejects_wrong_checksums() {
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    // Of the whole object: a wrong checksum, or no checksum and a tag that does not match the parts.
+    // Wrong data about the whole object: a wrong checksum, or no checksum and a tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;
@@ -113,7 +113,7 @@ async fn invariant_12_rejects_wrong_checksums() {
     }
 }
 
-/// Invariant 12: for a store that does not report the checksum of the whole object, the tag shows that it
+/// Invariant 12: for a store that does not report the checksum of the whole object, the tag proves that the object
 /// consists of the verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_verifies_object_by_tag_of_parts() {

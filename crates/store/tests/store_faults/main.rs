@@ -1,5 +1,5 @@
-//! Faults between a client and its store. In all cases the upload succeeds after retries or fails with an
-//! error that names the remedy. There is never a false success, and nothing is left behind.
+//! Faults between a client and its store. In all cases the upload succeeds after retries, or fails with an error that
+//! contains the remedy. A failed upload never reports success, and no unfinished upload remains.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod answers;
@@ -18,7 +18,7 @@ const MIB: usize = 1 << 20;
 const KEY: &str = "a/backup";
 const ALWAYS: usize = usize::MAX;
 
-/// A store, accessed through the proxy and directly.
+/// A store that tests access through the proxy or directly.
 struct Rig {
     name: &'static str,
     proxy: Proxy,
@@ -87,7 +87,7 @@ impl Rig {
         }
     }
 
-    /// Uploads like the backup operator: a failed upload is aborted.
+    /// Uploads as the backup operator does: a failed upload is aborted.
     async fn upload(&self, content: &Bytes) -> Result<u64, Error> {
         let mut upload = self.proxied.begin(KEY).await?;
         for chunk in content.chunks(300_007) {
@@ -99,7 +99,7 @@ impl Rig {
         upload.commit().await.map(|committed| committed.size)
     }
 
-    /// With this fault the upload succeeds, and the stored data equals the sent data.
+    /// Asserts that an upload succeeds despite the fault, and that the stored data equals the sent data.
     async fn survives(&self, fault: Fault) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -117,7 +117,7 @@ impl Rig {
         }
     }
 
-    /// With this fault the upload fails soon with one of the `expected` texts, and nothing is stored.
+    /// Asserts that an upload fails within seconds with one of the `expected` texts, and that nothing is stored.
     async fn fails(&self, fault: Fault, expected: &[&str]) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -140,7 +140,7 @@ impl Rig {
         }
     }
 
-    /// Checks that only the object exists, and deletes it.
+    /// Asserts that only the object exists, and deletes it.
     async fn clean(&self, case: &str) {
         self.proxy.harm(&[]);
         if let Some(server) = &self.s3 {
@@ -156,12 +156,12 @@ impl Rig {
     }
 }
 
-/// A request with content, for any store.
+/// Selects requests with content, for any store.
 fn data(request: &Request) -> bool {
     request.method == "PUT" || (request.method == "POST" && request.target.contains("multipart"))
 }
 
-/// The request that commits the object.
+/// Selects the request that commits the object.
 fn commit(request: &Request) -> bool {
     let range = request.header("content-range").unwrap_or_default();
     let google = !range.is_empty() && !range.ends_with("/*") && !range.starts_with("bytes */*");
@@ -193,7 +193,7 @@ const fn fault(on: fn(&Request) -> bool, times: usize, harm: Harm) -> Fault {
 }
 
 async fn store_faults(rig: Rig) {
-    // Transient faults.
+    // Faults that end: the upload succeeds.
     for (on, times, harm) in [
         (data as fn(&Request) -> bool, 2, Harm::Answer(500, "")),
         (data, 2, Harm::Answer(503, "")),
@@ -207,7 +207,7 @@ async fn store_faults(rig: Rig) {
     ] {
         rig.survives(fault(on, times, harm)).await;
     }
-    // Permanent faults.
+    // Faults that last: the upload fails.
     for (harm, expected) in [
         (Harm::Answer(403, ""), &["access denied"][..]),
         (Harm::Answer(404, ""), &["does not exist: create it"]),
@@ -220,7 +220,7 @@ async fn store_faults(rig: Rig) {
     stale_listings(&rig).await;
 }
 
-/// A broken read resumes at its offset. A read that cannot resume fails.
+/// A broken read continues at its offset. A read that cannot continue fails.
 async fn reads_resume(rig: &Rig) {
     let content = content(20 * MIB);
     upload(rig.direct.as_ref(), KEY, &content, MIB)
@@ -243,7 +243,7 @@ async fn reads_resume(rig: &Rig) {
     rig.clean("reads").await;
 }
 
-/// The result of an upload does not depend on a listing.
+/// A stale listing does not change the result of an upload.
 async fn stale_listings(rig: &Rig) {
     assert_eq!(rig.proxied.list("a/").await.unwrap(), []);
     rig.proxy.harm(&[fault(listing, ALWAYS, Harm::Stale)]);
@@ -255,21 +255,21 @@ async fn stale_listings(rig: &Rig) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_faults_s3() {
+async fn s3_transfers_survive_store_faults() {
     store_faults(Rig::s3().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_faults_google() {
+async fn google_transfers_survive_store_faults() {
     store_faults(Rig::google().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_faults_azure() {
+async fn azure_transfers_survive_store_faults() {
     store_faults(Rig::azure().await).await;
 }
 
-/// Invariant 12.
+/// Invariant 12: damaged data is never reported as stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_every_store_detects_damaged_data() {
     for rig in [Rig::s3().await, Rig::google().await, Rig::azure().await] {

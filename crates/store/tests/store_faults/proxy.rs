@@ -1,5 +1,5 @@
-//! An HTTP proxy between a store's client and its server that injects faults. Each connection has one
-//! request. The proxy reads the whole request and the whole response, so that a fault can occur at any byte.
+//! An HTTP proxy that injects faults between a store's client and its server. Each connection has one request. The
+//! proxy reads the whole request and the whole response, so a fault can occur at any byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The effect of a fault.
+/// What a fault does to a request or its response.
 #[derive(Clone, Debug)]
 pub(crate) enum Harm {
-    /// The proxy responds with this status and body. The server does not receive the request.
+    /// The proxy responds with this status and this body. The server does not receive the request.
     Answer(u16, &'static str),
     /// The connection breaks after this many bytes of the request. The server does not receive the request.
     CutRequest(usize),
@@ -27,7 +27,7 @@ pub(crate) enum Harm {
     Headers(&'static [(&'static str, Option<&'static str>)]),
 }
 
-/// A fault: the affected requests, the number of times, and the effect.
+/// A fault: which requests it affects, how often, and what it does.
 #[derive(Clone)]
 pub(crate) struct Fault {
     pub(crate) on: fn(&Request) -> bool,
@@ -35,7 +35,7 @@ pub(crate) struct Fault {
     pub(crate) harm: Harm,
 }
 
-/// A request, for the selection of faults.
+/// A request, as the functions that select faults see it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -65,9 +65,9 @@ struct Script {
 
 impl Script {
     /// Google's response to a status check of a resumable upload
-    /// (<https://cloud.google.com/storage/docs/performing-resumable-uploads#status-check>). fake-gcs-server
-    /// treats a status check as the end of the upload, so the proxy responds with the server's last response
-    /// for this upload.
+    /// (<https://cloud.google.com/storage/docs/performing-resumable-uploads#status-check>). fake-gcs-server treats a
+    /// status check as the end of the upload. So the proxy responds itself, with the server's last response to this
+    /// upload.
     fn progress(&self, request: &Request) -> Option<Vec<u8>> {
         if request.header("content-range") != Some("bytes */*") {
             return None;
@@ -93,7 +93,7 @@ impl Script {
     }
 }
 
-/// The proxy, which ends with the test's runtime.
+/// The proxy. It ends together with the runtime of the test.
 #[derive(Clone)]
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -101,7 +101,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of `http://host:port/...`.
+    /// Starts a proxy in front of the server `http://host:port/...`.
     pub(crate) async fn start(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Self {
@@ -119,7 +119,7 @@ impl Proxy {
         proxy
     }
 
-    /// The URL of the server through the proxy.
+    /// The URL of the server, with the address of the proxy.
     pub(crate) fn url(&self, server: &str) -> String {
         let rest = server.splitn(4, '/').nth(3).unwrap_or_default();
         format!("http://{}/{rest}", self.address)
@@ -212,7 +212,7 @@ impl Proxy {
                 (Some((_, first)), Some(Harm::Stale)) => first.clone(),
                 (Some(_), _) => answer,
                 (None, _) => {
-                    // Only listings and lookups are recorded, not content.
+                    // Only listings and lookups are recorded, not the content of objects.
                     if request.method == "GET" && answer.len() < 1 << 20 {
                         script.first.push((asked, answer.clone()));
                     }
@@ -259,7 +259,7 @@ fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     [lines.join("\r\n").as_bytes(), rest].concat()
 }
 
-/// Reads the head of a request, and whether the client waits for permission to send the body.
+/// Reads the head of a request. The flag says whether the client waits for permission to send the body.
 async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     let mut read = Vec::new();
     let end = loop {
@@ -286,7 +286,7 @@ async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     Some((request, expects))
 }
 
-/// Reads the rest of the body as sent; chunked encoding is not decoded.
+/// Reads the rest of the body as the client sent it. Chunked encoding is not decoded.
 async fn read_body(client: &mut TcpStream, request: &mut Request, limit: usize) -> Option<()> {
     let length: Option<usize> = request
         .header("content-length")
@@ -327,7 +327,7 @@ async fn forward(request: &Request, target: &str) -> Option<Vec<u8>> {
     }
     head.push_str("connection: close\r\n\r\n");
     server.write_all(head.as_bytes()).await.ok()?;
-    // A server that rejects the request may not read all of it.
+    // A server that rejects the request may not read the whole body, so a write error is ignored.
     let _ = server.write_all(&request.body).await;
     let mut answer = Vec::new();
     let _ = server.read_to_end(&mut answer).await;

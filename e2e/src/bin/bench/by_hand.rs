@@ -1,4 +1,4 @@
-//! The manual restore that `bench restore` compares with, and the backup that both restore.
+//! The manual restore with which `bench restore` compares the operator, and the backup that both restore.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,7 +24,7 @@ const START_TIMEOUT: Duration = Duration::from_mins(15);
 pub(crate) struct ByHand {
     pub(crate) download: f64,
     pub(crate) restore: f64,
-    /// From the start of the process until etcd serves.
+    /// Seconds from the start of the process until etcd serves.
     pub(crate) start: f64,
 }
 
@@ -34,14 +34,14 @@ impl ByHand {
     }
 }
 
-/// Flushes pending disk writes.
+/// Waits until pending disk writes are complete.
 pub(crate) async fn flush_disk() -> Result<()> {
     let synced = tokio::process::Command::new("sync").status().await?;
     ensure!(synced.success(), "sync");
     Ok(())
 }
 
-/// A program of this etcd version, from the testbed's cache.
+/// The path of a program of this etcd version, from the testbed's cache.
 fn program(name: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
@@ -116,10 +116,10 @@ impl Running {
     }
 }
 
-/// Fills a local etcd with incompressible values and uploads a snapshot of it.
+/// Fills a local etcd with incompressible values, and uploads its snapshot.
 pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // etcd keeps its log in memory. A short log limits the memory for large values.
+    // etcd keeps its log in memory. A short log limits the memory that large values take.
     let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
     let more = ["--unsafe-no-fsync", short[0], short[1]];
     let etcd = Running::start(&folder.path().join("data"), "source", &more)?;
@@ -151,7 +151,7 @@ pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     bucket.upload(KEY, &file).await
 }
 
-/// The manual restore: download, `etcdutl snapshot restore`, start etcd.
+/// Runs the manual restore: download, `etcdutl snapshot restore`, start of etcd.
 pub(crate) async fn by_hand(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -188,7 +188,7 @@ pub(crate) async fn by_hand(
     })
 }
 
-/// Downloads with the AWS command line and its default settings.
+/// Downloads the backup with the AWS command line and its default settings.
 fn fetch_with(aws: &Path, s3: &S3, bucket: &Bucket, file: &Path) -> Result<()> {
     let fetched = Command::new(aws)
         .args([

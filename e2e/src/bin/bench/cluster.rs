@@ -1,4 +1,4 @@
-//! `bench cluster`: runs a cluster through its life cycle in each round, and measures each change.
+//! `bench cluster`: each round runs a cluster through its life cycle, and measures each change.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,11 +18,11 @@ use crate::idle;
 use crate::stats::{Sample, as_json, print_table};
 use crate::subject::{SUBJECTS, Subject};
 
-/// The deadline of a measurement.
+/// Time limit for one measurement.
 pub(crate) const TIMEOUT: Duration = Duration::from_mins(2);
 /// The number of members of a measured cluster.
 const SIZE: usize = 3;
-/// The number of clusters that are created at the same time.
+/// The number of clusters that are created concurrently.
 const CLUSTERS: usize = 10;
 
 /// A measurement.
@@ -30,21 +30,21 @@ const CLUSTERS: usize = 10;
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Row {
-    /// From apply to 3 ready members that are 3 voters.
+    /// From apply to 3 ready members that are voters.
     Create,
-    /// From a deleted pod to 3 healthy voters.
+    /// From the deletion of a pod to 3 healthy voters.
     DeleteOne,
-    /// From a deleted pod and volume to 3 healthy voters.
+    /// From the deletion of a pod and its volume to 3 healthy voters.
     LoseVolume,
     /// From a request for size 5 to 5 healthy voters.
     Grow,
     /// From a request for size 3 to 3 members.
     Shrink,
-    /// From 2 deleted pods to 3 healthy voters.
+    /// From the deletion of 2 pods to 3 healthy voters.
     DeleteTwo,
-    /// From 3 deleted pods to 3 healthy voters.
+    /// From the deletion of 3 pods to 3 healthy voters.
     DeleteAll,
-    /// From apply to 10 ready clusters of one member. Afterwards, the resource usage of the idle operator.
+    /// From apply to 10 ready clusters of one member. Then the resource usage of the idle operator is measured.
     TenClusters,
 }
 
@@ -60,7 +60,7 @@ impl Row {
         Self::TenClusters,
     ];
 
-    /// The name on the command line.
+    /// The name of the measurement on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -74,7 +74,7 @@ impl Row {
         }
     }
 
-    /// The goal of the project.
+    /// The goal of the project for this measurement.
     pub(crate) fn goal(self) -> &'static str {
         match self {
             Self::Create => "x1.3",
@@ -87,8 +87,8 @@ impl Row {
         }
     }
 
-    /// True if the subject supports the measurement. A StatefulSet neither changes the member list of etcd nor replaces
-    /// lost data. Members without volumes do not survive the loss of a majority of their pods.
+    /// Whether the subject supports the measurement. A StatefulSet neither changes etcd's member list nor replaces lost
+    /// data. A cluster without volumes does not survive the loss of most of its pods.
     fn is_measured(self, subject: Subject) -> bool {
         match self {
             Self::Create | Self::DeleteOne => true,
@@ -100,7 +100,7 @@ impl Row {
     }
 }
 
-/// Measures, prints the results, and writes them to `json` if set.
+/// Runs the measurements and prints the results. If `json` is set, also writes the results to this file.
 pub(crate) async fn bench(
     rounds: usize,
     only: &[Row],
@@ -131,7 +131,7 @@ async fn measure(
     samples: &mut Vec<Sample>,
 ) -> Result<Option<idle::Idle>> {
     sandbox.install_operators().await?;
-    // The first round warms up images and caches and is not counted.
+    // The first round fills caches and loads images. It is not counted.
     for number in 0..=rounds {
         for subject in SUBJECTS {
             let life = Life {
@@ -201,7 +201,7 @@ impl Life<'_> {
     async fn live(&self, wanted: &impl Fn(Row) -> bool) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for row in Row::ALL {
-            // Every life cycle starts with the creation of a cluster.
+            // Every life cycle includes the creation of a cluster.
             if row == Row::TenClusters
                 || !row.is_measured(self.subject)
                 || !(wanted(row) || row == Row::Create)
@@ -249,14 +249,16 @@ impl Life<'_> {
 
     async fn create(&self) -> Result<f64> {
         let manifest = self.subject.manifest(self.sandbox, &self.name, SIZE)?;
-        // Measures from the moment the API server has accepted the objects, without the start of kubectl.
+        // The measurement starts when the API server has accepted the objects, so it does not include the start of
+        // kubectl.
         self.sandbox.apply(&manifest).await?;
         let begun = Instant::now();
         self.await_complete(SIZE, &[], &[]).await?;
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// From the deletion of `count` pods, with or without their volumes, to the previous number of healthy voters.
+    /// The time from the deletion of `count` pods to the previous number of healthy voters. With `volumes`, the volumes
+    /// of the pods are deleted too.
     async fn delete(&self, count: usize, volumes: bool) -> Result<f64> {
         let pods = self.sandbox.member_pods(&self.name).await?;
         let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
@@ -290,7 +292,8 @@ impl Life<'_> {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Waits until `size` pods are ready, none of them has a UID in `deleted`, and etcd lists exactly `size` voters.
+    /// Waits until `size` pods are ready and etcd lists exactly `size` voters. Pods whose UID is in `deleted` do not
+    /// count.
     async fn await_complete(&self, size: usize, via: &[String], deleted: &[String]) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let mut connection: Option<Keyspace> = match via.first() {
@@ -335,7 +338,7 @@ impl Life<'_> {
     }
 }
 
-/// From apply to 10 ready clusters of one member.
+/// The time from apply to 10 ready clusters of one member.
 async fn ten_clusters(
     sandbox: &Sandbox,
     subject: Subject,

@@ -1,4 +1,4 @@
-//! `bench defrag`: defragments three members with a large database while a client writes ten times a second.
+//! `bench defrag`: defragments three members with a large database, while a client writes ten times per second.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,29 +13,29 @@ use serde_json::json;
 
 const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// The goal of the project: the longest gap between two writes, in seconds.
+/// The goal of the project: the maximum gap between two writes, in seconds.
 const GOAL: f64 = 0.5;
-/// Long enough for a machine that runs all three large databases.
+/// Time limit for one step. It is long enough for a machine that runs all three large databases.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// The results of one defragmentation.
 #[derive(Debug, Serialize)]
 struct Round {
-    /// The size of the largest member database, before and after.
+    /// The size of the largest database of a member in bytes, before and after.
     bytes_before: i64,
     bytes_after: i64,
-    /// From the change of the spec until the last member is done.
+    /// Seconds from the change of the spec until the last member is defragmented.
     seconds: f64,
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
-    /// The results of a client that has the addresses of all members and watches their health.
+    /// The results of a client that connects to all members and watches their health.
     listening_failed_writes: usize,
     listening_acknowledged_writes: usize,
     listening_write_gap_seconds: f64,
 }
 
-/// Measures, prints the results, and writes them to `json` if set.
+/// Runs the measurement and prints the results. If `json` is set, also writes the results to this file.
 pub(crate) async fn bench(mebibytes: usize, rounds: usize, json: Option<&Path>) -> Result<()> {
     let sandbox = Sandbox::create("bench-defrag").await?;
     let outcome = measure(&sandbox, mebibytes, rounds).await;
@@ -135,7 +135,8 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         keys.write(&format!("{half}/{number}"), value).await?;
     }
     let revision = keys.delete("freed/").await?;
-    // A compaction may outlast the deadline of the client. The operator starts once enough space is free.
+    // The compaction may take longer than the client's deadline. The operator starts the defragmentation when enough
+    // space is free.
     until("the history is compacted", STEP_TIMEOUT, async || {
         let outcome = keys.compact(revision).await;
         let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");

@@ -1,4 +1,4 @@
-//! Memory and CPU usage of the idle cluster operator, as measured by the kubelet.
+//! Memory and CPU usage of the idle cluster operator. The kubelet measures both.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use serde::Serialize;
 use serde_json::Value;
 
-/// The duration of the measurement.
+/// Duration of the measurement.
 const WINDOW: Duration = Duration::from_secs(45);
 
 /// The resource usage of the idle operator.
@@ -29,13 +29,13 @@ struct Usage {
     at: String,
 }
 
-/// Reads the usage at the start and at the end of the window.
+/// Measures the usage between the start and the end of the window.
 pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> {
     println!(
         "measuring the idle operator with {clusters} clusters for {} s",
         WINDOW.as_secs()
     );
-    // Waits for the work that the last change caused.
+    // Waits until the operator has completed the work that the last change caused.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let before = usage(sandbox).await?;
     tokio::time::sleep(WINDOW).await;
@@ -66,7 +66,7 @@ impl Idle {
     }
 }
 
-/// The statistics of the kubelet for the operator's container.
+/// The kubelet's statistics of the operator's container.
 async fn usage(sandbox: &Sandbox) -> Result<Usage> {
     let pods = sandbox
         .api::<Pod>()

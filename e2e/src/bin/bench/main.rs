@@ -1,7 +1,7 @@
 //! Measures the operators against a reference in the same run: `cargo xtask bench cluster`.
 //!
-//! Rounds alternate between the operators and the reference, so that other load on the machine affects both. Results
-//! with a reference are ratios.
+//! Rounds of the operators and of the reference alternate, so that other load on the machine affects both. A result
+//! with a reference is a ratio.
 
 mod by_hand;
 mod cluster;

@@ -1,5 +1,6 @@
-//! `bench restore`: measures the restore of a large backup until etcd serves, compared with a manual restore on the
-//! same machine, and until three members vote. Also measures the downtime of clients during an in-place restore.
+//! `bench restore`: measures how long the restore of a large backup takes until etcd serves, and compares the time with
+//! a manual restore on the same machine. Also measures the time until three members vote, and the downtime of clients
+//! during an in-place restore.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,11 +20,11 @@ use serde_json::{Value, json};
 
 use crate::by_hand::{ByHand, KEY, MINOR, by_hand, flush_disk, store};
 
-/// The deadline of a step.
+/// Time limit for one step.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
-/// The largest database for the in-place restore, in MiB.
+/// Maximum size of a database for the in-place restore, in MiB.
 const IN_PLACE_LIMIT: usize = 1024;
-/// The goals of the project: a ratio, and two durations in seconds.
+/// The goals of the project: a ratio of times, and two durations in seconds.
 const GOAL_RATIO: f64 = 1.1;
 const GOAL_VOTERS: f64 = 6.0;
 const GOAL_DOWNTIME: f64 = 5.0;
@@ -32,12 +33,12 @@ const GOAL_DOWNTIME: f64 = 5.0;
 #[derive(Debug, Serialize)]
 struct Round {
     mebibytes: usize,
-    /// Download with the AWS command line, `etcdutl snapshot restore`, start of etcd.
+    /// The manual restore whose download uses the AWS command line.
     #[serde(skip_serializing_if = "Option::is_none")]
     by_hand: Option<ByHand>,
-    /// The same with a download in a single HTTP request, without a tool.
+    /// The manual restore whose download is a single HTTP request.
     by_hand_bare: ByHand,
-    /// From the EtcdRestore to a verified seed that serves clients.
+    /// From the creation of the EtcdRestore to a verified seed that serves clients.
     ours: f64,
     /// From the verified seed to three voters, which tolerate the loss of one.
     voters: f64,
@@ -46,11 +47,11 @@ struct Round {
     /// The longest time between two acknowledged writes during an in-place restore.
     #[serde(skip_serializing_if = "Option::is_none")]
     downtime: Option<f64>,
-    /// The time of each stage since the creation of the EtcdRestore, in seconds.
+    /// The time at which each stage was first observed, in seconds since the creation of the EtcdRestore.
     stages: Stages,
 }
 
-/// Measures, prints the results, and writes them to `json` if set.
+/// Runs the measurements and prints the results. If `json` is set, also writes the results to this file.
 pub(crate) async fn bench(
     sizes: &[usize],
     rounds: usize,
@@ -121,8 +122,8 @@ async fn measure(
             .await
             .with_context(|| format!("store a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // Alternates the kinds of restores, so that other load on the machine affects all. `sync` completes the
-            // disk writes of the step before.
+            // The kinds of restores alternate, so that other load on the machine affects all of them. `sync` completes
+            // the disk writes of the previous step.
             let mut by_hand_with_tool = None;
             if let Some(aws) = aws {
                 flush_disk().await?;
@@ -217,7 +218,8 @@ async fn await_seed(
     .await
 }
 
-/// The times until three members voted and until all of them served clients, in seconds since the EtcdRestore.
+/// The times at which three members voted, and at which all of them served clients. In seconds since the creation of
+/// the EtcdRestore.
 async fn await_voters(
     sandbox: &Sandbox,
     begun: Instant,
@@ -255,7 +257,7 @@ async fn await_voters(
     Ok((elected.unwrap_or(served), served))
 }
 
-/// The second at which each stage was first observed. Some names start with a count.
+/// The second at which each stage was first observed. Some names of stages start with a number.
 type Stages = std::collections::BTreeMap<String, f64>;
 
 fn note(stages: &mut Stages, begun: Instant, what: String) {
@@ -263,7 +265,7 @@ fn note(stages: &mut Stages, begun: Instant, what: String) {
     stages.entry(what).or_insert(seconds);
 }
 
-/// Log lines of the seed's etcd container, and the stages that they mark.
+/// Log lines of the seed's etcd container, each with the stage that the line starts.
 const LOGGED: [(&str, &str); 2] = [
     (
         "the data directory exists: starting etcd",
@@ -272,7 +274,7 @@ const LOGGED: [(&str, &str); 2] = [
     ("ready to serve client requests", "seed: etcd serves"),
 ];
 
-/// Adds the stages that are only visible in the log of the seed.
+/// Adds the stages that only the log of the seed shows.
 async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let applied = Timestamp::now() - SignedDuration::try_from(begun.elapsed())?;
     let members = ListParams::default().labels("app=etcd");
@@ -297,7 +299,7 @@ async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Resul
     Ok(())
 }
 
-/// Adds the stages of the pods' containers.
+/// Adds the stages that the containers of the pods show.
 async fn pods(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let members = ListParams::default().labels("app=etcd");
     let pods = sandbox.api::<Pod>().list(&members).await?;

@@ -7,13 +7,13 @@ use crate::cluster::Row;
 use crate::idle::Idle;
 use crate::subject::{SUBJECTS, Subject};
 
-/// One measurement.
+/// The result of one measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
     pub(crate) row: Row,
     pub(crate) subject: Subject,
     pub(crate) seconds: f64,
-    /// The longest time between two acknowledged writes, if a writer ran.
+    /// The longest time between two acknowledged writes. `None` if no writer ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) write_gap_seconds: Option<f64>,
 }
@@ -51,7 +51,7 @@ fn of(
     spread(here.filter_map(value))
 }
 
-/// Prints every measurement of every subject, with the ratio to the StatefulSet and the goal.
+/// Prints all measurements of all subjects, with the goal and the ratio to the StatefulSet.
 pub(crate) fn print_table(samples: &[Sample], dns: &str) {
     println!(
         "\nDNS: {dns}; seconds: median (lowest to highest), ratio to the StatefulSet's median\n"

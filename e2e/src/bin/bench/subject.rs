@@ -1,4 +1,4 @@
-//! The subjects of the measurements, and their manifests.
+//! What the benchmark measures, and the manifests for it.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use serde_json::json;
 
 use crate::cluster::TIMEOUT;
 
-/// The subject of a round.
+/// What a round measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Subject {
-    /// A parallel StatefulSet with static bootstrap and a volume for each member.
+    /// A StatefulSet with parallel start, static bootstrap, and a volume for each member.
     StatefulSet,
-    /// An EtcdCluster without volumes: a deleted pod is replaced by a new member.
+    /// An EtcdCluster without volumes. A new member replaces the member of a deleted pod.
     Operator,
-    /// An EtcdCluster with volumes: the member of a deleted pod restarts on its volume.
+    /// An EtcdCluster with volumes. The member of a deleted pod restarts on its volume.
     OperatorDurable,
 }
 
@@ -43,7 +43,7 @@ impl Subject {
         }
     }
 
-    /// The manifest of a cluster of `size` members.
+    /// The manifest of a cluster with `size` members.
     pub(crate) fn manifest(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<String> {
         let version = sandbox
             .env
@@ -64,7 +64,7 @@ impl Subject {
         })
     }
 
-    /// Waits until no work is pending, so that the next measurement starts idle.
+    /// Waits until no work is pending, so that the next measurement starts with an idle cluster.
     pub(crate) async fn await_idle(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
         if self != Self::StatefulSet {
             sandbox.await_members(name, size).await?;
@@ -75,8 +75,8 @@ impl Subject {
                 field(&object, "/status")
             );
         }
-        // etcd accepts a member change only after its voters have been connected for five seconds. An idle cluster
-        // meets this.
+        // etcd accepts a change of the members only after its voters have been connected for five seconds. The pause
+        // ensures this.
         tokio::time::sleep(Duration::from_secs(6)).await;
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Subject {
     }
 }
 
-/// The reference: a typical StatefulSet with the same image, probes and pod security as the operator's pods.
+/// The reference: a typical StatefulSet. It has the same image, probes and pod security as the operator's pods.
 fn stateful_set(name: &str, version: &str, size: usize) -> String {
     let peers: Vec<String> = (0..size)
         .map(|i| format!("{name}-{i}=http://{name}-{i}.{name}:2380"))
@@ -116,7 +116,7 @@ fn stateful_set(name: &str, version: &str, size: usize) -> String {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": true, "selector": labels,
                  "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}]},
     });
-    // The client Service, with the name that the operator uses.
+    // The client Service. It has the same name as the operator's client Service.
     let client = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{name}-client"), "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": 2379}]},

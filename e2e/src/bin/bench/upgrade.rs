@@ -1,4 +1,4 @@
-//! `bench upgrade`: upgrades three members from 3.5 to 3.6 while a client writes ten times a second.
+//! `bench upgrade`: upgrades three members from 3.5 to 3.6, while a client writes ten times per second.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,21 +15,21 @@ use crate::cluster::TIMEOUT;
 
 const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// The goals of the project, in seconds: the total duration, and the longest gap between two writes.
+/// The goals of the project, in seconds: the total duration, and the maximum gap between two writes.
 const GOALS: (f64, f64) = (20.0, 0.5);
 
 /// The results of one upgrade.
 #[derive(Debug, Serialize)]
 struct Round {
     durable: bool,
-    /// From the change of the spec to three members of the new version and no pending work.
+    /// Seconds from the change of the spec until three members have the new version and no work is pending.
     seconds: f64,
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
 }
 
-/// Measures, prints the results, and writes them to `json` if set.
+/// Runs the measurement and prints the results. If `json` is set, also writes the results to this file.
 pub(crate) async fn bench(rounds: usize, json: Option<&Path>) -> Result<()> {
     let sandbox = Sandbox::create("bench-upgrade").await?;
     let outcome = measure(&sandbox, rounds).await;

@@ -1,4 +1,5 @@
-//! The operator crashes before each of its writes to etcd and to Kubernetes. A default run crashes at some of them.
+//! The operator crashes before each of its writes to etcd and to Kubernetes. A default run covers only some of these
+//! writes.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,7 +16,7 @@ use crate::storage_class_change::{claims_with, with_class};
 use crate::upgrade::{await_version, change, manifest};
 use crate::volume_growth::{claims, request_size, requested};
 
-/// A new cluster of three on volumes, in this order.
+/// The writes for a new cluster of three members on volumes, in their order.
 const BOOTSTRAP: &[&str] = &[
     "before-record-intent",
     "before-apply-headless",
@@ -29,15 +30,15 @@ const BOOTSTRAP: &[&str] = &[
     "before-label-pod",
     "before-apply-client",
 ];
-/// A member is added.
+/// The writes that add a member.
 const GROW: &[&str] = &[
     "before-add-member",
     "before-mark-service",
     "before-promote-member",
 ];
-/// The leader's volume is replaced.
+/// The write that moves the leadership before the leader's volume is replaced.
 const HANDOVER: &[&str] = &["before-move-leader"];
-/// A member is removed.
+/// The writes that remove a member.
 const SHRINK: &[&str] = &[
     "before-note-removal",
     "before-remove-member",
@@ -45,29 +46,29 @@ const SHRINK: &[&str] = &[
     "before-delete-disk",
     "before-delete-service",
 ];
-/// A Service that was changed by a user.
+/// The write that repairs a Service after a user has changed it.
 const REPAIR: &[&str] = &["before-repair-service"];
-/// Changes of the pod spec that running pods accept.
+/// The writes for changes of the pod spec that running pods accept.
 const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// Members change to the next minor release, and back.
+/// The writes for a change of members to the next minor release and back.
 const VERSIONS: &[&str] = &[
     "before-note-version",
     "before-patch-image",
     "before-settle-image",
     "before-downgrade",
 ];
-/// The database is full, and most of it is deleted.
+/// The writes after the database was full and most keys were deleted.
 const NO_SPACE: &[&str] = &[
     "before-compact",
     "before-record-defragmentation",
     "before-defragment",
     "before-disarm",
 ];
-/// A larger volume is requested.
+/// The write for a larger volume.
 const LARGER_VOLUME: &[&str] = &["before-grow-disk"];
 
-/// The failpoints of these tests.
+/// The failpoints of the tests in this file.
 pub(super) const POINTS: [&[&str]; 10] = [
     BOOTSTRAP,
     GROW,
@@ -157,7 +158,7 @@ async fn members_change_after_crash_before_every_write() {
 #[tokio::test]
 async fn repairs_resume_after_crash_before_every_write() {
     cluster_scenario("crash_repair", async |sandbox| {
-        // Kubernetes rejects a change of the QoS class in place, so the pods have a request from the start.
+        // Kubernetes does not change the QoS class of a pod in place. So the pods have a request from their start.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;

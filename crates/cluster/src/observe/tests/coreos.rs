@@ -220,7 +220,7 @@ fn reads_old_operator_pod() {
             assert_eq!(pod.durable, old.claim);
             assert!(pod.ready && pod.running && pod.stays());
             let why = pod.difference.pod.as_deref();
-            assert_eq!(why, Some("its pod was made by another operator"));
+            assert_eq!(why, Some("its pod was created by another operator"));
             assert!(pod.difference.resources.is_none());
         }
         assert!(!first.joins && last.joins);

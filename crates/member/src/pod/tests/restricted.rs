@@ -1,9 +1,9 @@
-//! The restricted pod security profile, limited to the fields that the builders set. Unit tests detect violations that
-//! an API server would reject.
+//! Checks pods against the restricted pod security profile, for those fields that the builders set. So a unit test
+//! detects a violation that an API server would reject.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-/// The violations of the restricted profile.
+/// The fields of a pod that violate the restricted profile.
 pub(super) fn violations(pod: &Pod) -> Vec<String> {
     let spec = pod.spec.as_ref().unwrap();
     let security = spec.security_context.clone().unwrap_or_default();

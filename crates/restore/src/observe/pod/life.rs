@@ -1,4 +1,4 @@
-//! Whether a seed's pod can still run. Pure; the time is an argument.
+//! Whether a seed's pod can still run. Pure: the time is an argument.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -6,14 +6,15 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Life;
 
-/// Shortest time between two pods of a seed. It limits the rate of pods on a node that rejects every pod.
+/// Shortest pause between two pods of a seed. It limits the rate of new pods on a node that rejects every pod.
 const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// Longest time between two pods of a seed. Nodes without free resources may evict other pods for a new one.
+/// Longest pause between two pods of a seed. The pause gives a node time to free resources: a node without free
+/// resources may evict other pods for each new pod.
 const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
-/// Divisor of the time from the start of the seed to the creation of the pod, for the pause.
+/// The pause is the time from the start of the seed to the creation of the pod, divided by this number.
 const PAUSE_DIVISOR: i32 = 4;
 
-/// The life of a pod of a seed that was started at `began`.
+/// Whether the pod runs, has just ended or has ended. `began` is the time at which the seed was started.
 pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
     match (ended(pod), is_recent(pod, began, now)) {
         (None, _) => Life::Active,
@@ -22,7 +23,7 @@ pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timesta
     }
 }
 
-/// Whether it is too early to replace the pod.
+/// Whether the pause since the creation of the pod has not passed, so the pod must not be replaced yet.
 pub(in crate::observe) fn is_recent(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
     let created = pod.metadata.creation_timestamp.as_ref();
     created.is_some_and(|created| now.duration_since(created.0) < pause(began, created.0))
@@ -33,7 +34,7 @@ fn pause(began: Option<Timestamp>, created: Timestamp) -> SignedDuration {
     (elapsed / PAUSE_DIVISOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }
 
-/// The problem of a pod that has ended. A pod that was evicted or shut down with its node is not restarted.
+/// The problem of a pod that has ended. Kubernetes does not restart a pod that was evicted or shut down with its node.
 pub(super) fn ended(pod: &Pod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
     if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {

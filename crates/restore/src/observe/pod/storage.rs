@@ -1,9 +1,10 @@
-//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Pure; the time is an
+//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Pure: the time is an
 //! argument.
 //!
-//! The operator has no permission to read StorageClasses and Events. Kubernetes writes the provisioner to the PVC as
-//! soon as it is known. The message of the scheduler shows whether only the volume keeps the pod from a node. Other
-//! scheduling problems are not reported here, because nodes are added and removed.
+//! The operator has no permission to read StorageClasses and Events, so it uses two other sources. Kubernetes writes
+//! the name of the provisioner to the PVC as soon as it is known. The message of the scheduler shows whether the pod
+//! has no node only because of its volume. Other scheduling problems are not reported here, because they end when nodes
+//! are added or freed.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -11,39 +12,40 @@ use kube::ResourceExt;
 
 use crate::reason::{Reason, Trouble};
 
-/// Time limit for a provisioner on the PVC. The controller of Kubernetes names it at once, except after its own
-/// restart, or if the StorageClass is created a moment after the PVC.
+/// Time limit until the PVC names a provisioner. The PersistentVolume controller sets the name within seconds. It takes
+/// longer after a restart of the controller, or if the StorageClass is created after the PVC.
 const PROVISIONER_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
-/// Time limit for the volume. The scheduler has the same limit (`bindTimeoutSeconds`).
+/// Time limit until the PVC has a volume. The scheduler has the same limit (`bindTimeoutSeconds`).
 const VOLUME_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
 
-/// The annotation with the provisioner (`AnnStorageProvisioner` of component-helpers), and its name before Kubernetes
-/// 1.23.
+/// The annotation that names the provisioner (`AnnStorageProvisioner` of component-helpers), and its name in Kubernetes
+/// before 1.23.
 const PROVISIONER: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// The annotation with the node for which the volume is created.
+/// The annotation that names the node for which the volume is created.
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
-/// Texts of the scheduler (`volumebinding` in kubernetes/pkg/scheduler).
+/// Texts in messages of the scheduler (`volumebinding` in kubernetes/pkg/scheduler).
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
 const FAILED: [&str; 2] = ["provisioning failed for PVC", "binding volumes: "];
 const NO_VOLUME: [&str; 2] = [
     "didn't find available persistent volumes to bind",
     "did not have enough free storage",
 ];
-/// Reasons that exclude a node permanently, independent of its free resources.
+/// Reasons of the scheduler that exclude a node permanently, whatever its free resources are.
 const EXCLUDED: [&str; 2] = [
     "untolerated taint",
     "didn't match Pod's node affinity/selector",
 ];
-/// Prefix of temporary taints, such as that of a node that is not ready.
+/// Prefix of taints that Kubernetes removes again, such as the taint of a node that is not ready.
 const TEMPORARY_TAINT: &str = "node.kubernetes.io/";
 
-const REMEDY: &str = "correct that, or set another StorageClass in spec.pod.persistentVolumeClaimSpec.storageClassName of \
+const REMEDY: &str = "correct the cause, or set another StorageClass in spec.pod.persistentVolumeClaimSpec.storageClassName of \
                       the EtcdCluster (for a new cluster: in spec.etcdCluster.template of a new EtcdRestore)";
 
-/// The problem of a PVC that is not bound within its time limit.
+/// The problem of a PVC that was not bound within its time limit. `None` if the PVC is bound or the limit has not
+/// passed.
 pub(in crate::observe) fn no_storage(
     pod: &Pod,
     pvc: &PersistentVolumeClaim,
@@ -64,7 +66,7 @@ pub(in crate::observe) fn no_storage(
     Some(Trouble::new(Reason::StorageMissing, message))
 }
 
-/// The cause, its start, and its time limit.
+/// Why the PVC is not bound, when that problem began, and how long it may last.
 fn cause(
     pod: &Pod,
     pvc: &PersistentVolumeClaim,
@@ -78,19 +80,19 @@ fn cause(
     let class = class(pvc);
     let selected = pvc.annotations().contains_key(SELECTED);
     if scheduler.contains(UNBOUND) && provisioner.is_none() {
-        // The scheduler does not name the unbound PVC.
+        // The message of the scheduler does not name the unbound PVC, so another PVC of the pod may be the unbound one.
         let others = others(pod, &pvc.name_any());
         return Some(if others.is_empty() {
             (no_provisioner(pvc), changed, PROVISIONER_TIMEOUT)
         } else {
             let others = others.join(", ");
             let why = format!(
-                "it has {class}; or PersistentVolumeClaim {others} of the seed's pod is not bound ({scheduler})"
+                "it has {class}, or the scheduler means PersistentVolumeClaim {others} of the seed's pod ({scheduler})"
             );
             (why, changed, VOLUME_TIMEOUT)
         });
     }
-    // Each attempt changes the PVC, so the time counts from its creation.
+    // Each failed attempt updates the PVC, so the time of its last change cannot be used.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!("no volume of {class} is created for it ({scheduler})");
         return Some((why, created, VOLUME_TIMEOUT));
@@ -108,7 +110,7 @@ fn cause(
     None
 }
 
-/// The other PVCs of the pod, such as that of the backup.
+/// The names of the other PVCs of the pod, such as the PVC with the backup.
 fn others<'a>(pod: &'a Pod, own: &str) -> Vec<&'a str> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
     let volumes = volumes.into_iter().flatten();
@@ -139,7 +141,7 @@ fn no_provisioner(pvc: &PersistentVolumeClaim) -> String {
     }
 }
 
-/// The time of the last change, if the PVC records one.
+/// The time of the last change of the PVC, if the PVC records it.
 fn changed(pvc: &PersistentVolumeClaim) -> Option<Timestamp> {
     let managers = pvc.metadata.managed_fields.iter().flatten();
     managers
@@ -147,7 +149,8 @@ fn changed(pvc: &PersistentVolumeClaim) -> Option<Timestamp> {
         .max()
 }
 
-/// The message of the scheduler for an unscheduled pod. It is empty while the scheduler waits for the volume.
+/// The message of the scheduler for a pod without a node. Empty while the scheduler waits for the volume; `None` if the
+/// pod has a node.
 fn unscheduled(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
@@ -158,8 +161,8 @@ fn unscheduled(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// Whether a volume is the only thing that all suitable nodes lack, as in `0/3 nodes are available: 1 node(s) had
-/// untolerated taint {..}, 2 node(s) didn't find available persistent volumes to bind. preemption: ..`.
+/// Whether all suitable nodes lack only a volume. Example: `0/3 nodes are available: 1 node(s) had untolerated taint
+/// {..}, 2 node(s) didn't find available persistent volumes to bind. preemption: ..`.
 fn only_volume_missing(scheduler: &str) -> bool {
     let Some((_, reasons)) = scheduler.split_once("nodes are available: ") else {
         return false;
@@ -182,7 +185,7 @@ mod tests {
     const OWN: &str = "main-aaaaaaaaaa";
     const CREATED: i64 = 1_000;
     const BY: &str = "volume.kubernetes.io/storage-provisioner";
-    /// The message of the scheduler of Kubernetes 1.36.
+    /// The message of the scheduler in Kubernetes 1.36.
     const WAITS: &str =
         "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found";
 
@@ -209,7 +212,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The first time in seconds at which the problem is reported, and its message.
+    /// The number of seconds after which the problem is first reported, and its message.
     fn reported(pod: &Pod, pvc: &PersistentVolumeClaim) -> Option<(i64, String)> {
         let problem = |after: i64| no_storage(pod, pvc, at(CREATED + after));
         let mut times = [0, 59, 60, 599, 600, 86_400].into_iter();
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn provisioner_has_ten_minutes() {
+    fn reports_missing_volume_after_ten_minutes() {
         let (waits, unscheduled_pod) = (pod("False", WAITS), Pod::default());
         let by = |more: Value| {
             let mut annotations = json!({ BY: "csi.example.com" });
@@ -251,10 +254,10 @@ mod tests {
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
-        // Before Kubernetes 1.23 the annotation had another name.
+        // Kubernetes before 1.23 used another name for the annotation.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
-        // After the scheduler has selected a node, it reports nothing while it waits for the volume.
+        // The scheduler has selected a node, and its message is empty while it waits for the volume.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
         // The scheduler has not processed the pod yet.
@@ -274,7 +277,7 @@ mod tests {
         changed.metadata.managed_fields = serde_json::from_value(managed).unwrap();
         let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
         assert!(!reports(3_600 + 599) && reports(3_600 + 600));
-        // Every failed attempt changes the PVC, so its creation time counts.
+        // Every failed attempt updates the PVC, so the time limit counts from the creation of the PVC.
         let failed = pod(
             "False",
             &format!(
@@ -345,7 +348,8 @@ mod tests {
         }
     }
 
-    /// The scheduler does not name the unbound PVC, so another PVC such as that of the backup may be unbound.
+    /// The scheduler does not name the unbound PVC. So the unbound PVC may be another one, such as the PVC with the
+    /// backup.
     #[test]
     fn reports_other_pvc_of_pod_after_ten_minutes() {
         let mut both = pod("False", WAITS);

@@ -1,5 +1,5 @@
-//! The requests to a running seed. The observation for the deletion of a seed must not wait for its answers, because
-//! nothing is executed from an old observation.
+//! Counts the requests to a running seed. The observation for the deletion of a seed must not wait for the seed's etcd,
+//! because no action is executed from an observation older than ten seconds.
 
 use std::collections::VecDeque;
 
@@ -62,7 +62,7 @@ fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
     })
 }
 
-/// The number of requests to etcd, and the observation.
+/// The number of requests to etcd during one observation, and the observation.
 async fn observed(restore: &EtcdRestore, sha256: &str) -> (usize, Observation) {
     const ENOUGH: usize = 10;
     let pod = pod(restore, sha256);
@@ -94,7 +94,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     let (requests, observation) = observed(&restore(), SHA).await;
     let serves = matches!(observation.snapshot.serving, Serving::Serves { .. });
     assert!(serves, "{:?}", observation.snapshot);
-    // The requests are for the members, the status and the hash of the keys.
+    // One request each for the members, the status and the hash of the keys.
     assert_eq!(requests, 3);
     let mut deleted = restore();
     deleted.metadata.deletion_timestamp =
@@ -104,7 +104,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     abandoned.status.get_or_insert_default().abandoned = serde_json::from_value(why).unwrap();
     for aborted in [deleted, abandoned] {
         let (requests, observation) = observed(&aborted, SHA).await;
-        // The seed exists and would answer.
+        // The seed exists and would respond.
         assert!(matches!(observation.snapshot.seed.pod, Pod::Present(_)));
         assert_eq!(requests, 0);
         assert_eq!(observation.snapshot.serving, Serving::NotRead);
@@ -113,7 +113,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     }
 }
 
-/// A member needs half a second for the hash of each GiB.
+/// A request for the hash takes half a second per GiB of the seed's database.
 #[tokio::test]
 async fn requests_no_hash_from_seed_with_other_backup() {
     for (sha256, expected) in [(SHA, 3), ("ffff", 2)] {

@@ -1,4 +1,4 @@
-//! The built pod.
+//! Tests of the built pod.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -89,7 +89,8 @@ fn data_path_uses_operator_and_member_images() {
     assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 
-/// Invariant 14: credentials are files of a Secret that one container mounts, never variables or arguments.
+/// Invariant 14: credentials are files of a Secret that only one container mounts. They are never environment variables
+/// or arguments.
 #[test]
 fn mounts_credentials_only_in_fetch_container() {
     let pod = built(json!({}), &with_secret());
@@ -238,7 +239,7 @@ fn fetch_container_is_restricted() {
 }
 
 #[test]
-fn program_accepts_arguments_of_pod() {
+fn seed_program_parses_arguments_of_built_pod() {
     use clap::Parser;
     #[derive(Parser)]
     struct Program {

@@ -1,5 +1,5 @@
 //! A small model of Kubernetes, the kubelet, etcd and the cluster operator. It runs thousands of reconciles with
-//! crashes between any two writes, lost replies, unknown answers, lost pods, and interfering users.
+//! crashes between any two writes, lost responses, unknown answers, lost pods, and changes by users.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ const BACKUP: i64 = 100;
 const OLD: &str = "cd";
 const OLD_MEMBERS: usize = 3;
 
-/// An event of the model.
+/// One step of the model.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A complete reconcile.
@@ -34,31 +34,31 @@ enum Step {
     CrashBefore,
     /// A reconcile whose process crashes between its write and its status.
     CrashAfter,
-    /// A reconcile in which some reads fail.
+    /// A reconcile in which some reads fail. The bits of the value choose these reads.
     Blind(u8),
-    /// The kubelet and etcd make one step of progress.
+    /// The kubelet and etcd make progress by one step.
     Kubelet,
     /// The cluster operator reports once.
     ClusterOperator,
-    /// The seed's pod is lost together with the data in the pod.
+    /// The seed's pod is lost. Without a volume, its data is lost too.
     LosePod,
-    /// The seed's pod ends and loses the data in the pod. The object is kept.
+    /// The seed's pod ends, and its object is kept. Without a volume, its data is lost.
     EndPod,
-    /// No volume is created from now on.
+    /// From now on, no volume is created.
     NoStorage,
-    /// Every PVC is rejected from now on.
+    /// From now on, every PVC is rejected.
     NoQuota,
     /// Volumes are created again, and PVCs are accepted again.
     Storage,
-    /// The backup cannot be read for now.
+    /// The backup cannot be read until `StoreUp`.
     StoreDown,
     /// The backup can be read.
     StoreUp,
-    /// A newer backup is complete. The spec names this one from now on.
+    /// A newer backup is complete. From now on, the spec names the newer backup.
     NewerBackup,
-    /// Only the newest backup is kept.
+    /// Retention deletes all backups except the newest one.
     Retention,
-    /// A user changes the increase of the revision.
+    /// A user changes the increase of the revision in the spec.
     ChangeBump,
     /// The kubelet loses the report of the seed's pod.
     LoseMessage,
@@ -66,12 +66,12 @@ enum Step {
     LoseVolume,
     /// The pods of the old members are lost.
     LoseOld,
-    /// Another operator process observes the state.
+    /// A second operator process observes the state.
     ReadDelayed,
-    /// The other process plans from the EtcdRestore that it read earlier and from a new observation of the rest, and
-    /// acts.
+    /// The second process plans from the EtcdRestore of its earlier observation and from a new observation of all other
+    /// objects. It executes the action.
     ActDelayed,
-    /// The other process executes the action that it planned earlier.
+    /// The second process plans from its earlier observation and executes the action.
     WriteDelayed,
     /// A client writes, if it can reach a member.
     ClientWrites,
@@ -100,7 +100,7 @@ enum OldMember {
 )]
 #[derive(Clone, Debug, Default)]
 struct ModelCluster {
-    /// Whether a user has created the cluster. Used only by the checks of the model.
+    /// Whether a user has created the cluster. Only the checks of the model read this field.
     foreign: bool,
     touched: bool,
     lock: bool,
@@ -110,15 +110,15 @@ struct ModelCluster {
     /// Models the UID and the resourceVersion.
     uid: u32,
     version: u32,
-    /// Model the UIDs of the Service and the PVC.
+    /// These fields model the UIDs of the Service and the PVC.
     service: Option<u32>,
     volume: Option<u32>,
-    /// The PVC with a volume.
+    /// The UID of the PVC that has a volume.
     bound: Option<u32>,
     pod: Option<ModelPod>,
     /// Whether the seed has verified data, on its volume or in the pod.
     disk: bool,
-    /// The backup of that data.
+    /// The backup that the verified data comes from.
     disk_of: Data,
     /// The members of the replaced cluster.
     old: Vec<OldMember>,
@@ -137,7 +137,7 @@ struct ModelPod {
     uid: u32,
     /// The backup that the pod fetches.
     of: Data,
-    /// Whether the pod accepts only the SHA-256 of that backup.
+    /// The SHA-256 that the pod accepts is only that of this backup.
     checks_sha256: bool,
     fetched: bool,
     /// Whether the report is lost.
@@ -161,28 +161,28 @@ struct World {
     durable: bool,
     good_backup: bool,
     store_up: bool,
-    /// Whether volumes are created, and whether PVCs are accepted.
+    /// Whether volumes are created (`storage`), and whether PVCs are accepted (`quota`).
     storage: bool,
     quota: bool,
-    /// The newest backup, and the oldest one that is kept.
+    /// The newest backup, and the oldest backup that is kept.
     newest: u32,
     oldest: u32,
-    /// The backups of all seeds, counted by the model itself.
+    /// The backups of all seeds so far. Filled by the model, not by the planner.
     seeds_of: BTreeSet<Data>,
     in_place: bool,
-    /// A deliberate mistake.
+    /// The deliberate mistake, if any.
     mistake: Option<Mistake>,
-    /// Whether old members or the seed's volume were lost for an external reason.
+    /// Whether old members or the seed's volume were lost for a reason outside the restore.
     losses: bool,
-    /// Whether backups have manifests, which contain their SHA-256.
+    /// Whether backups have a manifest. A manifest contains the SHA-256.
     manifests: bool,
-    /// Number of objects and versions so far.
+    /// The number of UIDs and versions that were given out so far.
     stamps: u32,
-    /// The observation of another operator process.
+    /// The earlier observation of the second operator process.
     delayed: Option<Box<World>>,
-    /// Whether the other process has acted.
+    /// Whether the second process has acted.
     two: bool,
-    /// Whether the other process is acting.
+    /// Whether the second process is acting now.
     is_delayed: bool,
     /// Whether the restore and its finalizer are deleted.
     deleted: bool,
@@ -244,7 +244,7 @@ impl World {
         world
     }
 
-    /// A new unique number.
+    /// A new unique number for a UID or a version.
     fn stamp(&mut self) -> u32 {
         self.stamps += 1;
         self.stamps
@@ -332,7 +332,7 @@ impl World {
             Step::NewerBackup => self.newest += 1,
             Step::Retention => self.oldest = self.newest,
             Step::DeleteCluster => {
-                // After a change of the spec, the next restore may choose another backup.
+                // A user has changed the spec, so the next restore may choose another backup.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
@@ -383,8 +383,8 @@ impl World {
                 }
             }
             Step::ClientWrites => {
-                // The client Service has endpoints after the cluster ID is recorded. A Service of a user selects every
-                // pod with the labels.
+                // The client Service has endpoints only after the cluster ID is recorded. A user's own Service selects
+                // every pod with the labels.
                 if let Some(cluster) = self
                     .cluster
                     .as_mut()
@@ -440,7 +440,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // The time is long after every report.
+        // Later than every time limit for reported problems.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);
@@ -475,7 +475,7 @@ impl World {
         }
     }
 
-    /// A deleted object without a finalizer ends, and garbage collection deletes the objects that it owns.
+    /// If the deleted EtcdRestore has no finalizer, deletes it together with the objects that it owns.
     fn end_of_restore(&mut self) {
         let has_finalizer = self.restore.metadata.finalizers.is_some();
         if self.restore.metadata.deletion_timestamp.is_none() || has_finalizer || self.deleted {
@@ -485,7 +485,7 @@ impl World {
         if let Some(cluster) = self.cluster.as_ref().filter(|cluster| cluster.lock) {
             assert!(
                 cluster.old.is_empty() && !cluster.has_cut_over(),
-                "the restore was deleted and its lock remains on a complete cluster"
+                "the EtcdRestore was deleted, but its lock remains on a complete cluster"
             );
             self.cluster = None;
         }
@@ -498,14 +498,20 @@ impl World {
             .is_some_and(|status| status.succeeded)
     }
 
-    /// The facts that must hold when success is first reported.
+    /// Checks the facts that must hold when success is first reported.
     fn check_success(&self) {
-        let cluster = self.cluster.as_ref().expect("succeeded without a cluster");
+        let cluster = self
+            .cluster
+            .as_ref()
+            .expect("success is reported without a cluster");
         assert!(
             self.good_backup,
-            "succeeded with a backup that cannot be read"
+            "success is reported, but the backup cannot be read"
         );
-        assert!(!cluster.foreign, "succeeded with a foreign cluster");
+        assert!(
+            !cluster.foreign,
+            "success is reported for a cluster that a user created"
+        );
         assert!(
             cluster.pod.as_ref().is_some_and(|pod| pod.serving),
             "succeeded without serving"
@@ -518,18 +524,18 @@ impl World {
     fn check(&self) {
         assert!(
             self.two || self.seeds_of.len() < 2,
-            "seeds of one restore have several backups (invariant 10)"
+            "one restore created seeds from different backups (invariant 10)"
         );
         let Some(cluster) = &self.cluster else { return };
         assert!(
             !cluster.touched,
-            "a foreign cluster was changed (invariant 9)"
+            "a cluster that a user created was changed (invariant 9)"
         );
         assert!(!cluster.lost_writes, "acknowledged writes were overwritten");
         if !self.good_backup && !cluster.foreign {
             assert!(
                 !cluster.has_cut_over(),
-                "an unreadable backup was handed over"
+                "a cluster was handed over, but its backup is unreadable"
             );
         }
         let joined = cluster.pod.as_ref().is_some_and(|pod| pod.joined);
@@ -550,18 +556,18 @@ impl World {
         if self.durable && !cluster.old.is_empty() && !self.losses {
             assert!(
                 cluster.is_old_complete() || cluster.disk,
-                "neither the old cluster is complete nor the new one verified (invariant 9)"
+                "the old cluster is incomplete, and the new cluster is not verified (invariant 9)"
             );
         }
         if !cluster.lock && !cluster.foreign {
             assert!(
                 cluster.cluster_id.is_some(),
-                "released without a cluster ID (invariant 10)"
+                "the lock was released before the cluster ID was recorded (invariant 10)"
             );
         }
     }
 
-    /// Ends all faults, and runs until the restore has ended.
+    /// Ends all faults and runs reconciles until the restore has ended.
     fn end_faults(&mut self) {
         self.store_up = true;
         self.happen(Step::Storage);

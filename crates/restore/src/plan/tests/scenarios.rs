@@ -1,4 +1,4 @@
-//! Tests of single decisions. Each `check` is one situation and the expected action.
+//! Tests of single decisions. Each `check` has one situation and the expected action.
 
 use api::names::FINALIZER_CLAIM;
 use api::problem::Problem;
@@ -33,7 +33,7 @@ fn intended() -> EtcdRestore {
     })
 }
 
-/// The first backup, or a newer one.
+/// The choice of the first backup (`number` 1) or of a newer one.
 fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
     let block = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
     choice::chosen_from(restore, serde_json::from_str(&block).unwrap())
@@ -109,7 +109,7 @@ fn reason(plan: &Plan) -> Reason {
     }
 }
 
-/// Invariant 10.
+/// Invariant 10: the record precedes the objects.
 #[test]
 fn records_intent_before_creating_objects() {
     let restore = restore(|_| {});
@@ -138,7 +138,7 @@ fn creates_cluster_only_if_backup_was_found() {
     );
 }
 
-/// Invariant 1.
+/// Invariant 1: an unknown cluster is not a missing cluster.
 #[test]
 fn waits_while_cluster_is_unknown() {
     let mut snapshot = absent(Source::Ready(Box::default()));
@@ -199,7 +199,7 @@ fn rejection_remains_after_deletion_of_cluster() {
     check(&restore, &snapshot, &Action::CreateCluster(Box::default()));
 }
 
-/// Invariant 10.
+/// Invariant 10: the record of the backup precedes its use.
 #[test]
 fn records_backup_before_use() {
     let mut restore = intended();
@@ -208,13 +208,13 @@ fn records_backup_before_use() {
     snapshot.found = Some(chosen(&restore, 1));
     let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
     check(&restore, &snapshot, &record);
-    // After a restart of the operator, a newer backup exists.
+    // The operator has restarted, and a newer backup exists.
     let create = Action::CreateCluster(Box::default());
     snapshot.found = Some(chosen(&restore, 2));
     check(&intended(), &snapshot, &create);
 }
 
-/// A user has removed the record while the restore holds the lock.
+/// A user has removed the record of the backup while the restore holds the lock.
 #[test]
 fn records_removed_backup_again() {
     let mut restore = intended();
@@ -309,7 +309,7 @@ fn reports_unreadable_snapshot() {
 fn releases_lock_last() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
-    // From here on, a deletion waits until the cluster is handed over.
+    // From here on, the finalizer delays a deletion until the cluster is handed over.
     check(&seed_verified(), &snapshot, &Action::SetFinalizer(true));
     check(
         &with_finalizer(seed_verified()),
@@ -365,7 +365,8 @@ fn ended_pods() -> [PodFacts; 2] {
     [ended(Life::Ended), fetched]
 }
 
-/// No client can have written to the seed. The next pod finds the data on the volume, or restores the backup again.
+/// The pod is replaced, because no client can have written to the seed. The next pod finds the data on the volume, or
+/// restores the backup again.
 #[test]
 fn replaces_ended_pod_before_cutover() {
     for restore in [intended(), seed_verified(), with_finalizer(seed_verified())] {
@@ -377,7 +378,7 @@ fn replaces_ended_pod_before_cutover() {
                 ..locked()
             }));
             check(&restore, &snapshot, &replace_pod());
-            // The object is deleted at once, or after the confirmation of a kubelet.
+            // The Pod object may remain until the kubelet has confirmed the deletion.
             snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;
@@ -397,7 +398,7 @@ fn pauses_before_replacing_recently_ended_pod() {
     );
 }
 
-/// Invariant 9: after the record the seed is a member, and the cluster operator replaces its pod.
+/// Invariant 9: after its cluster ID is recorded, the seed is a member, and the cluster operator replaces its pod.
 #[test]
 fn hands_over_recorded_seed_with_ended_pod() {
     for pod in ended_pods() {
@@ -417,7 +418,7 @@ fn hands_over_recorded_seed_with_ended_pod() {
     }
 }
 
-/// After the cluster ID is recorded clients may write, so a lost seed is not restored again.
+/// Clients may write after the cluster ID is recorded, so a lost seed is not restored again.
 #[test]
 fn creates_no_pod_after_cluster_id_is_recorded() {
     let mut snapshot = present(ClusterFacts {
@@ -509,7 +510,7 @@ fn seed_with_other_keys_is_not_recorded() {
 }
 
 #[test]
-fn locked_cluster_with_problems_is_not_started() {
+fn seed_waits_for_valid_cluster_spec() {
     let snapshot = present(ClusterFacts {
         problems: vec![Problem::new("spec.TLS", "is not in effect", "remove it")],
         ..locked()
@@ -531,7 +532,7 @@ fn finished_restore_remains_complete() {
 }
 
 #[test]
-fn temporary_problems_are_no_failure() {
+fn temporary_problems_are_not_reported_as_failure() {
     for (reason, failure) in [
         (Reason::PodNotStarting, false),
         (Reason::StoreUnreachable, false),
@@ -563,7 +564,7 @@ fn deletion_before_handover_deletes_new_cluster() {
             &Action::SetFinalizer(false),
         );
     }
-    // After the cutover the cluster is complete, and is handed over first.
+    // After the cutover the cluster is complete, and the deleted restore hands it over before it ends.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..locked()

@@ -1,4 +1,4 @@
-//! A reconcile that panics, against a small API server.
+//! A test of a reconcile that panics, against a small fake API server.
 
 use std::convert::Infallible;
 
@@ -19,7 +19,7 @@ use super::super::*;
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 
-/// Lists two objects, records Events, and has nothing else.
+/// An API server that lists two objects and records Events. It supports no other requests.
 async fn api(State(events): State<Bodies>, method: Method, uri: Uri, body: String) -> Response {
     let object =
         |name: &str| json!({ "metadata": { "name": name, "namespace": "ns", "uid": name } });
@@ -58,7 +58,7 @@ impl Failure for Never {
     }
 }
 
-/// Reports each object, and panics in the reconcile of `bad`.
+/// A reconciler that sends the name of each object, and panics for the object `bad`.
 struct Panics(mpsc::UnboundedSender<String>);
 
 impl Reconcile for Panics {
@@ -76,7 +76,7 @@ impl Reconcile for Panics {
     }
 }
 
-/// Invariant 15.
+/// Invariant 15: a panic affects only its own object.
 #[tokio::test]
 async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     let events = Bodies::default();
@@ -97,7 +97,7 @@ async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     let (sender, mut seen) = mpsc::unbounded_channel();
     let run = drive(&operator, controller(&operator), Arc::new(Panics(sender)));
 
-    // `bad` is retried after the first back-off of a second, and `good` is reconciled ten times meanwhile.
+    // `bad` is retried after the first back-off of one second. Until then, `good` is reconciled ten times.
     let checks = async {
         let (mut good, mut bad) = (0, 0);
         while good < 3 || bad < 2 {
@@ -126,7 +126,7 @@ async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
     encode(&mut metrics, &registry).unwrap();
     let failed = "etcd_operator_test_reconcile_failed_total{namespace=\"ns\",reason=\"Panicked\"}";
     assert!(metrics.contains(failed), "{metrics}");
-    // Invariant 14: the message of the panic is not published.
+    // Invariant 14: the message of the panic is in no Event.
     let published = format!("{:?}", events.lock().unwrap());
     assert!(!published.contains("secret text"), "{published}");
 }

@@ -1,5 +1,5 @@
-//! A delayed operator process: it was suspended after an observation, and another process has been the leader since.
-//! The model decides whether the API server, or a check of the process itself, accepts its action.
+//! A second, delayed operator process: it was suspended after an observation, and another process has been the leader
+//! since. The model decides whether the API server or a check of the process itself accepts its action.
 
 use super::*;
 
@@ -9,8 +9,9 @@ impl World {
         self.delayed = Some(Box::new(self.clone()));
     }
 
-    /// The action of a process that has read the EtcdRestore earlier, and the other objects now or also earlier
-    /// (`all`). Its writes to the EtcdRestore are rejected, because the resourceVersion has changed.
+    /// Plans and executes the action of the delayed process, which has read the EtcdRestore earlier. With `all`, it has
+    /// read all other objects earlier too, otherwise now. Its writes to the EtcdRestore are rejected, because the
+    /// resourceVersion has changed.
     pub(super) fn act_delayed(&mut self, all: bool) {
         let Some(mut read) = self.delayed.clone() else {
             return;
@@ -38,15 +39,15 @@ impl World {
         self.is_delayed = false;
         let has_finalizer = !self.deleted && self.restore.metadata.finalizers.is_some();
         match (&action, &mut self.cluster) {
-            // Without a finalizer the process removes the lock at once.
+            // Without a finalizer, the process removes the lock immediately.
             (Action::Lock, Some(cluster)) if !has_finalizer => cluster.lock = false,
-            // Garbage collection deletes a cluster without an owner.
+            // Garbage collection deletes an EtcdCluster whose owner was deleted.
             (Action::CreateCluster(_), cluster) if self.deleted => *cluster = None,
             _ => {}
         }
     }
 
-    /// Whether an action that was planned from `read` is accepted.
+    /// Whether the API server and the checks of the process accept an action that was planned from `read`.
     fn accepts(&self, action: &Action, read: &Self) -> bool {
         if let Action::CreateCluster(_) = action {
             return self.cluster.is_none();
@@ -54,13 +55,14 @@ impl World {
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
             return false;
         };
-        // The process reads these objects again before it deletes anything.
+        // The process reads these objects again before it deletes an object.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
         let is_where_it_was = now.uid == then.uid && now.lock && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
-            // The owner reference names this EtcdCluster.
+            // The owner reference contains the UID of this EtcdCluster, so an object for another UID is
+            // garbage-collected.
             Action::CreateService | Action::CreatePvc => now.uid == then.uid,
             Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {
@@ -80,7 +82,7 @@ impl World {
         }
     }
 
-    /// Whether a pod without a volume is still needed, because old members run.
+    /// Whether the cluster still needs a seed's pod. A pod without a volume is needed only while old members run.
     fn needs_seed(&self, now: &ModelCluster, then: &ModelCluster) -> bool {
         let stopped = now.old.iter().all(|old| *old == OldMember::Deleted);
         self.durable || !then.has_cut_over() || !stopped

@@ -1,9 +1,9 @@
-//! Executes actions in the model, and checks that they are allowed.
+//! Executes actions in the model, and checks that each action is allowed.
 
 use super::*;
 
 impl World {
-    /// Invariant 9: a foreign cluster is never changed.
+    /// Records a write to a cluster that a user created. Invariant 9: no such write is allowed.
     fn note_write_to_foreign_cluster(&mut self, action: &Action) {
         if !matches!(
             action,
@@ -29,7 +29,7 @@ impl World {
         if matches!(action, Action::CreateCluster(_)) && self.cluster.is_none() {
             assert!(
                 choice::recorded(&self.restore).is_some(),
-                "created from a backup that is not recorded (invariant 10)"
+                "the EtcdCluster is created before the backup is recorded (invariant 10)"
             );
             let stamp = self.stamp();
             self.cluster = Some(ModelCluster {
@@ -59,7 +59,7 @@ impl World {
                 let mounted = cluster.volume.is_some() || !self.durable;
                 assert!(
                     self.is_delayed || cluster.service.is_some() && mounted,
-                    "a pod without its Service or PVC"
+                    "the seed's pod is created before its Service or PVC"
                 );
                 let recorded = choice::recorded(&self.restore);
                 let checks_sha256 = recorded.is_some_and(|it| it.sha256.is_some());
@@ -69,7 +69,7 @@ impl World {
                     uid: stamp,
                     of,
                     checks_sha256,
-                    // Next to old members the pod has no labels of the cluster.
+                    // While old members exist, the pod gets no labels of the cluster.
                     joined: cluster.old.is_empty(),
                     ..ModelPod::default()
                 });
@@ -88,7 +88,10 @@ impl World {
                 cluster.disk &= self.durable;
             }
             Action::DiscardSeed => {
-                assert!(!cluster.has_cut_over(), "the new cluster was discarded");
+                assert!(
+                    !cluster.has_cut_over(),
+                    "the new cluster was deleted after the cutover"
+                );
                 (cluster.pod, cluster.service, cluster.volume, cluster.disk) =
                     (None, None, None, false);
             }
@@ -112,24 +115,24 @@ impl World {
             Action::Lock => {
                 assert!(
                     self.restore.metadata.finalizers.is_some(),
-                    "locked without a finalizer (invariant 10)"
+                    "the EtcdCluster is locked without a finalizer, so a deletion would leave the lock (invariant 10)"
                 );
                 assert!(
                     choice::recorded(&self.restore).is_some(),
-                    "locked for a backup that is not recorded (invariant 10)"
+                    "the EtcdCluster is locked before the backup is recorded (invariant 10)"
                 );
                 cluster.lock = true;
             }
             Action::Abandon(why) if why.reason == Reason::StorageMissing => {
                 assert!(
                     !cluster.has_cut_over(),
-                    "abandoned after the cutover because of missing storage (invariant 9)"
+                    "the restore is abandoned after the cutover because of missing storage (invariant 9)"
                 );
             }
             Action::StopOldMembers(pods) => {
                 assert!(
                     cluster.has_cut_over() && cluster.disk,
-                    "stopped before the replacement is verified (invariant 9)"
+                    "the old members stop before the seed is verified (invariant 9)"
                 );
                 for (index, member) in cluster.old.iter_mut().enumerate() {
                     if pods.iter().any(|pod| pod.name == index.to_string())
@@ -140,28 +143,31 @@ impl World {
                 }
             }
             Action::RecordFormed { cluster_id } => {
-                assert!(cluster.disk, "recorded without verified data (invariant 9)");
+                assert!(
+                    cluster.disk,
+                    "the cluster ID is recorded without verified data (invariant 9)"
+                );
                 cluster.cluster_id = Some(cluster_id.clone());
                 cluster.bootstrap = true;
             }
             Action::ReleaseLock => {
-                // Invariant 10: the status contains everything that the cluster operator needs before the lock is
-                // released.
+                // Invariant 10: before the lock is released, the status must contain everything that the cluster
+                // operator needs.
                 assert!(
                     cluster.cluster_id.is_some() && cluster.bootstrap,
-                    "released without a record"
+                    "the lock is released without a record of the new cluster"
                 );
                 let stopped = cluster.old.iter().all(|old| *old != OldMember::Running);
                 assert!(
                     cluster.old.is_empty() || self.losses || stopped == cluster.has_cut_over(),
-                    "released between two clusters"
+                    "the lock is released before the cutover without old members, or after it with running ones"
                 );
                 assert!(
                     cluster.old.is_empty()
                         || !(self.durable && cluster.volume.is_some() && cluster.has_cut_over())
                         || cluster.disk
                         || in_place::is_aborted(&self.restore),
-                    "handed over with an empty volume"
+                    "the cluster is handed over with an empty volume"
                 );
                 cluster.lock = false;
             }

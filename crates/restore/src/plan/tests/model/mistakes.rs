@@ -1,4 +1,4 @@
-//! Deliberate mistakes outside of the planner, which the model must detect. Also the steps that this needs: losses of
+//! Deliberate mistakes outside of the planner, which the model must detect. Also the steps that reveal them: losses of
 //! volumes and members, and a delayed second operator process.
 
 use proptest::prelude::*;
@@ -11,29 +11,29 @@ use super::*;
 /// A deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mistake {
-    /// The backup is chosen again in each reconcile.
+    /// Each reconcile chooses the backup again.
     ChoosesAgain,
-    /// The increase of the revision comes from the spec in each reconcile.
+    /// Each reconcile takes the increase of the revision from the spec.
     UsesBumpOfSpec,
-    /// An existing volume is assumed to contain the right data.
+    /// Any existing volume is assumed to contain the restored data.
     TreatsVolumeAsData,
-    /// A lost report is waited for.
+    /// The operator waits for a report that is lost.
     ExpectsReport,
-    /// A seed's pod is never compared with the record.
+    /// The operator never compares the seed's pod with the record.
     NeverCompares,
-    /// The data on a volume is assumed to come from the backup in the arguments of the pod.
+    /// The operator assumes that the data on a volume comes from the backup in the pod's arguments.
     OmitsOrigin,
-    /// A seed's pod whose creation was delayed is not deleted.
+    /// The operator does not delete a seed's pod whose creation was delayed.
     CreatesDelayed,
-    /// The cutover is made to a seed that was deleted after the observation.
+    /// The cutover is made although the seed was deleted after the observation.
     CutsOverDelayed,
-    /// Without storage the restore is abandoned at any time.
+    /// The restore is abandoned because of missing storage even after the cutover.
     AbandonsAfterCutover,
-    /// Without storage the restore waits.
+    /// The restore waits for storage indefinitely.
     WaitsForStorage,
 }
 
-/// Steps with occasional additional steps.
+/// Random steps. Before about one in six of them comes a step from `more`.
 pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value = Vec<Step>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
@@ -48,7 +48,7 @@ pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value =
 }
 
 const LOSSES: &[Step] = &[Step::LoseVolume, Step::LoseOld];
-/// Steps around the cutover, which is short.
+/// Steps around the cutover. They have their own list, because the cutover takes few of the other steps.
 const AROUND: &[Step] = &[
     Step::Reconcile,
     Step::Reconcile,
@@ -68,7 +68,7 @@ pub(super) fn around() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
-/// Steps with an action that is executed long after it was planned.
+/// Steps in which the delayed process executes an action long after it has planned it.
 fn long_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
     (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
@@ -79,7 +79,8 @@ fn long_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps with an action that is executed soon after it was planned, without writes of the cluster operator.
+/// Steps in which the delayed process executes an action soon after it has planned it, and the cluster operator writes
+/// nothing in between.
 fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(SOON_AFTER), 0..12);
     (15..50_usize, others).prop_map(|(before, others)| {
@@ -90,13 +91,13 @@ fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps without faults.
+/// The given number of steps without faults.
 fn quiet(steps: usize) -> impl Iterator<Item = Step> {
     let all = [Step::Reconcile, Step::Kubelet, Step::ClusterOperator];
     all.into_iter().cycle().take(steps)
 }
 
-/// Steps with another choice of the backup after the observation of a delayed process, and with lost pods.
+/// Steps in which the backup is chosen again after the observation of a delayed process, and in which pods are lost.
 fn choosing() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(CHOOSING), 0..60);
     (0..6_usize, others).prop_map(|(before, others)| {
@@ -108,7 +109,7 @@ fn choosing() -> impl Strategy<Value = Vec<Step>> {
 }
 
 impl World {
-    /// Runs until the cutover.
+    /// Runs steps without faults until the cutover.
     fn cut_over(&mut self) {
         while !self
             .cluster
@@ -169,8 +170,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Lost objects are created again, or the loss is reported. The lock is released, and no cluster without data is
-    /// handed over.
+    /// After any loss, lost objects are created again or the loss is reported. The lock is released, and no cluster
+    /// without data is handed over.
     #[test]
     fn restore_in_place_ends_after_any_loss(
         steps in with(LOSSES, false),
@@ -190,7 +191,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// Invariant 11: only the recorded backup is handed over, regardless of the process, and the lock is released.
+    /// Invariant 11: the delayed process cannot hand over another backup than the recorded one, and the lock is
+    /// released.
     #[test]
     fn invariant_11_delayed_operator_does_no_harm(
         durable: bool,
@@ -215,7 +217,7 @@ proptest! {
         }
     }
 
-    /// Invariant 11: the same holds long after the handover, when clients have written to the cluster.
+    /// Invariant 11: a delayed action does no harm long after the handover, when clients have written to the cluster.
     #[test]
     fn invariant_11_action_long_after_plan_does_no_harm(
         durable: bool,
@@ -258,10 +260,10 @@ proptest! {
     }
 }
 
-/// The report of the model on a mistake; empty if the model does not detect it.
+/// The message with which the model detects the mistake. Empty if the model does not detect it.
 fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
-        // Many times the number that the rarest mistake needs, about 500.
+        // The rarest mistake needs about 500 cases, so this number leaves a large margin.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,
@@ -301,7 +303,7 @@ fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     result.map_or_else(|found| format!("{found:?}"), |()| String::new())
 }
 
-/// The checks of the model work.
+/// Each deliberate mistake fails with the message of the check that must detect it.
 #[test]
 fn model_detects_every_mistake_of_restore() {
     for (mistake, report) in [

@@ -1,5 +1,5 @@
-//! Observes the model. The observation has the same types as a real one, and the production code compares pods with the
-//! record.
+//! Observes the model. The result has the same types as a real observation, and the production code compares the pods
+//! with the record.
 
 use api::storage::StorageBlock;
 use member::Origin;
@@ -104,14 +104,14 @@ impl World {
         (!self.good_backup).then_some(bad)
     }
 
-    /// The recorded backup.
+    /// The recorded backup. `None` without a record.
     pub(super) fn recorded(&self) -> Option<Data> {
         let chosen = choice::recorded(&self.restore)?;
         let number = chosen.source.source().path().parse().ok()?;
         Some((number, chosen.bump_revision))
     }
 
-    /// Compares the arguments and the report of the pod with the record.
+    /// Compares the arguments and the report of the pod with the record, by the production code.
     fn compared(&self, cluster: &ModelCluster, pod: &ModelPod, mut facts: PodFacts) -> PodFacts {
         let Some(chosen) = choice::recorded(&self.restore) else {
             return facts;
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// The backup that an observation uses: the recorded one, or the newest.
+    /// The backup that an observation uses: the recorded backup, otherwise the newest one.
     pub(super) fn chosen(&self, locked: bool) -> Data {
         let ignores_record = self.mistake == Some(Mistake::ChoosesAgain);
         let record = choice::valid_record(&self.restore, locked).filter(|_| !ignores_record);
@@ -161,12 +161,12 @@ impl World {
     }
 }
 
-/// Each newer backup contains one more write.
+/// The revision of a backup. Each newer backup contains one more write.
 pub(super) fn revision((backup, bump): Data) -> i64 {
     BACKUP + i64::from(backup) + bump
 }
 
-/// The data of a seed that has fetched.
+/// The data of a seed whose pod has fetched the backup.
 pub(super) fn data_of(cluster: &ModelCluster, pod: &ModelPod) -> Data {
     if cluster.disk {
         cluster.disk_of

@@ -1,4 +1,4 @@
-//! The properties of the model during faults, and its outcome after the faults stop.
+//! Properties that hold during faults, and the outcome after the faults have ended.
 
 use proptest::prelude::*;
 
@@ -49,7 +49,7 @@ proptest! {
         world.end_faults();
     }
 
-    /// The restore completes without interfering users, if the data survives the pod.
+    /// Without changes by users, the restore completes if the data is on a volume.
     #[test]
     fn durable_restore_completes_after_faults(steps in steps(false)) {
         let mut world = World::new(true, true);
@@ -60,7 +60,7 @@ proptest! {
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// A restore without volumes completes if the seed is not lost after the start of the handover.
+    /// A restore without volumes completes, unless the seed is lost after the start of the handover.
     #[test]
     fn restore_without_volumes_completes_unless_seed_is_lost(steps in steps(false)) {
         let mut world = World::new(false, true);
@@ -85,7 +85,8 @@ proptest! {
         prop_assert!(!world.succeeded());
     }
 
-    /// At all times the old cluster is complete or the new one verified, and clients can reach at most one of them.
+    /// At any time, the old cluster is complete or the new cluster is verified, and clients can reach at most one of
+    /// the two.
     #[test]
     fn invariant_9_old_cluster_is_complete_until_cutover(
         durable: bool,
@@ -94,7 +95,7 @@ proptest! {
     ) {
         let mut world = World::replacing(durable, good);
         for step in steps {
-            // With `overwrite`, a cluster that a user creates meanwhile is replaced too.
+            // `overwrite` also replaces a cluster that a user creates during the restore, so this step is left out.
             if !matches!(step, Step::CreateForeign) {
                 world.happen(step);
             }
@@ -102,7 +103,7 @@ proptest! {
         world.end_faults();
     }
 
-    /// An operator that is killed between any two writes completes the restore.
+    /// The restore completes although the operator is killed between any two writes.
     #[test]
     fn restore_in_place_completes_after_faults(steps in steps(false)) {
         let mut world = World::replacing(true, true);
@@ -116,8 +117,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// The chosen backup is deleted midway. Before the cutover the restore is abandoned with that reason; after the
-    /// cutover the backup is not needed.
+    /// The chosen backup is deleted during the restore. Before the cutover, the restore is abandoned with this reason.
+    /// After the cutover, the backup is not needed.
     #[test]
     fn deleted_backup_leaves_one_complete_cluster(
         before in steps(false),
@@ -162,7 +163,7 @@ proptest! {
         prop_assert!(!status.succeeded);
     }
 
-    /// After a deletion of the EtcdRestore at any time, the old or the new cluster is complete and not locked.
+    /// After a deletion of the EtcdRestore at any time, one cluster is complete and not locked: the old or the new one.
     #[test]
     fn deleted_restore_leaves_one_complete_cluster(
         good: bool,
@@ -188,7 +189,7 @@ proptest! {
 }
 
 #[test]
-fn restore_without_faults_completes_in_few_rounds() {
+fn restore_without_faults_completes_in_few_reconciles() {
     let mut world = World::new(true, true);
     let mut rounds = 0;
     while !world.succeeded() {

@@ -1,4 +1,4 @@
-//! Models without storage: volumes are not created, or PVCs are rejected, temporarily or permanently.
+//! The model with missing storage: volumes are not created, or PVCs are rejected, temporarily or permanently.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ const STORAGE: &[Step] = &[
     Step::LoseVolume,
 ];
 
-/// Steps without storage from the start.
+/// Steps in which storage is missing from the start.
 pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
     let none = prop::sample::select(vec![Step::NoStorage, Step::NoQuota]);
     (none, steps(false)).prop_map(|(none, steps)| {
@@ -23,7 +23,7 @@ pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps around the cutover without storage.
+/// Steps around the cutover in which storage is missing.
 pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Step>> {
     around().prop_map(|around| {
         let mut all = vec![Step::NoStorage];
@@ -66,7 +66,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
-    /// After any change of the storage, one cluster is complete in the end, and is not locked.
+    /// Whenever storage is missing, one cluster is complete at the end and not locked.
     #[test]
     fn restore_in_place_without_storage_leaves_complete_cluster(steps in with(STORAGE, false)) {
         let mut world = World::replacing(true, true);

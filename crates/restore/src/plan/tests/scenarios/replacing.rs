@@ -63,14 +63,14 @@ fn existing(locked: bool) -> ClusterFacts {
     }
 }
 
-/// A seed next to the old cluster, which is locked.
+/// A locked cluster whose old members serve, with this seed.
 fn preparing(pod: Pod, serving: Serving) -> Snapshot {
     let mut snapshot = locked_with(pod, serving);
     snapshot.cluster = Cluster::Present(Box::new(existing(true)));
     snapshot
 }
 
-/// The state after the cutover.
+/// The snapshot after the cutover.
 fn cut_over(old_members: &[OldPod], pod: Pod) -> Snapshot {
     let mut snapshot = preparing(pod, serves(100));
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
@@ -166,7 +166,7 @@ fn cluster_of_another_restore_is_rejected() {
     });
     snapshot.source = Source::Ready(Box::default());
     let rejection = |restore: EtcdRestore| {
-        // The restore was about to lock the cluster too. It has no cleanup.
+        // The rejected restore was about to lock the cluster too, and has its finalizer already.
         check(
             &with_finalizer(restore.clone()),
             &snapshot,
@@ -181,10 +181,10 @@ fn cluster_of_another_restore_is_rejected() {
     };
     let begun = rejection(recorded());
     assert!(begun.contains("nothing was changed"), "{begun}");
-    // The spec already has `overwrite: true`, so the message says when that helps.
+    // The spec already has `overwrite: true`, so the message says when a new EtcdRestore with that setting can start.
     let remedy = "after the other EtcdRestore has ended";
     assert!(begun.contains(remedy), "{begun}");
-    // This restore has handed the cluster over, but is not complete.
+    // This restore has handed the cluster over, but is not complete yet.
     let handed_over = rejection(verified_seed());
     assert!(
         !handed_over.contains("nothing was changed"),
@@ -207,7 +207,7 @@ fn rejected_restore_has_no_finalizer() {
         &Action::Nothing,
     );
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // The failure may be recorded before the finalizer is removed.
+    // The failure may be recorded while the finalizer still exists.
     let failed = conditions::Finding::new(
         ConditionType::Failed,
         true,
@@ -287,7 +287,7 @@ fn unreadable_backup_abandons_and_releases_lock() {
         &recorded(),
         &preparing(failed.clone(), Serving::NotRead),
         &Action::Abandon(Trouble {
-            message: "sha256 differs; the existing cluster is left as it was".into(),
+            message: "sha256 differs; the existing cluster is unchanged".into(),
             ..trouble
         }),
     );
@@ -313,7 +313,7 @@ fn unreadable_backup_abandons_and_releases_lock() {
     assert!(matches!(end.state, PlanState::Halted(_)));
 }
 
-/// Invariant 1.
+/// Invariant 1: an unknown seed is not a missing seed.
 #[test]
 fn unknown_seed_keeps_lock() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
@@ -361,7 +361,7 @@ fn seed_joins_after_old_members_have_stopped() {
     check(&restore, &cut_over(&[], joined), &Action::ReleaseLock);
 }
 
-/// Invariant 1.
+/// Invariant 1: unknown old members may still run.
 #[test]
 fn seed_does_not_join_while_old_members_are_unknown() {
     let mut snapshot = cut_over(&[], restored_pod());
@@ -371,7 +371,7 @@ fn seed_does_not_join_while_old_members_are_unknown() {
     }
 }
 
-/// Invariant 9: the old members keep their data and do not stop without the verified seed.
+/// Invariant 9: without the verified seed, the old members keep their data and continue to run.
 #[test]
 fn recreates_seed_lost_at_cutover() {
     let restore = verified_seed();
@@ -383,7 +383,8 @@ fn recreates_seed_lost_at_cutover() {
     );
     let recreated = Pod::Present(PodFacts::default());
     check(&restore, &cut_over(&running, recreated), &Action::Nothing);
-    // After the old members have stopped, clients may have reached the seed, so its pod is created only on its volume.
+    // After the old members have stopped, clients may have reached the seed. So its pod is created again only if its
+    // volume exists.
     let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &on_volume, &Action::CreatePod);
 }
@@ -397,7 +398,8 @@ fn durable(snapshot: &Snapshot, pvc: Child) -> Snapshot {
     snapshot
 }
 
-/// The cluster operator gets a cluster without data, and reports it. The restore fails and reports it too.
+/// The seed is lost with its data. The restore fails, and the cluster operator gets a cluster without data. Both report
+/// the loss.
 #[test]
 fn lost_seed_after_cutover_fails_with_remedy() {
     let ended = |joined| {
@@ -418,7 +420,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
                 panic!("{action:?}");
             };
             assert!(trouble.message.contains("spec.overwrite: true"));
-            // After the record the cluster is handed over.
+            // After the failure is recorded, the cluster is handed over.
             let mut failed = verified_seed();
             failed.status.as_mut().unwrap().abandoned = Some(AbandonedStatus {
                 reason: "SeedFailed".into(),
@@ -444,7 +446,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
     }
 }
 
-/// Invariant 9: the seed was created again, while a user stopped the last old members.
+/// Invariant 9: the seed was created again, and at the same time a user stopped the last old members.
 #[test]
 fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
@@ -463,7 +465,7 @@ fn seed_with_unverified_data_does_not_join() {
     }
 }
 
-/// Invariant 9: the location may contain another backup, and changed addresses lead to another cluster ID.
+/// Invariant 9: another backup may be at the location now, and changed address settings may lead to another cluster ID.
 #[test]
 fn old_members_stop_only_for_verified_seed() {
     let newer = Pod::Present(PodFacts {
@@ -488,7 +490,7 @@ fn old_members_stop_only_for_verified_seed() {
     }
 }
 
-/// The old members serve before the cutover and until they stop, so no client can have written to the seed.
+/// The old members serve until they stop, also after the cutover. So no client can have written to the seed.
 #[test]
 fn replaces_ended_pod_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];
@@ -513,7 +515,8 @@ fn replaces_ended_pod_while_old_members_run() {
     }
 }
 
-/// Invariant 9: with the labels, clients may have written to the seed. Their writes are on its volume, or lost.
+/// Invariant 9: clients may have written to a seed with the labels of the cluster. Their writes are on its volume, or
+/// are lost.
 #[test]
 fn joined_seed_is_not_restored_again() {
     let late = [old("late", false, false)];
@@ -530,7 +533,7 @@ fn joined_seed_is_not_restored_again() {
         ..existing(true)
     }));
     check(&verified_seed(), &snapshot, &replace_pod());
-    // After the old members have stopped, the seed is a member, which the cluster operator manages.
+    // After the old members have stopped, the seed is a member, and the cluster operator replaces its pod.
     for durable in [false, true] {
         let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {

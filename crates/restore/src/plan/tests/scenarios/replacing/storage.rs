@@ -1,4 +1,4 @@
-//! Missing storage for the seed: a restore in place is abandoned before the cutover, and never after it.
+//! Missing storage for the seed abandons a restore in place before the cutover, and never after it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -10,7 +10,7 @@ fn none() -> Trouble {
     Trouble::new(Reason::StorageMissing, "the StorageClass nowhere")
 }
 
-/// The seed's pod, which waits for its volume.
+/// A seed's pod whose volume does not exist yet.
 fn unbound_pod() -> Pod {
     Pod::Present(PodFacts {
         trouble: Some(none()),
@@ -39,10 +39,10 @@ fn missing_storage_abandons_only_before_cutover() {
         panic!("{abandons:?}")
     };
     assert_eq!(trouble.reason, Reason::StorageMissing);
-    for part in ["nowhere", "left as it was"] {
+    for part in ["nowhere", "existing cluster is unchanged"] {
         assert!(trouble.message.contains(part), "{}", trouble.message);
     }
-    // After the cutover the seed's volume was deleted.
+    // After the cutover, a user has deleted the seed's volume.
     for old_members in [&[old("a", false, true)][..], &[]] {
         let mut snapshot = cut_over(old_members, unbound_pod());
         snapshot.seed.pvc = Child::Present;
@@ -85,7 +85,8 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
-    // A new cluster continues when storage is available. After the cutover the restore is not abandoned (invariant 9).
+    // A restore into a new cluster continues when storage is available. After the cutover, a restore in place is not
+    // abandoned (invariant 9).
     let new = reporting(intended(), &failed, missing);
     let created = locked_with(Pod::Absent, Serving::NotRead);
     let verified = reporting(verified_seed(), &failed, missing);
@@ -97,7 +98,8 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
 }
 
-/// The next attempt to create the volume may be in flight, or a controller of Kubernetes may be restarting.
+/// The problem may end: the next attempt to create the volume may be in flight, or a controller of Kubernetes may be
+/// restarting.
 #[test]
 fn unbound_pvc_is_reported_before_restore_is_abandoned() {
     let snapshot = preparing(unbound_pod(), Serving::NotRead);
@@ -128,7 +130,7 @@ fn unbound_pvc_is_reported_before_restore_is_abandoned() {
         !trouble.message.contains("if the problem remains"),
         "{trouble:?}"
     );
-    // Other problems abandon the restore at once, and a bound volume ends the problem.
+    // Every other problem abandons the restore at once. A bound volume ends the problem of missing storage.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()

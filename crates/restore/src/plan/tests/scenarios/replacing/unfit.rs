@@ -1,4 +1,4 @@
-//! Seeds with another backup, without a report, or on an existing volume; and an EtcdCluster that was recreated or
+//! Seeds with another backup, without a report, or on an existing volume. Also an EtcdCluster that was created again or
 //! recovered.
 
 use super::*;
@@ -33,7 +33,8 @@ fn check_pod_is_replaced(restore: &EtcdRestore, snapshot: &Snapshot) {
     assert!(matches!(plan.action, Action::ReplacePod(_)), "{plan:?}");
 }
 
-/// On an empty volume, which was created again while the old members ran, no member would ever start.
+/// The volume may be empty, because it was created again while the old members ran. The cluster operator could start no
+/// member on an empty volume.
 #[test]
 fn seed_pod_verifies_existing_volume_before_handover() {
     let restore = verified_seed();
@@ -52,7 +53,7 @@ fn seed_pod_verifies_existing_volume_before_handover() {
     check(&deleted(restore), &snapshot, &Action::ReleaseLock);
 }
 
-/// Invariant 9: a fetched snapshot shows neither that the data directory exists nor which cluster the seed belongs to.
+/// Invariant 9: a fetched snapshot proves neither that the data directory exists nor to which cluster the seed belongs.
 #[test]
 fn seed_joins_only_with_verified_backup() {
     let other = |cluster_id: &str, revision| Serving::Serves {
@@ -87,7 +88,7 @@ fn seed_joins_only_with_verified_backup() {
         }
         check(&deleted(verified_seed()), &snapshot, &Action::Join);
     }
-    // A problem of a sidecar is not a problem of etcd.
+    // A failing sidecar does not prevent etcd from serving.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -106,7 +107,7 @@ fn seed_joins_only_with_verified_backup() {
     );
 }
 
-/// The seed is created again on its volume, but its backup is missing. No member serves clients, so the message
+/// The seed is created again on its volume, but its backup is missing. Because no member serves clients, the message
 /// contains the remedy.
 #[test]
 fn reports_seed_problem_with_remedy_after_old_members_stopped() {
@@ -131,8 +132,8 @@ fn reports_seed_problem_with_remedy_after_old_members_stopped() {
     assert!(!names_remedy(&[old("a", false, true)]));
 }
 
-/// Invariant 9: a PersistentVolumeClaim that is being deleted is lost with the pod that uses it, together with its
-/// data.
+/// Invariant 9: if the PersistentVolumeClaim is being deleted, its data is lost as soon as the pod that uses it is
+/// deleted.
 #[test]
 fn keeps_seed_pod_on_terminating_volume() {
     let bare = cut_over(&[], without_report());
@@ -154,13 +155,14 @@ fn keeps_seed_pod_on_terminating_volume() {
         let fetches = durable(&cut_over(&[], fetches), snapshot.seed.pvc);
         check(&verified_seed(), &fetches, &Action::Nothing);
     }
-    // Invariant 1.
+    // Invariant 1: an unknown PersistentVolumeClaim is waited for.
     let unknown = durable(&bare, Child::Unknown("timeout".into()));
     let plan = check(&verified_seed(), &unknown, &Action::Nothing);
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
-/// A kubelet may lose the report, and a container that has succeeded is not restarted.
+/// A kubelet may lose the report of a container. The container is not restarted after its success, so the report does
+/// not come again.
 #[test]
 fn replaces_seed_without_report_before_client_writes() {
     let running = [old("a", false, true)];
@@ -181,8 +183,8 @@ fn replaces_seed_without_report_before_client_writes() {
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
-/// On a volume the next pod reports the data. Without a volume the pod has the only copy, and joins only if it cannot
-/// have another backup.
+/// With a volume, the next pod reports the data. Without a volume, the pod has the only copy. Its seed joins only if
+/// the pod has checked the SHA-256 of the recorded backup.
 #[test]
 fn seed_without_report_joins_only_with_checked_sha256() {
     let bare = cut_over(&[], without_report());
@@ -203,8 +205,8 @@ fn seed_without_report_joins_only_with_checked_sha256() {
     check(&verified_seed(), &snapshot, &Action::Nothing);
 }
 
-/// A joined seed has served the verified backup. A late member of the old cluster stops, regardless of the report of
-/// the seed.
+/// An old member that is found late must stop for a joined seed. A joined seed has served the verified backup, so its
+/// lost report does not matter.
 #[test]
 fn late_member_stops_for_joined_seed_without_report() {
     let Pod::Present(mut joined) = without_report() else {
@@ -220,7 +222,7 @@ fn late_member_stops_for_joined_seed_without_report() {
     );
 }
 
-/// Invariant 17: clients reach both. The data of the joined seed then contains their writes.
+/// Invariant 17: clients reach both clusters. The joined seed may already contain their writes.
 #[test]
 fn late_member_stops_for_joined_seed_with_problems() {
     let late = [old("late", false, true)];
@@ -258,7 +260,7 @@ fn late_member_stops_for_joined_seed_with_problems() {
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
-    // Old members keep running next to a seed that has not joined.
+    // Old members keep running while the seed has not joined.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -269,15 +271,13 @@ fn late_member_stops_for_joined_seed_with_problems() {
     );
 }
 
-/// Another operator process may create the pod late, from a backup that it has read before another one was recorded.
+/// Another operator process may create the pod late, from a backup that it read before another backup was recorded.
 #[test]
 fn deletes_seed_with_other_backup_before_cutover() {
     let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
-        pod.other_backup = Some(OtherBackup::Fetches(
-            "s3://b/2, and recorded is s3://b/1".into(),
-        ));
-        // The missing backup is not the recorded one.
+        pod.other_backup = Some(OtherBackup::Fetches("s3://b/2 (recorded: s3://b/1)".into()));
+        // The backup that is missing is not the recorded one.
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "missing"));
     });
     let contains =
@@ -299,7 +299,7 @@ fn deletes_seed_with_other_backup_before_cutover() {
         &locked,
         &Action::DiscardSeed,
     );
-    // After the cutover the volume is kept: only the pod is created again, or a user must act.
+    // After the cutover the volume is kept. Either only the pod is created again, or a user must act.
     let running = [old("a", false, true)];
     check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
     let plan = check(
@@ -316,8 +316,8 @@ fn deletes_seed_with_other_backup_before_cutover() {
     );
 }
 
-/// Invariant 9: after the handover the quorum was lost and recovered as another cluster, whose data is newer than the
-/// backup. Or a user has created the EtcdCluster again.
+/// Invariant 9: the EtcdCluster changed after the handover. Either its quorum was lost and recovered with a new cluster
+/// ID, so its data is newer than the backup. Or a user has created the EtcdCluster again.
 #[test]
 fn cluster_changed_after_handover_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {
@@ -355,11 +355,12 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
             assert!(!trouble.message.contains("nothing was changed"));
         }
     }
-    // A user has removed the lock manually. Nothing else has changed.
+    // A user has removed the lock, and nothing else has changed.
     check(&verified_seed(), &source(existing(false)), &Action::Lock);
 }
 
-/// At this point the spec no longer counts. After the cutover, no member would serve clients if the restore stopped.
+/// After the start, the spec no longer decides. If the restore stopped after the cutover, no member would serve
+/// clients.
 #[test]
 fn invalid_spec_change_does_not_stop_started_restore() {
     let mut restore = verified_seed();
