@@ -514,7 +514,11 @@ fn replaces_rolled_back_member_with_unreadable_data() {
         let scene = towards("3.6.16", "3.6.16").changed("b", from, "3.6.16");
         scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)
     };
-    assert_eq!(broken("3.5.35").changes(), [], "the way back may be shut");
+    assert_eq!(
+        broken("3.5.35").changes(),
+        [],
+        "the previous version may not read the data either"
+    );
     // All releases of one minor release read the same data.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
@@ -548,7 +552,11 @@ fn replaces_member_unreadable_by_both_minor_releases() {
         (changed.restarts, changed.unreadable) = (1, unreadable);
         scene.crashes("b", damaged(), restarts, 20).changes()
     };
-    assert_eq!(set_back(true, 4), [], "it has read it twice at most");
+    assert_eq!(
+        set_back(true, 4),
+        [],
+        "the new image has started at most twice"
+    );
     assert_eq!(set_back(true, 5), [scene::remove("b")]);
     assert_eq!(set_back(false, 9), [], "it may be the image");
 }
