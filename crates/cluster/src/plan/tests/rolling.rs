@@ -507,7 +507,7 @@ fn invariant_18_waits_for_cluster_version_before_next_minor() {
     assert_eq!(patched(&scene), one("b", "3.7.3"));
 }
 
-/// Regression: the operator waited forever for a member with unreadable data to become healthy with the old image.
+/// Regression: the operator waited forever for a member whose data no image of its minor release can read.
 #[test]
 fn replaces_rolled_back_member_with_unreadable_data() {
     let broken = |from: &str| {
@@ -517,7 +517,7 @@ fn replaces_rolled_back_member_with_unreadable_data() {
     assert_eq!(
         broken("3.5.35").changes(),
         [],
-        "the previous version may not read the data either"
+        "the previous minor release may read the data"
     );
     // All releases of one minor release read the same data.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
@@ -555,10 +555,14 @@ fn replaces_member_unreadable_by_both_minor_releases() {
     assert_eq!(
         set_back(true, 4),
         [],
-        "the new image has started at most twice"
+        "the new image has read the data at most twice"
     );
     assert_eq!(set_back(true, 5), [scene::remove("b")]);
-    assert_eq!(set_back(false, 9), [], "it may be the image");
+    assert_eq!(
+        set_back(false, 9),
+        [],
+        "the previous image could read the data, so the new image may be the cause"
+    );
 }
 
 /// Kubernetes reports the last end of the old image's container until the new container has ended.
