@@ -88,7 +88,7 @@ fn go() -> Result<()> {
     match minor_version(&text) {
         Some(minor) if minor >= 21 => Ok(()),
         _ => bail!(
-            "{} is too old: install Go 1.26, or 1.21 or later, which downloads it: https://go.dev/dl/",
+            "{} is too old: install Go 1.26 from https://go.dev/dl/ (Go 1.21 and later download Go 1.26 themselves)",
             text.trim()
         ),
     }

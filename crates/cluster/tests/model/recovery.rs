@@ -199,7 +199,7 @@ impl World {
             }
             RecoveryApproval::Policy => {}
             _ if !approved => {
-                self.broke("invariant 8: a recovery begins without approval".to_owned())
+                self.broke("invariant 8: a recovery begins without approval".to_owned());
             }
             _ => {}
         }

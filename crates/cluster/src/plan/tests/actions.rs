@@ -67,7 +67,10 @@ fn starts_no_recovery_seed_without_operator_image() {
     let plan = scene.built();
     let mut actions = plan.step.chains.iter().flatten();
     let pod = actions.find(|action| creates_pod(action, "n")).unwrap();
-    assert!(has_init_container(pod), "the data is fetched first");
+    assert!(
+        has_init_container(pod),
+        "an init container fetches the data"
+    );
     assert!(
         plan.problems
             .iter()

@@ -60,7 +60,7 @@ fn records_adopted_cluster_under_its_own_id() {
     assert_eq!(
         intent.token,
         format!("db-{CLUSTER}"),
-        "two operators write the same"
+        "concurrent operators record the same token"
     );
 }
 
@@ -114,7 +114,11 @@ fn adoption_marks_pods_and_keeps_client_service() {
         writes.any(|write| matches!(write, Write::ApplyClient { .. }))
     };
     assert!(!client(&writes), "{writes:?}");
-    assert_eq!(scene.changes(), [], "nobody leaves before all are marked");
+    assert_eq!(
+        scene.changes(),
+        [],
+        "no member is removed before all pods are marked"
+    );
     let mut marked = scene;
     let token = marked
         .observed
@@ -279,7 +283,7 @@ fn joins_as_learners_before_removing_external_members() {
             member: "a".into(),
             learner: true
         }],
-        "one at a time: nobody knows how many learners members take that somebody else started"
+        "one learner at a time, because the limit of the external members is unknown"
     );
     assert_eq!(joined(&["a", "b"]).changes(), []);
 }

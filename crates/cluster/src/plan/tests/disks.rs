@@ -44,7 +44,11 @@ fn leaves_matching_volumes_unchanged() {
         class: None,
         ..claim("", 2)
     };
-    assert_eq!(three(any).changes(), [], "the class is Kubernetes' choice");
+    assert_eq!(
+        three(any).changes(),
+        [],
+        "without a class in the spec, every class matches"
+    );
 }
 
 #[test]
@@ -168,7 +172,11 @@ fn hibernating_unformed_cluster_does_not_bootstrap() {
         (vec![], vec![Reason::Hibernated])
     );
     let begun = asleep(Scene::begun(&["a", "b", "c"]));
-    assert_ne!(begun.writes(), [], "a bootstrap goes to its end first");
+    assert_ne!(
+        begun.writes(),
+        [],
+        "a recorded bootstrap is completed before the hibernation"
+    );
 }
 
 #[test]

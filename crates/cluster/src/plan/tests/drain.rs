@@ -98,7 +98,11 @@ fn repeats_data_comparison_if_it_is_stale() {
     let mut scene = upgraded();
     scene.observed.hashes.clear();
     assert!(scene.plan().asks.is_some());
-    assert_eq!(roles(&scene), [], "nobody is taken out before that");
+    assert_eq!(
+        roles(&scene),
+        [],
+        "no member is drained before the comparison"
+    );
     let recent = scene.clone().role("b", since(998));
     assert!(recent.plan().asks.is_none() && ends(&recent));
     let old = scene.role("b", since(100));

@@ -63,7 +63,7 @@ fn lost_node_timeout_follows_spec() {
     assert_eq!(
         patient.plan().requeue,
         STEADY,
-        "others are asked for their health meanwhile"
+        "the operator reconciles at the usual interval during the timeout"
     );
 }
 

@@ -127,7 +127,11 @@ fn used_approval_starts_no_second_recovery() {
     lost.observed.reported_voters = ["n".to_owned()].into();
     assert_eq!((begun(&lost), recorded(&lost)), (None, None));
     let codes: Vec<_> = lost.plan().problems.iter().map(|one| one.reason).collect();
-    assert_eq!(codes, [Reason::QuorumLost], "it is no mistake either");
+    assert_eq!(
+        codes,
+        [Reason::QuorumLost],
+        "the old approval is not reported as wrong"
+    );
 }
 
 // ---- after a restore ----

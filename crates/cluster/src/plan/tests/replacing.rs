@@ -59,7 +59,7 @@ fn replaces_members_with_deleted_pvcs_one_by_one() {
     assert_eq!(
         missing.changes(),
         [add("d")],
-        "the first is followed before the second goes"
+        "the first replacement is complete before the second removal"
     );
 }
 
@@ -181,7 +181,7 @@ fn transfers_leadership_before_removing_any_leader() {
             Scene::formed(&["a", "b", "c"]).terminating("a"),
         ),
         (
-            "all others end as well",
+            "all other pods are ending too",
             Scene::formed(&["a", "b", "c", "d", "e"])
                 .terminating("a")
                 .terminating("b"),

@@ -507,14 +507,18 @@ fn invariant_18_waits_for_cluster_version_before_next_minor() {
     assert_eq!(patched(&scene), one("b", "3.7.3"));
 }
 
-/// Regression: the operator waited forever for a member with unreadable data to become healthy with the old image.
+/// Regression: the operator waited forever for a member whose data no image of its minor release can read.
 #[test]
 fn replaces_rolled_back_member_with_unreadable_data() {
     let broken = |from: &str| {
         let scene = towards("3.6.16", "3.6.16").changed("b", from, "3.6.16");
         scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)
     };
-    assert_eq!(broken("3.5.35").changes(), [], "the way back may be shut");
+    assert_eq!(
+        broken("3.5.35").changes(),
+        [],
+        "the previous minor release may read the data"
+    );
     // All releases of one minor release read the same data.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
@@ -548,9 +552,17 @@ fn replaces_member_unreadable_by_both_minor_releases() {
         (changed.restarts, changed.unreadable) = (1, unreadable);
         scene.crashes("b", damaged(), restarts, 20).changes()
     };
-    assert_eq!(set_back(true, 4), [], "it has read it twice at most");
+    assert_eq!(
+        set_back(true, 4),
+        [],
+        "the new image has read the data at most twice"
+    );
     assert_eq!(set_back(true, 5), [scene::remove("b")]);
-    assert_eq!(set_back(false, 9), [], "it may be the image");
+    assert_eq!(
+        set_back(false, 9),
+        [],
+        "the previous image could read the data, so the new image may be the cause"
+    );
 }
 
 /// Kubernetes reports the last end of the old image's container until the new container has ended.

@@ -58,7 +58,11 @@ fn waits_for_five_second_rule_of_etcd() {
     assert_eq!(scene.changes(), []);
     assert_eq!(scene.waits(), [Reason::VotersConnecting]);
     let alone = Scene::formed(&["a"]).size(2).reserved("d").young("a");
-    assert_eq!(alone.changes().len(), 1, "a voter alone waits for nobody");
+    assert_eq!(
+        alone.changes().len(),
+        1,
+        "a single voter has no connection to wait for"
+    );
 }
 
 #[test]

@@ -258,7 +258,11 @@ fn invariant_19_disarms_alarm_once_every_database_has_space() {
     );
     let mut silent = full(50, 50);
     silent = silent.down("b");
-    assert_eq!(silent.writes(), [], "what is not known is not roomy");
+    assert_eq!(
+        silent.writes(),
+        [],
+        "a member that does not answer may have a full database"
+    );
 }
 
 // ---- one at a time ----
@@ -413,10 +417,14 @@ fn defragments_once_per_scheduled_time() {
     let mut over = run(Cause::Schedule, &[("b", true)]);
     over.completion_time = Some(time(950));
     scene.observed.upkeep.record = Some(over);
-    assert_eq!(scene.writes(), [], "it began after the time it was due");
+    assert_eq!(
+        scene.writes(),
+        [],
+        "the run of this schedule has already begun"
+    );
     let mut nothing = three(90, 90);
     nothing.desired = scene.desired;
-    assert_eq!(nothing.writes(), [], "there is nothing to free");
+    assert_eq!(nothing.writes(), [], "no space can be freed");
 }
 
 // ---- corrupt data ----
