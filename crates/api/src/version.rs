@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_match_release() {
+    fn features_follow_etcd_version() {
         // The columns are the version, learners, max-learners, etcdutl and readyz.
         let cases = [
             ("3.3.27", false, false, false, false),

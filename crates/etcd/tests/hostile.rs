@@ -194,7 +194,7 @@ async fn hostile_etcd_member_list_at_limit_is_accepted() {
 
 /// The prefix announces 3 MiB, which is below the limit of the client library.
 #[tokio::test]
-async fn hostile_etcd_long_answers_are_capped() {
+async fn hostile_etcd_long_responses_are_limited() {
     let piece: Bytes = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat().into();
     let member = HostileMember::start(move |_| Answer::Endless(piece.clone())).await;
     let (client, via) = (client(), [member.url.clone()]);
@@ -290,7 +290,7 @@ async fn metrics(piece: &'static [u8], pause: Duration) -> (String, Arc<AtomicU6
 }
 
 #[tokio::test]
-async fn hostile_etcd_endless_metrics_are_capped() {
+async fn hostile_etcd_endless_metrics_are_limited() {
     let (address, sent) = metrics(&[b'\n'; 4096], Duration::ZERO).await;
     let error = client().pulse(&address).await.unwrap_err();
     assert!(

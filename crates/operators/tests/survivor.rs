@@ -133,7 +133,10 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
         .await
         .expect("etcd starts on the restored directory");
     assert_eq!(status.revision, raised);
-    assert_ne!(status.cluster_id, old.cluster_id, "a cluster of its own");
+    assert_ne!(
+        status.cluster_id, old.cluster_id,
+        "the restored cluster has a new cluster ID"
+    );
     for index in [0, KEYS / 2, KEYS - 1] {
         let key = format!("/key/{index:05}");
         assert_eq!(member.value(&key).await, Some(format!("value {index}")));

@@ -156,7 +156,7 @@ mod tests {
             for part in [
                 text,
                 "spec.pod.persistentVolumeClaimSpec",
-                "raise the quota",
+                "Raise the quota",
             ] {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }

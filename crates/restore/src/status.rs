@@ -430,7 +430,12 @@ mod tests {
         let working = || PlanState::Working(Trouble::new(Reason::InProgress, "x"));
         for (restore, action, reason, part) in [
             (&fresh, create, "ClusterCreated", "EtcdCluster main"),
-            (&over, Action::Lock, "Claimed", "main: it serves until"),
+            (
+                &over,
+                Action::Lock,
+                "Claimed",
+                "main: its members serve until",
+            ),
             (&fresh, Action::CreatePod, "SeedStarted", "seed member"),
             (&fresh, evicted, "SeedEnded", "evicted"),
             (&fresh, restored, "SeedServes", "revision 7"),

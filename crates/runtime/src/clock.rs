@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn missing_answer_is_an_error() {
+    async fn clock_read_without_response_fails() {
         let closed_port = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(closed_port).unwrap();
         assert!(difference(&client).await.is_err());

@@ -53,7 +53,7 @@ pub struct Recorded {
 pub struct ClusterAuth {
     /// User and password from `spec.auth.secret`, or the reason why they cannot be read. `None` without `spec.auth`.
     wanted: Option<Result<(String, String), String>>,
-    /// The content of the operator's own Secret. `None` if the Secret does not exist.
+    /// The content of the operator's own Secret. `None` if the Secret does not exist or cannot be read.
     recorded: Option<Recorded>,
 }
 
@@ -170,6 +170,7 @@ impl ClusterAuth {
         }
     }
 
+    /// The content of the operator's own Secret. `None` if the Secret does not exist or cannot be read.
     pub fn recorded(&self) -> Option<&Recorded> {
         self.recorded.as_ref()
     }

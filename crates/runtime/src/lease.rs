@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn renewal_ends_outage() {
+    fn lease_renewal_ends_outage() {
         let start = Instant::now();
         let mut outage = Outage::default();
         assert!(!outage.is_over_limit(start));

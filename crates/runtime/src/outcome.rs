@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn state_is_published_once_until_it_changes() {
+    async fn state_is_published_as_one_event_until_change() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let is_published = |notice: &Notice, at| {
             matches!(report.decide(&object, notice, at), Decision::Publish(_))
@@ -404,7 +404,10 @@ mod tests {
         assert!(is_published(&first, now));
         assert!(!is_published(&first, now));
         assert!(is_published(&other, now));
-        assert!(!is_published(&first, now), "both hold");
+        assert!(
+            !is_published(&first, now),
+            "an Event repeats, although both states continue"
+        );
         assert!(is_published(&other, now + REPEAT_AFTER));
         // If a state has ended and occurs again, it is published again.
         report.mark_ended(&object, std::slice::from_ref(&other));
@@ -433,7 +436,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_change_is_published() {
+    async fn every_change_is_published_as_event() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let change = Notice::change("MemberStarted", "Start", "create the pod of db-a");
         for _ in 0..3 {

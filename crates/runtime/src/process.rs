@@ -88,8 +88,8 @@ pub struct Definition {
 pub struct Operator {
     /// Name of the binary, which is the field manager of all writes.
     pub name: &'static str,
-    /// A client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503 or
-    /// 504. The retries can take minutes.
+    /// A client with the operator's ServiceAccount. It retries requests that the API server rejects with 429, 503
+    /// or 504. The retries can take minutes.
     pub client: Client,
     /// The same client without retries, for writes that must not be sent late.
     pub client_without_retry: Client,

@@ -152,7 +152,7 @@ async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     );
     assert!(
         outcome.is_err() || read.len() == before.len(),
-        "the read ended early"
+        "the read ended before the whole object was received"
     );
     store.delete("a/replaced").await.unwrap();
 }

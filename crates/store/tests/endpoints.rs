@@ -63,7 +63,7 @@ async fn wrong_endpoint_fails_with_remedy() {
     let plain = web_server("HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
     for (name, store) in configs.stores(&format!("https://{plain}")).await {
         let error = store.list("key").await.unwrap_err().to_string();
-        assert!(error.contains("begin with http://"), "{name}: {error}");
+        assert!(error.contains("use a URL with http://"), "{name}: {error}");
         assert!(!error.contains("caSecret"), "{name}: {error}");
     }
     // How TLS servers respond to plain HTTP, and how web servers respond that are not stores.

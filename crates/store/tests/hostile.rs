@@ -271,7 +271,7 @@ fn page(request: &str, count: usize, marker: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_endless_list_is_capped() {
+async fn hostile_store_endless_list_response_is_limited() {
     for length in ["x-no: length", "content-length: 999999999999"] {
         let server = HostileServer::start(move |request| {
             Reply::new(beginning(request), Then::Repeat(vec![b'x'; 64 << 10])).with_header(length)
@@ -291,7 +291,7 @@ async fn hostile_store_endless_list_is_capped() {
 
 /// Errors and the results of writes are short, so their limit is low.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_other_endless_responses_are_capped() {
+async fn hostile_store_other_endless_responses_are_limited() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
     for status in ["200 OK", "400 Bad Request", "403 Forbidden"] {
         let server = HostileServer::start(move |_| endless().with_status(status));
@@ -394,7 +394,7 @@ async fn hostile_store_slow_listing_times_out() {
 
 /// Responses that take many times their size in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_dense_responses_are_capped() {
+async fn hostile_store_memory_intensive_responses_are_limited() {
     // The list arrives in chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);

@@ -192,7 +192,7 @@ async fn await_nothing_unfinished(server: &S3Server) {
 }
 
 #[tokio::test]
-async fn aborted_or_dropped_upload_leaves_nothing() {
+async fn aborted_or_dropped_upload_leaves_no_stored_data() {
     let server = S3Server::start(&["bucket"]);
     let store = reach(server.config("bucket")).await;
     for abort in [true, false] {

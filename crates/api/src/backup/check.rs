@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn all_storage_types_are_in_effect() {
+    fn all_storage_types_have_no_ineffective_fields() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
             r#""storageType":"GCS","gcs":{"path":"b/k"}"#,

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_other_flags() {
+    fn allows_flags_not_set_by_operator() {
         for argument in [
             "--log-level=debug",
             "--enable-pprof",
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_other_variables() {
+    fn allows_variables_not_set_by_operator() {
         for variable in [
             "ETCD_AUTO_COMPACTION_RETENTION",
             "ETCD_QUOTA_BACKEND_BYTES",

@@ -124,7 +124,7 @@ fn examples_mark_fields_without_effect() {
 }
 
 #[test]
-fn first_example_spells_out_defaults() {
+fn first_example_equals_default_spec() {
     let path = root().join("examples/example-etcd-cluster.yaml");
     let object = objects(&path).remove(0);
     let typed: EtcdCluster = round_trip(&object, &path);

@@ -34,7 +34,7 @@ fn expected(path: &Path) -> String {
 }
 
 #[test]
-fn accepted_fixtures_are_accepted() {
+fn accepted_fixtures_violate_no_rule() {
     for path in yaml_files(ACCEPTED) {
         for object in objects(&path) {
             assert_eq!(

@@ -218,8 +218,7 @@ impl<'a> SecretCheck<'a> {
             webpki::Error::CaUsedAsEndEntity => (
                 FaultKind::WrongUsage,
                 format!(
-                    "{certificate} is the certificate of an authority: use the authority to issue a certificate for its holder
-                     authority"
+                    "{certificate} is the certificate of an authority: use the authority to issue a certificate for its holder"
                 ),
             ),
             other => (

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_dirty_pages() {
+    fn keeps_dirty_pages_in_page_cache() {
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let released = release(

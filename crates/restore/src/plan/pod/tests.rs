@@ -66,7 +66,7 @@ fn with_secret() -> StorageBlock {
 
 /// Defect 6 of the original operator: an untagged third-party image in the data path.
 #[test]
-fn data_path_uses_operator_and_member_images() {
+fn seed_containers_use_operator_and_member_images() {
     let pod = built(
         json!({ "version": "3.6.16", "repository": "registry.local/etcd" }),
         &with_secret(),

@@ -307,8 +307,8 @@ fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
 #[test]
 fn model_detects_every_mistake_of_restore() {
     for (mistake, report) in [
-        (Mistake::ChoosesAgain, "several backups"),
-        (Mistake::UsesBumpOfSpec, "several backups"),
+        (Mistake::ChoosesAgain, "seeds from different backups"),
+        (Mistake::UsesBumpOfSpec, "seeds from different backups"),
         (Mistake::TreatsVolumeAsData, "an empty volume"),
         (Mistake::ExpectsReport, "the restore waits indefinitely"),
         (

@@ -438,7 +438,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
             );
             let ended = plan(&without_finalizer(failed), &present(existing(false)));
             assert!(matches!(ended.state, PlanState::Halted(_)));
-            // A user who deletes the restore accepts the loss.
+            // A user who deletes the failed restore accepts that the data is lost.
             check(&deleted(verified_seed()), &snapshot, &action);
         }
         let unknown = durable(&bare, Child::Unknown("timeout".into()));
