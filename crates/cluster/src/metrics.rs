@@ -1,8 +1,8 @@
-//! The metrics of each cluster for `/metrics`. They are computed from the status that was just written, so a metric
-//! never contradicts the object.
+//! The metrics of each cluster for `/metrics`. The operator computes them from the status that it has just written, so
+//! the metrics and the EtcdCluster always agree.
 //!
-//! Labels are the namespace, the cluster's name, and words of this file and of [`crate::outcome`]. The number of series
-//! grows with the number of clusters, and the series of a deleted cluster are removed.
+//! Labels are the namespace, the cluster's name, and constant words from this file and from [`crate::outcome`]. The
+//! number of series grows with the number of clusters. The series of a deleted cluster are removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -30,7 +30,7 @@ type Alive = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
 #[derive(Default)]
 struct Inner {
     clusters: HashMap<String, Cluster>,
-    /// By namespace and word.
+    /// Counters of events by namespace and name of the event.
     events: BTreeMap<(String, &'static str), u64>,
     alive: Option<Alive>,
 }
@@ -55,7 +55,7 @@ struct Gauge {
 
 const PREFIX: &str = "etcd_operator_cluster_";
 
-/// One series per cluster each.
+/// The gauges. Each has one series per cluster.
 static GAUGES: [Gauge; 12] = [
     Gauge {
         name: "certificate_expiry_timestamp_seconds",
@@ -162,7 +162,7 @@ impl Metrics {
         self.inner().alive = Some(Box::new(alive));
     }
 
-    /// Drops deleted clusters, also if no scraper reads the metrics.
+    /// Drops the metrics of deleted clusters even if no scraper reads the metrics.
     pub fn forget(&self) {
         self.inner().sweep();
     }
@@ -214,7 +214,7 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Drops deleted clusters and counts the rest.
+    /// Drops deleted clusters, and counts the remaining ones.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();
