@@ -1,4 +1,4 @@
-//! Parts of the spec that are applied to running pods in place.
+//! Settings of the spec that the operator applies to running pods in place.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ fn changes_labels_and_annotations_without_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // No container restarts, so the change does not wait for a healthy quorum.
+    // No container restarts, so the change does not depend on a healthy quorum.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 
