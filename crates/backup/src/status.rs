@@ -162,8 +162,9 @@ fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup
 
 const IN_PROGRESS: &str = "a backup is in progress";
 
-const QUEUED: &str = "the backup is queued: the limit of concurrent transfers is reached, in all, of this namespace or of \
-                      this store; the administrator sets the limits with backups.transfers of the chart";
+const QUEUED: &str = "the backup is queued: a limit of concurrent transfers is reached (the total limit, or the limit for \
+                      this namespace or this store). The administrator sets the limits with backups.transfers of the \
+                      chart";
 
 fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -> Vec<Finding> {
     let complete = |holds: bool, reason: Reason, message: String| {

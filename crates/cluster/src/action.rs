@@ -52,7 +52,7 @@ impl Action {
         matches!(&self.request, Request::Patch(patch) if patch.form == PatchForm::Strategic)
     }
 
-    /// Whether the action adds a member to etcd.
+    /// True if the action adds a member to etcd.
     pub fn adds_member(&self) -> bool {
         matches!(self.request, Request::Etcd(EtcdCall::AddMember { .. }))
     }

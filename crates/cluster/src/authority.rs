@@ -41,7 +41,7 @@ pub enum Error {
     #[error("the certificate cannot be created")]
     Certificate,
     /// The name is neither a DNS name nor an IP address.
-    #[error("a name in it is neither a DNS name nor an IP address")]
+    #[error("a name in the certificate is neither a DNS name nor an IP address")]
     Name,
 }
 

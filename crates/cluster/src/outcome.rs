@@ -18,7 +18,7 @@ pub enum Error {
     #[error("the cluster cannot be observed")]
     Observe(#[from] observe::Error),
     /// An action of the step failed.
-    #[error("the step was not done")]
+    #[error("an action of the plan failed")]
     Act {
         /// The cause.
         #[source]
@@ -144,9 +144,9 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     {
         let key = certificates.key.as_deref().unwrap_or("the certificate");
         let remedy = if key.ends_with("ca.crt") {
-            "replace the authority in time, with both in every Secret for a while"
+            "replace the authority before this time; during the change, every Secret must contain both authorities"
         } else {
-            "renew it"
+            "renew the certificate before this time"
         };
         let text = format!(
             "{key} in Secret {} is valid until {}: {remedy}",

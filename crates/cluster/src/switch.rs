@@ -110,12 +110,12 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if leaps {
         let text = match there.clients {
             Clients::Plain => {
-                "TLS for clients cannot be disabled in one step, and the cluster keeps its settings: restore \
-                 spec.TLS with acceptPlaintext: true, change all clients when TLSReady is True, then remove spec.TLS"
+                "TLS for clients cannot be disabled in one step. The cluster keeps its settings. Restore spec.TLS with \
+                 acceptPlaintext: true. When TLSReady is True, change all clients to http://. Then remove spec.TLS"
             }
             _ => {
-                "TLS for clients cannot be enabled in one step, and the cluster keeps its settings: set \
-                 spec.TLS.acceptPlaintext to true, change all clients when TLSReady is True, then remove \
+                "TLS for clients cannot be enabled in one step. The cluster keeps its settings. Set \
+                 spec.TLS.acceptPlaintext to true. When TLSReady is True, change all clients to https://. Then remove \
                  acceptPlaintext"
             }
         };

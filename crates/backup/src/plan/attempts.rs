@@ -43,9 +43,9 @@ pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Tro
         Trouble::new(
             Reason::AttemptsCutOff,
             format!(
-                "{unfinished} attempts ended together with the backup operator: check why its container ended \
-                 (kubectl describe pod), and raise backupOperator.resources of the chart if it was OOMKilled; then \
-                 create another EtcdBackup or change the spec, unless the EtcdBackup is periodic"
+                "{unfinished} attempts ended together with the backup operator: check why the operator's container \
+                 ended (kubectl describe pod). If it was OOMKilled, raise backupOperator.resources of the chart. Then \
+                 create another EtcdBackup or change the spec. A periodic EtcdBackup needs neither"
             ),
         )
     })

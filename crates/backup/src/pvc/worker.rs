@@ -182,8 +182,8 @@ impl<T> PodWorker<T> {
         Trouble::new(
             Reason::PodNotStarting,
             format!(
-                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, has a node, but its \
-                 container has not started within a minute: {reason}"
+                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, is assigned to a \
+                 node, but its container has not started within a minute: {reason}"
             ),
         )
     }

@@ -91,7 +91,7 @@ impl Held {
         digest(self.trusts.keys().map(String::as_str))
     }
 
-    /// Whether `ca.crt` contains a CA of this name.
+    /// True if `ca.crt` contains a CA of this name.
     pub fn trusts_issuer(&self, subject: &[u8]) -> bool {
         let mut anchors = self.trusts.values();
         anchors.any(|anchor| anchor.subject == subject)

@@ -39,7 +39,7 @@ fn made(used: CertificateUse, signer: &Made) -> Made {
     leaf(&request, (&authority, &signer.key), now()).unwrap()
 }
 
-/// Whether rustls verifies the certificate for this use with this CA as the trust anchor.
+/// True if rustls verifies the certificate for this use with this CA as the trust anchor.
 fn verifies(made: &Made, trusted: &Made, usage: KeyUsage, at: Timestamp) -> bool {
     let leaf = certificates(&made.certificate).unwrap().remove(0);
     let root = certificates(&trusted.certificate).unwrap().remove(0);

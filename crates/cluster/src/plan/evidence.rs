@@ -114,7 +114,7 @@ impl Evidence {
             .collect()
     }
 
-    /// Whether the member answers and has its data.
+    /// True if the member answers and has its data.
     pub(super) fn survives(&self, name: &str) -> bool {
         survives(&self.members, name)
     }

@@ -206,7 +206,8 @@ fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
 /// etcd reports that the data of this member differs from the data of the other members.
 fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
     facts.corrupt.contains(&member.id()).then(|| {
-        let why = "etcd reports that its data differs from the other members (alarm CORRUPT)";
+        let why =
+            "etcd reports that its data differs from that of the other members (alarm CORRUPT)";
         Fate::Leaves(why.to_owned())
     })
 }

@@ -84,7 +84,7 @@ impl MemberState<'_> {
         self.listed.id
     }
 
-    /// Whether the member is a voter.
+    /// True if the member is a voter.
     pub fn votes(&self) -> bool {
         !self.listed.is_learner
     }
@@ -104,7 +104,7 @@ impl MemberState<'_> {
         !self.is_healthy() && self.health != Health::Busy && !self.is_joining()
     }
 
-    /// Whether the member follows the leader and does not serve clients yet.
+    /// True if the member follows the leader and does not serve clients yet.
     pub fn is_joining(&self) -> bool {
         self.follows.is_some() && !self.is_lost() && self.health != Health::Busy
     }
@@ -114,7 +114,7 @@ impl MemberState<'_> {
         self.serves() && !self.is_lost()
     }
 
-    /// Whether the member counts as lost.
+    /// True if the member counts as lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.fate, Fate::Lost(_))
     }

@@ -351,7 +351,7 @@ fn advisable(report: &Report) -> Finding {
         let voters = if parsed.has_learners() {
             ""
         } else {
-            "; before 3.4 members join with a vote, which costs quorum until they run"
+            ". Before 3.4, a new member is a voter at once, so the quorum is larger before the member runs"
         };
         let text = format!(
             "spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}"

@@ -35,9 +35,9 @@ impl Keeper<'_> {
             }
             if !self.is_on_volume(member, pod) {
                 let text = format!(
-                    "the certificate authorities with which {member} was started have expired, and without a volume \
-                     it cannot be restarted without losing its data: restore the cluster from a backup, or give \
-                     members volumes (spec.pod.persistentVolumeClaimSpec)"
+                    "the certificate authorities with which {member} was started have expired. {member} has no \
+                     volume, so a restart would lose its data: restore the cluster from a backup, or give members \
+                     volumes (spec.pod.persistentVolumeClaimSpec)"
                 );
                 draft.problem(Reason::AuthorityExpired, text);
                 continue;
@@ -202,9 +202,9 @@ impl Keeper<'_> {
             return;
         }
         let text = format!(
-            "the peer certificate authority in Secret {} is not trusted by {}, and without volumes they cannot be \
-             restarted with it without losing data: restore the Secret from a copy, or back up the cluster and \
-             restore it while the certificates of its members are valid",
+            "the peer certificate authority in Secret {} is not trusted by {}. A restart would correct this, but these \
+             members have no volumes and would lose their data: restore the Secret from a copy, or back up the \
+             cluster and restore it while the certificates of its members are valid",
             CaScope::Peers.secret(&self.rule.cluster),
             names.join(", ")
         );
