@@ -77,8 +77,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod that ended
-        // permanently has no data in itself if its member has a disk.
+        // A pod that is stopped on purpose keeps its disk; the check of the write verifies that. A pod that ended
+        // permanently contains no data if its member has a disk.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -90,7 +90,7 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: members without a common CA answer no call. A restart on a volume keeps their data.
+                // Invariant 20: members without a common CA answer no call. A restart on a volume keeps the data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -163,8 +163,8 @@ impl World {
         }
     }
 
-    /// Whether the member may be replaced: its node is lost, its data is unreadable, its container fails, or its volume
-    /// is being deleted.
+    /// True if the member may be replaced: its node is lost, its data is unreadable, its container fails, or its
+    /// volume is being deleted.
     fn is_excused(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         let fails = |pod: &crate::world::WorldPod| {
