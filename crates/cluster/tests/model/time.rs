@@ -176,8 +176,8 @@ impl World {
         }
     }
 
-    /// Assigns the pod to the node of its local volume, or to the node with the fewest pods. Returns false if there is
-    /// none.
+    /// Assigns the pod to the node of its local volume, or to the node with the fewest pods. Returns false if no node
+    /// accepts the pod.
     fn schedule(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let bound = self.disks.get(name);
