@@ -127,7 +127,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
         if is.status != "True" {
             notices.push(Notice::change(Reason::Healthy.as_str(), "Observe", text));
         } else if is.reason == Reason::MemberDown.as_str() {
-            // Every other reason is a problem in the plan, and the plan's problems have their own Events.
+            // Every other reason is a problem and is reported as one.
             notices.push(Notice {
                 warning: true,
                 ..Notice::change(Reason::MemberDown.as_str(), "Observe", text)

@@ -135,7 +135,7 @@ mod tests {
         (answer.is_ok(), pulse.is_some())
     }
 
-    /// Invariant 24.
+    /// Invariant 24 (members that do not serve clients yet).
     #[tokio::test]
     async fn invariant_24_only_unserved_members_get_health_calls() {
         let busy = Role::Busy {

@@ -254,7 +254,7 @@ fn children_of_another_object_are_strangers() {
     assert_eq!(observed.strangers.len(), 2);
 }
 
-/// Invariant 7.
+/// Invariant 7 (no second bootstrap).
 #[test]
 fn invariant_7_orphans_with_a_token_are_found_again() {
     let observed = seen(|objects| {

@@ -40,7 +40,7 @@ use scene::Scene;
 
 // ---- bootstrap ----
 
-/// Invariant 10.
+/// Invariant 10 (record before acting).
 #[test]
 fn records_first_members_before_creating_objects() {
     let plan = Scene::nothing(3).plan();
@@ -209,7 +209,7 @@ fn invariant_7_volumes_without_pods_prevent_bootstrap() {
 
 // ---- lost members ----
 
-/// Invariant 5.
+/// Invariant 5 (dead members).
 #[test]
 fn removes_dead_member_before_adding_replacement() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");

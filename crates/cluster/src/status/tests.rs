@@ -86,7 +86,7 @@ fn healthy_cluster_is_only_available() {
     assert!(status.member_details.iter().all(|member| member.healthy));
 }
 
-/// Invariant 24.
+/// Invariant 24 (members that do not serve clients yet).
 #[test]
 fn invariant_24_new_unserved_voter_is_unhealthy_without_problem() {
     let since = |seconds: i64| {

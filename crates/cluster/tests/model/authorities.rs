@@ -553,7 +553,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 
 const ROUNDS: usize = 20_000;
 
-/// Invariants 3, 18 and 20.
+/// Invariants 3, 18 and 20 (quorum guard; rolling updates; certificates).
 #[test]
 fn lost_cas_keep_invariants() {
     play_drawn(drawn, ROUNDS);

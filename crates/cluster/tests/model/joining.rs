@@ -350,13 +350,13 @@ fn strike(dice: &mut Dice) -> Event {
 /// Number of rounds with one operator; half as many with two.
 const ROUNDS: usize = 30_000;
 
-/// Invariant 24.
+/// Invariant 24 (members that do not serve clients yet).
 #[test]
 fn faults_on_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
-/// Invariants 11 and 24.
+/// Invariants 11 and 24 (fencing; members that do not serve clients yet).
 #[test]
 fn concurrent_operators_with_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, true), ROUNDS / 2);

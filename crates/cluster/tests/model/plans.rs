@@ -23,7 +23,7 @@ impl World {
         let Some(change) = &plan.step.change else {
             return;
         };
-        // Invariant 2.
+        // Invariant 2 (one change of the voters at a time).
         let learners = |write: &Write| matches!(write, Write::AddMember { learner: true, .. });
         let mut changes = change.chain.iter().filter(|write| is_for_etcd(write));
         let single = changes.clone().count() == 1 || changes.all(learners);
@@ -108,7 +108,7 @@ impl World {
     }
 
     fn judge_addition(&mut self, cluster: &Cluster) {
-        // Invariant 5.
+        // Invariant 5 (dead members).
         let dead =
             |(id, member): &(&u64, &Member)| !cluster.is_up(**id) && is_lost(self, &member.name);
         let dead = cluster
@@ -192,7 +192,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4.
+        // Invariant 4 (members join as learners).
         let name = &member.name;
         demand!(
             self,
@@ -211,7 +211,7 @@ impl World {
             "invariant 4: {name} is promoted with {has} of {newest} entries"
         );
         self.judge_in_flight("a promotion", None, cluster);
-        // Invariant 2.
+        // Invariant 2 (one change of the voters at a time).
         let down = cluster.voters().find(|(id, _)| !cluster.is_up(**id));
         let down = down.map(|(_, voter)| voter.name.clone());
         demand!(

@@ -245,7 +245,7 @@ fn old_pod_waiting_for_dns_names_missing_image() {
     assert!(!waits.running && waits.stays());
 }
 
-/// Invariant 7.
+/// Invariant 7 (no second bootstrap).
 #[test]
 fn old_clusters_are_recorded_and_never_bootstrapped() {
     for old in every_form() {
@@ -257,7 +257,7 @@ fn old_clusters_are_recorded_and_never_bootstrapped() {
     }
 }
 
-/// Invariants 3 and 5.
+/// Invariants 3 and 5 (quorum guard; dead members).
 #[test]
 fn replaces_emptydir_members_and_keeps_pvc_members() {
     for old in every_form() {

@@ -116,7 +116,7 @@ fn minority_becomes_majority_when_more_members_vanish() {
     assert_eq!(notes(&scene), expected);
 }
 
-/// Invariant 9.
+/// Invariant 9 (verify before destroying).
 #[test]
 fn deletes_kept_volume_after_comparison_and_grace_period() {
     let whole = |seconds| {

@@ -185,7 +185,7 @@ fn member_with_lost_volume_serves_until_replaced() {
     assert!(said.contains("its volume is lost"), "{said}");
 }
 
-/// Invariants 3 and 5.
+/// Invariants 3 and 5 (quorum guard; dead members).
 #[test]
 fn removes_member_with_lost_volume_if_quorum_allows() {
     let gone = three().without_pod("b").volume_lost("b");

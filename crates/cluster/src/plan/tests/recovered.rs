@@ -86,7 +86,7 @@ fn keeps_old_cluster_until_new_one_is_labeled() {
     );
 }
 
-/// Invariant 16.
+/// Invariant 16 (recovery of a lost quorum).
 #[test]
 fn opens_client_service_once_old_pods_are_unreachable() {
     let open = Write::ApplyClient { open: true };
@@ -181,7 +181,7 @@ fn deletes_replaced_cluster_after_completion_and_retention() {
     }
 }
 
-/// Invariant 16.
+/// Invariant 16 (recovery of a lost quorum).
 #[test]
 fn opens_client_service_once_replaced_members_are_unreachable() {
     let open = Write::ApplyClient { open: true };

@@ -106,7 +106,7 @@ pub(super) fn destroys(writes: &[Write]) -> bool {
 
 // ---- reports and approval ----
 
-/// Invariant 16.
+/// Invariant 16 (recovery of a lost quorum).
 #[test]
 fn lost_quorum_reports_survivors_and_waits_for_approval() {
     let scene = one_left();

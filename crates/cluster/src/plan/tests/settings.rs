@@ -75,7 +75,7 @@ fn changes_labels_and_annotations_without_restart() {
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 
-/// Invariant 18.
+/// Invariant 18 (rolling updates).
 #[test]
 fn resizes_members_one_by_one_and_leader_last() {
     let all = differ(three(), &["a", "b", "c"], &resources());
@@ -112,7 +112,7 @@ fn deferred_resize_is_reported_and_blocks_nothing() {
     assert!(scene.waits().contains(&Reason::ResizeDeferred));
 }
 
-/// Invariant 18.
+/// Invariant 18 (rolling updates).
 #[test]
 fn unsafe_quorum_resizes_only_unavailable_member() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
@@ -126,7 +126,7 @@ fn unsafe_quorum_resizes_only_unavailable_member() {
     assert!(served.waits().contains(&Reason::VoterNotHealthy));
 }
 
-/// Invariant 18.
+/// Invariant 18 (rolling updates).
 #[test]
 fn no_resize_during_change_of_another_member() {
     let anew = Difference {

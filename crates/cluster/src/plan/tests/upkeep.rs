@@ -268,7 +268,7 @@ fn invariant_19_disarms_alarm_once_every_database_has_space() {
 
 // ---- one at a time ----
 
-/// Invariants 10 and 19.
+/// Invariants 10 and 19 (record before acting; defragmentation and alarms).
 #[test]
 fn invariant_19_defragments_followers_one_by_one_then_leader() {
     let first = under_way(full(100, 20), &[]);
@@ -334,7 +334,7 @@ fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
     }
 }
 
-/// Invariants 3 and 19.
+/// Invariants 3 and 19 (quorum guard; defragmentation and alarms).
 #[test]
 fn invariant_19_removes_no_member_during_defragmentation() {
     let mut busy = under_way(full(100, 20).claim_deleted("c"), &[("b", false)]);
