@@ -14,6 +14,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
 use runtime::controller::{Guarded, Scope, controller, drive};
+use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use runtime::image::OwnImage;
 use runtime::process::Objects;
 use store::Directories;
@@ -46,6 +47,13 @@ const REMOVALS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
+/// How endpoints of EtcdBackups are granted.
+pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
+    operator: "backup operator",
+    flag: "--etcd-endpoints",
+    value: "backups.etcdEndpoints",
+};
+
 /// Settings of an administrator for all EtcdBackups.
 #[derive(Args, Clone, Debug)]
 pub struct Settings {
@@ -53,6 +61,11 @@ pub struct Settings {
     /// the flag for more locations; * means every namespace. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=PLACE")]
     pub ambient_identity: Vec<Grant>,
+    /// Allow a namespace to name an etcd in spec.etcdEndpoints that is none of its EtcdClusters, as in
+    /// team-a=etcd.example.com. Repeat the flag for more hosts; * means every namespace, *.example.com every name below
+    /// it. The port is 2379 by default. The operator's own namespace needs no permission
+    #[arg(long, value_name = "NAMESPACE=HOST[:PORT]")]
+    pub etcd_endpoints: Vec<EndpointGrant>,
     /// Directory for backups with storageType Local
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
@@ -141,6 +154,12 @@ pub async fn work(operator: Operator, settings: Settings) {
                 own: operator.namespace.clone(),
                 others: settings.ambient_identity,
             },
+            endpoints: EndpointGrants::new(
+                &operator.scope,
+                &operator.namespace,
+                ENDPOINTS,
+                settings.etcd_endpoints,
+            ),
             directories: Directories {
                 local: settings.local_directory,
                 claim: None,

@@ -74,6 +74,7 @@ impl ExecuteContext {
                     name,
                     compress,
                     cluster,
+                    limits,
                 },
                 Connections {
                     store: Some(store),
@@ -88,6 +89,7 @@ impl ExecuteContext {
                     compress,
                     uid: uid.clone(),
                     cluster: cluster.map(|cluster| *cluster),
+                    limits,
                     since: self.since,
                 };
                 self.transfers.enqueue(owner, transfer, exists);

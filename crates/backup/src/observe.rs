@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Client, ResourceExt};
 use runtime::controller::Guarded;
+use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
 use store::grants::Grants;
 use store::{Directories, Store, Target};
@@ -36,6 +37,8 @@ pub(crate) struct ObserveContext {
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
+    /// The endpoints that namespaces may name.
+    pub(crate) endpoints: EndpointGrants,
     /// The directories mounted in the operator's pod.
     pub(crate) directories: Directories,
     /// All EtcdBackups, from the watch.
@@ -116,9 +119,12 @@ async fn for_transfer(
     begun: Timestamp,
 ) -> Result<Read, Trouble> {
     let source = site::source_of(backup)?;
+    let rule = context
+        .endpoints
+        .of(&backup.namespace().unwrap_or_default());
     if let StorageSource::Pvc(pvc) = source {
         // Only the pod can read the volume. Problems with the Secrets are reported before the pod is created.
-        let source = cluster::source(context, backup).await?;
+        let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
         return Ok(Read {
             destination: Destination::Free,
@@ -126,6 +132,7 @@ async fn for_transfer(
                 site: site::volume(context, backup, pvc).await?,
                 leftover: None,
                 source,
+                rule,
             },
             connections: Connections::default(),
         });
@@ -148,7 +155,7 @@ async fn for_transfer(
         }
         EarlierAttempt::Incomplete(name) => name.leftover(),
     };
-    let source = cluster::source(context, backup).await?;
+    let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
     let etcd = cluster::client(context, backup).await?;
     Ok(Read {
         destination: Destination::Free,
@@ -156,6 +163,7 @@ async fn for_transfer(
             site: Site::Store { key },
             leftover,
             source,
+            rule,
         },
         connections: Connections {
             store: Some(store),

@@ -32,6 +32,8 @@ api::reasons! {
         ClusterMissing,
         /// The deadline passed before the backup was complete.
         DeadlineExceeded,
+        /// The administrator has not granted an endpoint to the namespace.
+        EndpointNotGranted,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
         /// The EtcdCluster hibernates.

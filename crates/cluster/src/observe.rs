@@ -41,6 +41,7 @@ use kube::{Api, Client, ResourceExt};
 use member::Members;
 use member::tls::ClusterTls;
 use runtime::credentials::ClusterAuth;
+use runtime::endpoints::EndpointRule;
 use runtime::image::OwnImage;
 
 use crate::certificates::Certificates;
@@ -135,6 +136,11 @@ impl KubeSnapshot {
             credentials: self.auth.credentials(),
             ..access
         })
+    }
+
+    /// Sets the rule for the URLs of external members.
+    pub fn limit_join(&mut self, rule: EndpointRule) {
+        self.without_etcd.join_rule = rule;
     }
 
     /// The token of the cluster that a recovery in progress creates.
@@ -446,6 +452,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         shared: diff::shared(&builder, services, budget.as_ref(), &uid),
         members: Seen::Unknown("no member runs".to_owned()),
         join: elsewhere::endpoints(cluster),
+        join_rule: EndpointRule::default(),
         elsewhere: BTreeMap::new(),
         statuses: BTreeMap::new(),
         pulses: BTreeMap::new(),

@@ -311,8 +311,11 @@ fn formed(
             if adoption::refuses(observed, list, draft) {
                 return;
             }
-            auth::settle(desired, observed, draft);
-            membership::change((desired, observed, now), &view, draft);
+            let is_closed = adoption::is_not_granted(observed, draft);
+            if !is_closed {
+                auth::settle(desired, observed, draft);
+                membership::change((desired, observed, now), &view, draft);
+            }
             let earlier = Earlier::of(draft);
             kept_volumes::clear(desired, &view, &earlier, draft);
             ended::clear(observed, &view.names(), draft);
@@ -320,7 +323,9 @@ fn formed(
             membership::start(desired, observed, &view, identity, &earlier, draft);
             switch::settle(observed, intent, &view, &earlier, draft);
             let earlier = Earlier::of(draft);
-            upkeep::keep_up((desired, observed, now), &view, &earlier, draft);
+            if !is_closed {
+                upkeep::keep_up((desired, observed, now), &view, &earlier, draft);
+            }
             disks::grow(desired, &view, draft);
             settings::metadata(&view, draft);
             settings::volume_versions((desired, observed), &view, draft);

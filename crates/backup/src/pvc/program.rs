@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::order::{AUTH, Order, ROOT, Reach, Report, SnapshotTask, TLS, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::{Removal, RemovalScope};
+use crate::snapshot::EndpointLimits;
 use crate::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 
 /// Arguments of `volume`.
@@ -169,6 +170,7 @@ async fn stored(
         compress,
         uid: order.uid.clone(),
         cluster,
+        limits: EndpointLimits::default(),
         // An EtcdBackup has one pod at a time, so every unfinished file of this EtcdBackup is a leftover.
         since: Timestamp::now(),
     };

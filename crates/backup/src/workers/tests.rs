@@ -9,7 +9,7 @@ use store::{Error, LocalStore, Object, ObjectStream, Store, Unfinished, Upload};
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::snapshot::Stored;
+use crate::snapshot::{EndpointLimits, Stored};
 use crate::transfer::{ObjectName, Transfer};
 
 const LIMITS: Limits = Limits {
@@ -137,6 +137,7 @@ impl Case {
             compress: false,
             uid: uid.to_owned(),
             cluster: None,
+            limits: EndpointLimits::default(),
             since: Timestamp::UNIX_EPOCH,
         }
     }

@@ -14,6 +14,9 @@ use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
 
+/// The annotation in messages.
+const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
+
 /// Records an existing cluster that carries no mark of this operator. Returns `false` if none exists.
 ///
 /// Invariant 7: pods and volumes that belong to the object are part of a cluster, whichever software created them.
@@ -59,6 +62,9 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
 pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) -> bool {
     if observed.join.is_empty() {
         return false;
+    }
+    if is_not_granted(observed, draft) {
+        return true;
     }
     if let Some(list) = answer(observed, recorded, Reason::JoinWaits, "joined", draft) {
         if refuses(observed, list, draft) {
@@ -109,6 +115,44 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
     draft.problem(Reason::JoinRefused, text);
     draft.requeue = draft.requeue.min(BLIND);
     true
+}
+
+/// Whether an external member of the joined cluster, or an endpoint of the annotation, has no grant. The reason is
+/// reported. Invariant 28: no member of either cluster is added, promoted or removed then.
+///
+/// A cluster that started here ignores the annotation. After the last external member is removed, the annotation has no
+/// effect any more.
+pub(super) fn is_not_granted(observed: &Observed, draft: &mut Draft) -> bool {
+    let intent = observed.intent.as_ref();
+    if observed.join.is_empty() || intent.is_some_and(|intent| !intent.members.is_empty()) {
+        return false;
+    }
+    let list = observed.members.known();
+    let listed = list.iter().flat_map(|list| &list.members);
+    let external = listed.filter(|member| is_elsewhere(observed, &name_of(member)));
+    let external: Vec<&Member> = external.collect();
+    if list.is_some() && external.is_empty() {
+        return false;
+    }
+    let named = observed.join.iter().map(|url| (ANNOTATION.to_owned(), url));
+    let advertised = external.iter().filter_map(|member| {
+        let field = format!(
+            "the client URL of member {} of the joined cluster",
+            name_of(member)
+        );
+        Some((field, member.client_urls.first()?))
+    });
+    let refused = named.chain(advertised).find_map(|(field, url)| {
+        let why = observed.join_rule.check(url).err()?;
+        Some(format!(
+            "{field}: {url} {why}; no member is added or removed"
+        ))
+    });
+    let is_refused = refused.is_some();
+    if let Some(text) = refused {
+        draft.problem(Reason::JoinRefused, text);
+    }
+    is_refused
 }
 
 /// Invariant 1: returns the list if a quorum has answered and no member contradicts.
@@ -170,6 +214,7 @@ pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> b
     if observed.join.is_empty() {
         return false;
     }
+    is_not_granted(observed, draft);
     let text = format!(
         "no quorum of the joined cluster answers ({why}): restore its members; if none of them exists, remove the \
          annotation {}",

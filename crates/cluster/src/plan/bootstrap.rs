@@ -36,6 +36,13 @@ pub(super) fn unrecorded(
         // The other clusters were never formed.
         traces.retain(|(.., found)| found.is_some());
     }
+    if recorded.is_none() {
+        // Invariant 6: a first member without any object may have run, and its objects were deleted after the bootstrap
+        // was abandoned. Clients reached no member yet, because no object carries a cluster ID.
+        traces.retain(|(_, members, found)| {
+            found.is_some() || members.iter().all(|name| view::is_known(observed, name))
+        });
+    }
     if let [(token, members, found)] = traces.as_slice() {
         // Invariant 7: the token on pods and volumes proves that a cluster exists; it is recorded again.
         draft.say(format!("record the cluster found on {}", join(members)));

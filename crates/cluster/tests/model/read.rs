@@ -80,6 +80,7 @@ impl World {
             shared: self.read_shared(),
             members: Seen::Unknown("no member runs".to_owned()),
             join: self.joins(),
+            join_rule: runtime::endpoints::EndpointRule::default(),
             elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
             pulses: BTreeMap::new(),

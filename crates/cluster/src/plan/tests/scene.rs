@@ -88,6 +88,7 @@ impl Scene {
             },
             members: Seen::Unknown("no member runs".into()),
             join: Vec::new(),
+            join_rule: runtime::endpoints::EndpointRule::default(),
             elsewhere: BTreeMap::new(),
             statuses: BTreeMap::new(),
             pulses: BTreeMap::new(),
