@@ -107,13 +107,12 @@ impl ExecuteContext {
         let owner = (namespace.as_str(), uid.as_str());
         let exists = self.exists(backup, plan.action == Action::RemoveAll);
         match (job, connections.store) {
-            (Job::Removal { path, scope, now }, Some(store)) => {
+            (Job::Removal { path, scope }, Some(store)) => {
                 let removal = Removal {
                     store,
                     path,
                     uid: uid.clone(),
                     scope,
-                    now,
                 };
                 self.removals.enqueue(owner, removal, exists);
             }

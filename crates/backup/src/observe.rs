@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::EtcdBackup;
 use api::storage::StorageSource;
 use etcd::Etcd;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Client, ResourceExt};
 use runtime::controller::Guarded;
@@ -21,6 +21,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Inputs, Site, Snapshot};
 use crate::transfer::{EarlierAttempt, ObjectName, Owner, earlier_attempt};
 
+mod clock;
 mod cluster;
 mod denied;
 mod same_path;
@@ -61,6 +62,7 @@ struct Read {
 
 /// Adds the data that the plan needs to the snapshot of this process's workers.
 pub(crate) async fn observe(
+    clock_difference: Option<SignedDuration>,
     context: &ObserveContext,
     backup: &EtcdBackup,
     snapshot: Snapshot,
@@ -71,13 +73,23 @@ pub(crate) async fn observe(
             (Need::Destination, Some(begun)) => {
                 Box::pin(for_transfer(context, backup, begun)).await
             }
-            (Need::RemoveSurplus | Need::RemoveAll, _) => {
-                Box::pin(for_removal(context, backup)).await
+            (Need::RemoveSurplus, _) => {
+                let difference = clock::difference(&context.client).await?;
+                let read = Box::pin(for_removal(context, backup)).await?;
+                Ok(Read {
+                    clock_difference: Some(difference),
+                    ..read
+                })
             }
             (Need::Destination | Need::Nothing, _) => Ok(Read::default()),
         }
     };
     let read = timeout(READ_TIMEOUT, Box::pin(read)).await;
+            (Need::RemoveAll, _) => Box::pin(for_removal(context, backup)).await,
+            (Need::Clock, _) => Ok(Read {
+                clock_difference: Some(clock::difference(&context.client).await?),
+                ..Read::default()
+            }),
     let read = read.unwrap_or_else(|_| {
         let message = format!("no answer from the store or the API server within {READ_TIMEOUT:?}");
         Err(Trouble::new(Reason::StoreUnreachable, message))
@@ -91,6 +103,7 @@ pub(crate) async fn observe(
             },
             read.connections,
         ),
+                clock_difference: read.clock_difference,
         Err(trouble) => (unread(snapshot, need, trouble), Connections::default()),
     };
     (denied::name_secret(backup, snapshot), connections)
@@ -127,7 +140,7 @@ async fn for_transfer(
                 leftover: None,
                 source,
             },
-            connections: Connections::default(),
+            ..Read::default()
         });
     }
     let Target { store, key } = site::open(context, backup, &source).await?;
@@ -165,6 +178,7 @@ async fn for_transfer(
 }
 
 async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Read, Trouble> {
+        ..Read::default()
     let others = others(context, backup);
     let source = site::source_of(backup)?;
     let (site, store) = if let StorageSource::Pvc(pvc) = source {
@@ -174,13 +188,13 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
         (Site::Store { key }, Some(store))
     };
     Ok(Read {
-        destination: Destination::NotRead,
         inputs: Inputs::Removal { site, others },
         connections: Connections { store, etcd: None },
     })
 }
 
 /// The UIDs of the other periodic EtcdBackups with the same path.
+        ..Read::default()
 fn others(context: &ObserveContext, backup: &EtcdBackup) -> BTreeSet<String> {
     let all = context.objects.state();
     same_path::others(backup, all.iter().map(AsRef::as_ref))

@@ -18,6 +18,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Moved, RemovalResult, Snapshot, Stored, Work};
 
 mod attempts;
+mod clock;
 mod deadline;
 mod due;
 mod job;
@@ -199,6 +200,8 @@ pub enum Need {
     RemoveSurplus,
     /// The inputs of a removal of all stored backups.
     RemoveAll,
+    /// The clock of the API server alone.
+    Clock,
 }
 
 /// The data that [`plan()`] needs at this time.
@@ -208,7 +211,11 @@ pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
         let pending = idle && has_finalizer(backup) && wants_finalizer(backup);
         return need_if(Need::RemoveAll, pending && snapshot.removal.may_begin(now));
     }
-    if is_finished(backup) || refusal(backup).is_some() {
+    if is_finished(backup) {
+        let expired = expiry(backup).is_some_and(|time| time <= now);
+        return need_if(Need::Clock, expired && wants_finalizer(backup));
+    }
+    if refusal(backup).is_some() {
         return Need::Nothing;
     }
     if intent(backup).is_some() {
@@ -323,9 +330,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if is_finished(backup) {
         return match expiry(backup) {
             _ if active => abandon(Verdict::Unchanged),
-            Some(time) if time <= now => {
-                Plan::new(Action::DeleteBackup, Verdict::Unchanged, Some(INPUT_RETRY))
-            }
+            Some(time) if time <= now => plan_expiry(backup, snapshot, now),
             expiry => Plan::new(
                 Action::Nothing,
                 Verdict::Unchanged,
@@ -365,6 +370,22 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan { requeue, ..next }
 }
 
+/// Plans the deletion of an expired EtcdBackup. If its stored backups are deleted with it, the clocks must agree
+/// (invariant 9).
+fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let retry = Some(INPUT_RETRY);
+    let by_both_clocks = || {
+        let time = clock::agreed_time(snapshot, now)?;
+        expiry(backup).map(|expiry| expiry <= time)
+    };
+    if !wants_finalizer(backup) || by_both_clocks() == Some(true) {
+        return Plan::new(Action::DeleteBackup, Verdict::Unchanged, retry);
+    }
+    let verdict = obstacle(backup, snapshot, now);
+    let verdict = verdict.map_or(Verdict::Unchanged, Verdict::RetentionFailed);
+    Plan::new(Action::Nothing, verdict, retry)
+}
+
 /// A transfer that is no longer needed is canceled before any other step.
 fn abandon(active: bool, verdict: Verdict) -> Plan {
     let action = if active {
@@ -383,8 +404,12 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return Plan::new(Action::Nothing, verdict, Some(Duration::ZERO));
     }
     let waits = retention_wait(backup, snapshot, now);
-    let failed = removal_problem(snapshot).filter(|_| is_retention_pending(backup));
-    let failed = failed.cloned();
+    let obstacle = obstacle(backup, snapshot, now);
+    let failed = obstacle
+        .as_ref()
+        .or_else(|| snapshot.removal.problem())
+        .filter(|_| is_retention_pending(backup))
+        .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
             // The failure is reported first, because the next backup may always be due already.
@@ -412,7 +437,7 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
     // Invariant 9: the removal starts only after the status reports that a newer backup is complete.
-    let begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
+    let begin = snapshot.removal.may_begin(now) && obstacle.is_none();
     let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {
         return Plan::new(Action::Nothing, verdict, Some(retry));
@@ -420,10 +445,10 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan::new(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
-/// Why a removal cannot start, failed, or makes no progress.
-fn removal_problem(snapshot: &Snapshot) -> Option<&Trouble> {
-    let obstacle = snapshot.obstacle.as_ref();
-    obstacle.or_else(|| snapshot.removal.problem())
+/// Why a removal cannot start.
+fn obstacle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Trouble> {
+    let unread = snapshot.obstacle.clone();
+    unread.or_else(|| clock::disagreement(backup, snapshot, now))
 }
 
 /// Whether the condition `RetentionApplied` already reports the problem.
@@ -443,7 +468,8 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
     if !wants_finalizer(backup) || all_removed(snapshot) {
         return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
     }
-    let failed = removal_problem(snapshot);
+    let obstacle = snapshot.obstacle.as_ref();
+    let failed = obstacle.or_else(|| snapshot.removal.problem());
     let since = backup
         .metadata
         .deletion_timestamp
@@ -475,7 +501,7 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
     if !begin {
         return Plan::new(Action::Nothing, verdict, requeue);
     }
-    Plan::new(Action::RemoveAll, verdict, requeue).with(job::everything(backup, snapshot, now))
+    Plan::new(Action::RemoveAll, verdict, requeue).with(job::everything(backup, snapshot))
 }
 
 /// Plans the next attempt of a backup before its deadline.

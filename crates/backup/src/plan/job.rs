@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use member::OperatorImage;
 
-use super::{pod, rules};
+use super::{clock, pod, rules};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::RemovalScope;
@@ -37,8 +37,6 @@ pub enum Job {
         path: String,
         /// The backups to remove.
         scope: RemovalScope,
-        /// The time from which the age of a backup is computed.
-        now: Timestamp,
     },
     /// A transfer or removal in a pod that mounts the PersistentVolumeClaim.
     InPod {
@@ -141,28 +139,31 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     }
 }
 
-/// The removal of the backups that the retention rules do not keep.
+/// The removal of the backups that the retention rules do not keep; `None` without inputs, or if the clocks were not
+/// compared or do not agree.
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
+    // Invariant 9: this time also counts in the pod, whose node may have another clock.
+    let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         rules: rules(backup).unwrap_or_default(),
         newest: newest.clone().unwrap_or_default(),
         others: others.clone(),
+        now,
     };
-    removal(backup, &snapshot.inputs, scope, now)
+    removal(backup, &snapshot.inputs, scope)
 }
 
 /// The removal of all stored backups of the EtcdBackup.
-pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
-    removal(backup, &snapshot.inputs, |_| RemovalScope::Everything, now)
+pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot) -> Option<Job> {
+    removal(backup, &snapshot.inputs, |_| RemovalScope::Everything)
 }
 
 fn removal(
     backup: &EtcdBackup,
     inputs: &Inputs,
     scope: impl FnOnce(&BTreeSet<String>) -> RemovalScope,
-    now: Timestamp,
 ) -> Option<Job> {
     let Inputs::Removal { site, others } = inputs else {
         return None;
@@ -172,7 +173,6 @@ fn removal(
         Site::Store { key } => Job::Removal {
             path: key.clone(),
             scope,
-            now,
         },
         Site::Volume { claim, path, image } => in_pod(backup, (claim, path), task(scope), image),
     })
@@ -184,10 +184,12 @@ fn task(scope: RemovalScope) -> Task {
             rules,
             newest,
             others,
+            now,
         } => Task::Surplus {
             rules,
             newest,
             others,
+            now,
         },
         RemovalScope::Everything => Task::Everything,
     }
@@ -213,6 +215,7 @@ fn in_pod(
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
     use serde_json::{Value, json};
 
     use super::*;
@@ -330,6 +333,7 @@ mod tests {
                 site,
                 others: others.clone(),
             },
+            clock_difference: Some(SignedDuration::from_secs(-5)),
             ..Snapshot::default()
         };
         let planned = surplus(&backup, &of(store()), Timestamp::UNIX_EPOCH);
@@ -342,14 +346,20 @@ mod tests {
         };
         assert_eq!(newest, "s3://b/newest");
         assert!(others.contains("another"));
-        let planned = everything(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
+        // Invariant 9: the pod gets the earlier of both clocks.
+        let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
+        let Some(Job::InPod { order, .. }) = planned else {
+            panic!("{planned:?}")
+        };
+        let Task::Surplus { now, .. } = order.task else {
+            panic!("{order:?}")
+        };
+        assert_eq!(now.as_second(), -5);
+        let planned = everything(&backup, &of(volume()));
         let Some(Job::InPod { order, .. }) = planned else {
             panic!("{planned:?}")
         };
         assert_eq!(order.task, Task::Everything);
-        assert_eq!(
-            everything(&backup, &Snapshot::default(), Timestamp::UNIX_EPOCH),
-            None
-        );
+        assert_eq!(everything(&backup, &Snapshot::default()), None);
     }
 }

@@ -14,6 +14,7 @@ use crate::status::{notices, status};
 
 mod anything;
 mod attempts;
+mod clock;
 mod deadline;
 mod deletion;
 mod model;

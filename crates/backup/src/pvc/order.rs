@@ -51,6 +51,9 @@ pub enum Task {
         newest: String,
         /// The UIDs of the other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
+        /// The time from which the age of a backup is computed. The clock of the pod's node does not count
+        /// (invariant 9).
+        now: Timestamp,
     },
     /// Remove all stored backups of this EtcdBackup.
     Everything,
@@ -292,6 +295,7 @@ mod tests {
             rules: Rules::default(),
             newest: "pvc://backups/a".to_owned(),
             others: BTreeSet::new(),
+            now: Timestamp::UNIX_EPOCH,
         });
         let all = [store(1), store(2), surplus, order(Task::Everything)];
         for (index, one) in all.iter().enumerate() {
