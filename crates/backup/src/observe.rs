@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt};
 use runtime::controller::Guarded;
 use runtime::image::OwnImage;
 use store::grants::Grants;
-use store::{Directories, Store, Target};
+use store::{LocalStore, Store, Target};
 use tokio::time::timeout;
 
 use crate::plan::{Need, intent};
@@ -37,8 +37,12 @@ pub(crate) struct ObserveContext {
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
-    /// The directories mounted in the operator's pod.
-    pub(crate) directories: Directories,
+    /// The directory for backups that is mounted in the operator's pod.
+    pub(crate) local: Option<LocalStore>,
+    /// The quota of each namespace in that directory, in bytes.
+    pub(crate) local_quota: Option<u64>,
+    /// Maximum size of a snapshot in bytes.
+    pub(crate) max_snapshot: u64,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: ReflectorStore<Guarded<EtcdBackup>>,
     /// The image of pods that mount a PersistentVolumeClaim.
@@ -58,11 +62,11 @@ struct Read {
     destination: Destination,
     inputs: Inputs,
     connections: Connections,
+    clock_difference: Option<SignedDuration>,
 }
 
 /// Adds the data that the plan needs to the snapshot of this process's workers.
 pub(crate) async fn observe(
-    clock_difference: Option<SignedDuration>,
     context: &ObserveContext,
     backup: &EtcdBackup,
     snapshot: Snapshot,
@@ -81,15 +85,15 @@ pub(crate) async fn observe(
                     ..read
                 })
             }
-            (Need::Destination | Need::Nothing, _) => Ok(Read::default()),
-        }
-    };
-    let read = timeout(READ_TIMEOUT, Box::pin(read)).await;
             (Need::RemoveAll, _) => Box::pin(for_removal(context, backup)).await,
             (Need::Clock, _) => Ok(Read {
                 clock_difference: Some(clock::difference(&context.client).await?),
                 ..Read::default()
             }),
+            (Need::Destination | Need::Nothing, _) => Ok(Read::default()),
+        }
+    };
+    let read = timeout(READ_TIMEOUT, Box::pin(read)).await;
     let read = read.unwrap_or_else(|_| {
         let message = format!("no answer from the store or the API server within {READ_TIMEOUT:?}");
         Err(Trouble::new(Reason::StoreUnreachable, message))
@@ -99,11 +103,11 @@ pub(crate) async fn observe(
             Snapshot {
                 destination: read.destination,
                 inputs: read.inputs,
+                clock_difference: read.clock_difference,
                 ..snapshot
             },
             read.connections,
         ),
-                clock_difference: read.clock_difference,
         Err(trouble) => (unread(snapshot, need, trouble), Connections::default()),
     };
     (denied::name_secret(backup, snapshot), connections)
@@ -174,11 +178,11 @@ async fn for_transfer(
             store: Some(store),
             etcd: Some(etcd),
         },
+        ..Read::default()
     })
 }
 
 async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Read, Trouble> {
-        ..Read::default()
     let others = others(context, backup);
     let source = site::source_of(backup)?;
     let (site, store) = if let StorageSource::Pvc(pvc) = source {
@@ -190,11 +194,11 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
     Ok(Read {
         inputs: Inputs::Removal { site, others },
         connections: Connections { store, etcd: None },
+        ..Read::default()
     })
 }
 
 /// The UIDs of the other periodic EtcdBackups with the same path.
-        ..Read::default()
 fn others(context: &ObserveContext, backup: &EtcdBackup) -> BTreeSet<String> {
     let all = context.objects.state();
     same_path::others(backup, all.iter().map(AsRef::as_ref))
