@@ -28,6 +28,8 @@ api::reasons! {
         CertificateNotChecked,
         /// The snapshot or the stored object does not match its checksum or size.
         ChecksumMismatch,
+        /// The clocks of the operator and of the API server differ too much for removals.
+        ClocksDiffer,
         /// The EtcdCluster does not exist or cannot be read.
         ClusterMissing,
         /// The deadline passed before the backup was complete.

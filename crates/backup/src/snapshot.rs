@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::backup::name::Numbered;
 use api::manifest::ManifestCluster;
 use etcd::ClusterId;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use member::OperatorImage;
 use runtime::endpoints::EndpointRule;
 use serde::{Deserialize, Serialize};
@@ -253,6 +253,8 @@ pub struct Snapshot {
     pub inputs: Inputs,
     /// The problem that prevents a removal from starting.
     pub obstacle: Option<Trouble>,
+    /// The API server's clock minus the operator's; `None` if no removal depends on the time.
+    pub clock_difference: Option<SignedDuration>,
     /// The start of this process, if known.
     pub since: Option<Timestamp>,
 }

@@ -95,8 +95,8 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
             rules: Rules::of(&policy),
             newest: newest.location.clone(),
             others: std::collections::BTreeSet::new(),
+            now: Timestamp::now(),
         },
-        now: Timestamp::now(),
     };
     assert_eq!(removal.run().await.unwrap().deleted, 2);
     let mut left: Vec<String> = store

@@ -518,7 +518,6 @@ async fn invariant_13_replaced_backup_is_not_removed() {
             path: KEY.to_owned(),
             uid: "ours".to_owned(),
             scope: RemovalScope::Everything,
-            now: Timestamp::now(),
         };
         removal.run().await.unwrap();
         assert_eq!(

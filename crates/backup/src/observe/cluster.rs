@@ -178,7 +178,8 @@ pub(super) async fn client(
     if access == Access::default() {
         return Ok(context.etcd.clone());
     }
-    Ok(Arc::new(EtcdClient::new(access)))
+    let client = EtcdClient::new(access);
+    Ok(Arc::new(client.with_max_snapshot(context.max_snapshot)))
 }
 
 /// The access by the client certificate of `spec.clientTLSSecret`.

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use api::EtcdBackup;
 use api::backup::Compression;
 use api::manifest::ManifestCluster;
+use api::storage::StorageType;
 use etcd::ClusterId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use member::OperatorImage;
 
-use super::{pod, rules};
+use super::{Action, Plan, Verdict, clock, is_open, pod, rules};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::RemovalScope;
@@ -42,8 +43,6 @@ pub enum Job {
         path: String,
         /// The backups to remove.
         scope: RemovalScope,
-        /// The time from which the age of a backup is computed.
-        now: Timestamp,
     },
     /// A transfer or removal in a pod that mounts the PersistentVolumeClaim.
     InPod {
@@ -51,6 +50,12 @@ pub enum Job {
         pod: Box<Pod>,
         /// The order in the arguments of the pod.
         order: Order,
+    },
+    /// The deletion of the pod that an ended operator process left. The pod may still be pending, and would otherwise
+    /// make its backup after the status reports the end of the attempt.
+    LeftPod {
+        /// The name of the pod.
+        name: String,
     },
 }
 
@@ -160,6 +165,21 @@ fn reachable(
     Ok((urls, own))
 }
 
+/// The pod of the recorded start, if the plan ends this start without a worker of this process.
+pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
+    let ends = plan.action == Action::RecordIntent
+        || matches!(
+            plan.verdict,
+            Verdict::Failed(_) | Verdict::Refused(_) | Verdict::Suspended
+        );
+    let status = backup.status.as_ref().filter(|status| is_open(status))?;
+    let begun = status.start_time.as_ref()?.0;
+    let in_pod = backup.spec.storage_type == StorageType::Pvc;
+    (ends && in_pod).then(|| Job::LeftPod {
+        name: pod::store_name(backup, begun),
+    })
+}
+
 /// Fails if the EtcdCluster must not be backed up now.
 fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     let name = &cluster.name;
@@ -203,28 +223,31 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     }
 }
 
-/// The removal of the backups that the retention rules do not keep.
+/// The removal of the backups that the retention rules do not keep; `None` without inputs, or if the clocks were not
+/// compared or do not agree.
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
+    // Invariant 9: this time also counts in the pod, whose node may have another clock.
+    let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         rules: rules(backup).unwrap_or_default(),
         newest: newest.clone().unwrap_or_default(),
         others: others.clone(),
+        now,
     };
-    removal(backup, &snapshot.inputs, scope, now)
+    removal(backup, &snapshot.inputs, scope)
 }
 
 /// The removal of all stored backups of the EtcdBackup.
-pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
-    removal(backup, &snapshot.inputs, |_| RemovalScope::Everything, now)
+pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot) -> Option<Job> {
+    removal(backup, &snapshot.inputs, |_| RemovalScope::Everything)
 }
 
 fn removal(
     backup: &EtcdBackup,
     inputs: &Inputs,
     scope: impl FnOnce(&BTreeSet<String>) -> RemovalScope,
-    now: Timestamp,
 ) -> Option<Job> {
     let Inputs::Removal { site, others } = inputs else {
         return None;
@@ -234,7 +257,6 @@ fn removal(
         Site::Store { key } => Job::Removal {
             path: key.clone(),
             scope,
-            now,
         },
         Site::Volume { claim, path, image } => in_pod(backup, (claim, path), task(scope), image),
     })
@@ -246,10 +268,12 @@ fn task(scope: RemovalScope) -> Task {
             rules,
             newest,
             others,
+            now,
         } => Task::Surplus {
             rules,
             newest,
             others,
+            now,
         },
         RemovalScope::Everything => Task::Everything,
     }
@@ -275,6 +299,7 @@ fn in_pod(
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
     use runtime::endpoints::EndpointRule;
     use serde_json::{Value, json};
 
@@ -487,6 +512,7 @@ mod tests {
                 site,
                 others: others.clone(),
             },
+            clock_difference: Some(SignedDuration::from_secs(-5)),
             ..Snapshot::default()
         };
         let planned = surplus(&backup, &of(store()), Timestamp::UNIX_EPOCH);
@@ -499,14 +525,20 @@ mod tests {
         };
         assert_eq!(newest, "s3://b/newest");
         assert!(others.contains("another"));
-        let planned = everything(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
+        // Invariant 9: the pod gets the earlier of both clocks.
+        let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
+        let Some(Job::InPod { order, .. }) = planned else {
+            panic!("{planned:?}")
+        };
+        let Task::Surplus { now, .. } = order.task else {
+            panic!("{order:?}")
+        };
+        assert_eq!(now.as_second(), -5);
+        let planned = everything(&backup, &of(volume()));
         let Some(Job::InPod { order, .. }) = planned else {
             panic!("{planned:?}")
         };
         assert_eq!(order.task, Task::Everything);
-        assert_eq!(
-            everything(&backup, &Snapshot::default(), Timestamp::UNIX_EPOCH),
-            None
-        );
+        assert_eq!(everything(&backup, &Snapshot::default()), None);
     }
 }

@@ -2,10 +2,16 @@
 //! current time. Pure.
 
 use api::backup::BackupPolicy;
-use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
+use croner::{Cron, Weekday};
+use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+
+/// The first day for which a schedule is checked, and the number of days. 28 years contain every combination of month,
+/// day, weekday and leap year.
+const FIRST_DAY: Date = Date::constant(2000, 1, 1);
+const DAYS: usize = 28 * 366;
 
 /// Divisor of the interval between two runs for their jitter.
 const JITTER_DIVISOR: i32 = 20;
@@ -135,6 +141,9 @@ impl Schedule {
             ),
             None => last,
         };
+        if !has_day(cron) {
+            return Next::Never;
+        }
         let Some(planned) = after(cron, zone, from) else {
             return Next::Never;
         };
@@ -165,6 +174,23 @@ fn due(time: Timestamp, now: Timestamp) -> Next {
 
 fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// Whether the schedule ever matches a day. The search for the next run would examine three thousand years for February
+/// 30, which would delay the EtcdBackups of other users.
+fn has_day(cron: &Cron) -> bool {
+    let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
+    days.take(DAYS).any(|date| {
+        let number = |part: i8| u32::try_from(part).unwrap_or_default();
+        let (month, day) = (number(date.month()), number(date.day()));
+        let weekday = number(date.weekday().to_sunday_zero_offset());
+        let weekday = Weekday::from_days_from_sunday(weekday);
+        let pattern = &cron.pattern;
+        pattern.month_match(month).unwrap_or_default()
+            && pattern
+                .day_match(i32::from(date.year()), month, day, weekday)
+                .unwrap_or_default()
+    })
 }
 
 fn after(cron: &Cron, zone: &TimeZone, time: Timestamp) -> Option<Timestamp> {
@@ -441,6 +467,32 @@ mod tests {
             next(r#"{"schedule":"0 0 30 2 *"}"#, None, "2026-01-01T00:00:00Z"),
             Next::Never
         );
+    }
+
+    #[test]
+    fn finds_rare_days_and_bounds_search_for_impossible_ones() {
+        let begun = std::time::Instant::now();
+        for _ in 0..10 {
+            for (cron, expected) in [
+                ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
+                ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
+                ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
+                // February 29 is a Monday once in 28 years.
+                ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
+                ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
+                ("0 0 30 2 *", None),
+                ("0 0 31 2,4,6,9,11 *", None),
+                ("0 0 30 2 +1", None),
+                ("0 0 1-7 * +1#5", None),
+            ] {
+                let json = serde_json::json!({ "schedule": cron }).to_string();
+                let found = next(&json, None, "2026-01-01T12:00:00Z");
+                let expected = expected.map_or(Next::Never, |time| Next::At(at(time)));
+                assert_eq!(found, expected, "{cron}");
+            }
+        }
+        // Each search through three thousand years takes a tenth of a second or more.
+        assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
     }
 
     proptest! {

@@ -333,7 +333,10 @@ async fn deletion_cancels_and_forgets_transfer() {
     exists.store(false, Ordering::SeqCst);
     case.changes.recv().await.unwrap();
     assert_eq!(case.workers.observe("0"), WorkState::default());
-    assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
+    case.until("its file is removed", |case| {
+        std::fs::read_dir(case.dir.path()).unwrap().next().is_none()
+    })
+    .await;
 }
 
 #[tokio::test]
