@@ -1,10 +1,11 @@
 //! The time that counts for the deadline of a backup.
 
 use member::OperatorImage;
+use runtime::endpoints::EndpointRule;
 
 use super::*;
 use crate::plan::Job;
-use crate::snapshot::{Inputs, Site, Source};
+use crate::snapshot::{Endpoint, EndpointReach, Inputs, Site, Source};
 
 fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
@@ -116,7 +117,11 @@ fn failure_deletes_pending_pod_of_ended_operator() {
                 },
             },
             leftover: None,
-            source: Source::Endpoints(vec!["http://c:2379".to_owned()]),
+            source: Source::Endpoints(vec![Endpoint {
+                url: "http://c:2379".to_owned(),
+                reach: EndpointReach::Direct,
+            }]),
+            rule: EndpointRule::default(),
         },
         ..known(Work::Idle, Destination::Free)
     };
