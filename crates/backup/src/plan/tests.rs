@@ -552,7 +552,10 @@ fn stuck_pvc_backup_is_reported_while_its_pod_waits() {
     let complete = find(reported.conditions(), &ConditionType::Complete).unwrap();
     assert_eq!(complete.reason, "PodNotStarting");
     assert!(notices(&reported, &waits)[0].warning);
-    let Verdict::Failed(trouble) = plan(&reported, &stuck, at(60)).verdict else {
+    let canceling = plan(&reported, &stuck, at(60));
+    assert_eq!(canceling.action, Action::AbandonTransfer);
+    let canceling = after(reported, &canceling, at(60));
+    let Verdict::Failed(trouble) = plan(&canceling, &canceled(), at(61)).verdict else {
         panic!("not failed")
     };
     assert!(trouble.message.contains("Multi-Attach"), "{trouble:?}");
