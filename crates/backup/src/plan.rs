@@ -27,7 +27,7 @@ mod refusal;
 pub mod schedule;
 
 use attempts::{attempts_exhausted, count_with_current, count_without_current};
-use deadline::{deadline, deadline_exceeded, overdue};
+use deadline::{cancel_overdue, deadline, deadline_exceeded, overdue};
 pub use due::rules;
 use due::{is_due, is_retention_pending, is_suspended, next_run, retention_result, retention_wait};
 pub use job::Job;
@@ -220,11 +220,10 @@ pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
     }
     if intent(backup).is_some() {
         let state = &snapshot.transfer;
-        let startable = !matches!(state.work, Work::Ended(Ok(_))) && state.may_begin(now);
-        return need_if(
-            Need::Destination,
-            startable && !overdue(backup, snapshot, now),
-        );
+        let ended = !state.work.is_active() && !matches!(state.work, Work::Ended(Ok(_)));
+        // The content of the store decides whether an overdue backup has failed.
+        let reads = state.may_begin(now) || overdue(backup, snapshot, now);
+        return need_if(Need::Destination, ended && reads);
     }
     let startable = is_retention_pending(backup)
         && retention_result(backup, snapshot).is_none()
@@ -320,7 +319,12 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if stores && wants_finalizer(backup) && !has_finalizer(backup) {
         return finalizer(true);
     }
-    next
+    if active || next.job.is_some() {
+        return next;
+    }
+    // No pod makes its backup after the status reports the end of its start.
+    let left = job::left_pod(backup, &next);
+    next.with(left)
 }
 
 /// Plans the next step of an EtcdBackup that is not being deleted.
@@ -361,6 +365,11 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
+        // The canceled transfer may have stored its whole backup. The store is read when it has ended.
+        if active && !cancel_overdue(backup, snapshot, now) {
+            let verdict = Verdict::Waiting(trouble);
+            return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));
+        }
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use api::EtcdBackup;
 use api::backup::Compression;
 use api::manifest::ManifestCluster;
+use api::storage::StorageType;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use member::OperatorImage;
 
-use super::{clock, pod, rules};
+use super::{Action, Plan, Verdict, clock, is_open, pod, rules};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::RemovalScope;
@@ -44,6 +45,12 @@ pub enum Job {
         pod: Box<Pod>,
         /// The order in the arguments of the pod.
         order: Order,
+    },
+    /// The deletion of the pod that an ended operator process left. The pod may still be pending, and would otherwise
+    /// make its backup after the status reports the end of the attempt.
+    LeftPod {
+        /// The name of the pod.
+        name: String,
     },
 }
 
@@ -94,6 +101,21 @@ pub(super) fn transfer(
             in_pod(backup, (claim, path), task, image)
         }
     }))
+}
+
+/// The pod of the recorded start, if the plan ends this start without a worker of this process.
+pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
+    let ends = plan.action == Action::RecordIntent
+        || matches!(
+            plan.verdict,
+            Verdict::Failed(_) | Verdict::Refused(_) | Verdict::Suspended
+        );
+    let status = backup.status.as_ref().filter(|status| is_open(status))?;
+    let begun = status.start_time.as_ref()?.0;
+    let in_pod = backup.spec.storage_type == StorageType::Pvc;
+    (ends && in_pod).then(|| Job::LeftPod {
+        name: pod::store_name(backup, begun),
+    })
 }
 
 /// Fails if the EtcdCluster must not be backed up now.

@@ -93,10 +93,15 @@ impl Order {
     /// Identifies the order among all orders of this EtcdBackup. Repetitions of an order have the same text.
     pub fn work_id(&self) -> String {
         match &self.task {
-            Task::Store(snapshot) => format!("store {}", snapshot.begun),
+            Task::Store(snapshot) => Self::store_id(snapshot.begun),
             Task::Surplus { newest, .. } => format!("surplus {newest}"),
             Task::Everything => "everything".to_owned(),
         }
+    }
+
+    /// The ID of the order for the backup with this start time.
+    pub(crate) fn store_id(begun: Timestamp) -> String {
+        format!("store {begun}")
     }
 
     /// The newest backup, after which the retention rules are applied.
