@@ -128,11 +128,12 @@ impl Schedule {
     ) -> Next {
         // Runs before the deadline are skipped without a search, even after a long downtime of the operator.
         let from = match self.deadline {
-            Some(deadline) => last.max(
-                later(now, -deadline)
-                    .checked_sub(SignedDuration::from_secs(1))
-                    .unwrap_or(last),
-            ),
+            // A deadline that reaches beyond the first representable time skips no run.
+            Some(deadline) => {
+                let since = now.checked_sub(deadline).ok();
+                let since = since.and_then(|it| it.checked_sub(SignedDuration::from_secs(1)).ok());
+                since.map_or(last, |since| last.max(since))
+            }
             None => last,
         };
         let Some(planned) = after(cron, zone, from) else {
@@ -441,6 +442,15 @@ mod tests {
             next(r#"{"schedule":"0 0 30 2 *"}"#, None, "2026-01-01T00:00:00Z"),
             Next::Never
         );
+    }
+
+    #[test]
+    fn huge_starting_deadline_skips_no_run() {
+        let text = r#"{"schedule":"0 3 * * *","startingDeadlineSeconds":9223372036854775807}"#;
+        let last = "2026-01-01T03:00:00Z";
+        assert_eq!(next(text, Some(last), "2026-01-05T00:00:00Z"), Next::Due);
+        let waits = next(text, Some(last), "2026-01-01T04:00:00Z");
+        assert!(matches!(waits, Next::At(_)), "{waits:?}");
     }
 
     proptest! {
