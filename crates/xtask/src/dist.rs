@@ -9,12 +9,14 @@ use anyhow::{Context, Result, bail};
 
 mod chart;
 mod listing;
+mod names;
 mod provenance;
 mod sbom;
 #[cfg(test)]
 mod tests;
 
 use self::listing::Sum;
+use self::names::Release;
 use crate::image::Profile;
 use crate::origin::{self, Origin};
 use crate::packages::{Purpose, ensure_packages};
@@ -50,53 +52,6 @@ pub(crate) struct Options {
     /// Build everything again in a second checkout and target directory, and compare the files. Doubles the time.
     #[arg(long)]
     verify_reproducible: bool,
-}
-
-/// The facts that all files of a release share.
-#[derive(Debug, Clone)]
-struct Release {
-    version: String,
-    /// Registry and name of the image.
-    repository: String,
-    /// Digest of the image, if a registry is going to serve it: `sha256:...`.
-    digest: Option<String>,
-    origin: Origin,
-}
-
-impl Release {
-    /// The image by its tag.
-    fn image_name(&self) -> String {
-        format!("{}:{}", self.repository, self.version)
-    }
-
-    /// The image as the pods of the operators name it.
-    fn image(&self) -> String {
-        let digest = self.digest.as_ref();
-        let digest = digest.map_or(String::new(), |digest| format!("@{digest}"));
-        format!("{}{digest}", self.image_name())
-    }
-
-    fn image_archive(&self) -> String {
-        format!("etcd-operator-image-{}.tar", self.version)
-    }
-
-    fn chart(&self) -> String {
-        format!("etcd-operator-{}.tgz", self.version)
-    }
-
-    fn sbom(&self) -> String {
-        format!("etcd-operator-{}.cdx.json", self.version)
-    }
-
-    /// A page of the documentation: a link if the source has an address.
-    fn page(&self, path: &str) -> String {
-        match (&self.origin.source, &self.origin.revision) {
-            (Some(source), Some(revision)) => {
-                format!("[{path}]({source}/blob/{revision}/{path})")
-            }
-            _ => format!("`{path}` in the source"),
-        }
-    }
 }
 
 /// Writes the files of a release.
@@ -173,6 +128,9 @@ fn check_output(folder: &Path) -> Result<()> {
 fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
     // Before other commands write files.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
+    if origin.source.is_none() {
+        progress::say("labels and provenance will not name the source: set --source URL");
+    }
     let helm = programs::helm()?;
     let cyclonedx = programs::cyclonedx()?;
     let built = match options.profile {
@@ -210,12 +168,12 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
         sbom::create(&cyclonedx, &copy, &release)
     })?;
     put(new, &release.sbom(), &bill)?;
-    put(new, listing::README, &listing::readme(&release))?;
+    put(new, listing::README, listing::readme(&release))?;
     let sums = listing::sums(new)?;
     let statement =
         provenance::statement(&release, &options.builder, &inputs(options, &helm)?, &sums)?;
     put(new, listing::PROVENANCE, &statement)?;
-    put(new, listing::SUMS, &listing::text(&listing::sums(new)?))
+    put(new, listing::SUMS, listing::text(&listing::sums(new)?))
 }
 
 /// Writes the chart, the CRDs and the manifests that are rendered from the chart.

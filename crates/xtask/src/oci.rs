@@ -1,7 +1,7 @@
 //! Writes and reads an OCI image archive: a tar file with an image index, and for each architecture a manifest, a
 //! configuration and a layer. The same content always results in the same bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -81,10 +81,10 @@ pub(crate) fn write(
     }
     content.manifests.sort_by_key(architecture_of);
     let architectures: Vec<String> = content.manifests.iter().map(architecture_of).collect();
-    if let Some(pair) = architectures.windows(2).find(|pair| pair[0] == pair[1]) {
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = architectures.iter().find(|it| !seen.insert(*it)) {
         bail!(
-            "two images have the architecture {}: --add-image takes images of other architectures",
-            pair[0]
+            "two images have the architecture {twice}: --add-image takes images of other architectures"
         );
     }
     let annotations: BTreeMap<_, _> = image.labels.iter().cloned().collect();
@@ -172,7 +172,8 @@ fn read(file: &Path) -> Result<Content> {
     let digest = outer["digest"].as_str().unwrap_or_default();
     content.blobs.remove(digest.trim_start_matches("sha256:"));
     let manifests = index["manifests"].as_array();
-    content.manifests = manifests.context("the image index is missing")?.clone();
+    let manifests = manifests.context("the image index is missing")?;
+    content.manifests.clone_from(manifests);
     Ok(content)
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::Release;
+use super::names::Release;
 use crate::{archive, checkout, oci, shell};
 
 const FOLDER: &str = "charts/etcd-operator";

@@ -8,8 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-use super::Release;
 use super::chart::{CLUSTER_WIDE, NAMESPACED};
+use super::names::Release;
 
 pub(super) const INSTALL: &str = "install.yaml";
 pub(super) const INSTALL_CLUSTER_WIDE: &str = "install-cluster-wide.yaml";

@@ -4,8 +4,8 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::Release;
 use super::listing::Sum;
+use super::names::Release;
 
 /// Identifies the meaning of the parameters. docs/contributing/releasing.md describes them.
 const BUILD_TYPE: &str = "urn:etcd-operator:xtask-dist:v1";

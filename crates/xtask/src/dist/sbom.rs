@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::Release;
+use super::names::Release;
 use crate::shell;
 
 /// Time in the document. The time of the build would differ in each build.
