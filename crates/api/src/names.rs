@@ -37,8 +37,6 @@ pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
 /// the Service has no endpoints before.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
-/// Pod annotation without meaning. A change of this annotation makes the kubelet sync the pod at once.
-pub const ANNOTATION_NUDGED: &str = "etcd.database.coreos.com/nudged";
 /// Pod annotation with the time at which the pod was drained from the client Service ([`ROLE_BUSY`]).
 pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";
 /// Pod annotation with the etcd version that the pod was created for.

@@ -27,7 +27,6 @@ mod hibernate;
 mod identity;
 mod joining;
 mod kept_volumes;
-mod kubelet_retry;
 mod member_objects;
 mod membership;
 mod objects;
@@ -256,7 +255,6 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     if hibernate::hibernates(desired, observed, &mut draft) {
         return draft.finish();
     }
-    kubelet_retry::for_slow_starts(observed, now, &mut draft);
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: a cluster with a recorded ID is never bootstrapped again.
         (Some(cluster_id), Some(intent)) => {

@@ -62,7 +62,6 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         failed: phase == "Failed" || phase == "Succeeded",
-        retry_requested: annotation(&pod.metadata, names::ANNOTATION_NUDGED).is_some(),
         addressed: pod.status.iter().any(|status| status.pod_ip.is_some()),
         running: etcd
             .and_then(|status| status.state.as_ref())
