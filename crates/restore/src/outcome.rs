@@ -1,7 +1,5 @@
 //! Translates the outcome of the requests for the status and the next reconcile. Pure.
 
-use std::time::Duration;
-
 use api::EtcdRestore;
 use k8s_openapi::jiff::Timestamp;
 use runtime::apply;
@@ -11,9 +9,6 @@ use crate::plan::Plan;
 use crate::plan::missing_storage::pvc_rejected;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
-
-/// How long after an observation requests without another precondition are sent. Shorter than the lease.
-pub(crate) const FRESH: Duration = Duration::from_secs(10);
 
 /// Texts of a quota and of a limit range (`resourcequota` and `limitranger`, admission plugins of Kubernetes).
 const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVolumeClaim"];
@@ -31,7 +26,7 @@ pub enum Error {
     #[error(
         "the observation took longer than {} seconds, and the step is planned again: the API server or etcd is slow, or the \
          operator has too little CPU",
-        FRESH.as_secs()
+        apply::FRESH.as_secs()
     )]
     TooOld,
     /// The EtcdRestore could not be read.

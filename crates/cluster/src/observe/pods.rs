@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
 };
 use kube::ResourceExt;
-use member::{Notes, Report, difference, recorded_hash};
+use member::{Notes, Report, difference, is_image_failure, recorded_hash};
 
 use crate::observe::children::annotation;
 use crate::observe::{ending, sidecars};
@@ -270,12 +270,7 @@ fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
     match reason {
         // The two reasons alternate.
         "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
-        "ErrImagePull"
-        | "ImagePullBackOff"
-        | "ErrImageNeverPull"
-        | "InvalidImageName"
-        | "ImageInspectError"
-        | "RegistryUnavailable" => Some(Trouble::Image(text)),
+        _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,
         _ => {
             let last = container

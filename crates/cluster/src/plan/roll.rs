@@ -24,7 +24,9 @@ use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{BLIND, Draft, Explanation, SHORTLY, actions, drain};
 use crate::reason::Reason;
-use crate::snapshot::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
+use crate::snapshot::{
+    Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Seen, Trouble,
+};
 
 /// Number of log entries by which a member may lag and still count as caught up: clients write while the operator
 /// asks the members one after another.
@@ -339,30 +341,37 @@ fn change(observed: &Observed, member: &MemberState, need: &Need, draft: &mut Dr
         return;
     };
     let (Need::Image(version) | Need::Pod(version, _)) = need;
-    let text = version.to_string();
-    let disk = member.disk.filter(|disk| !disk.terminating);
-    let disk = disk.filter(|disk| disk.version.as_ref() != Some(&text));
-    let noted = disk.map(|disk| actions::note_version(&member.name, &disk.uid, &text));
     let change = match need {
-        Need::Image(_) => {
-            let from = versions::runs(observed, &member.name, pod);
-            draft.say(format!("restart {} with etcd {text}", member.name));
-            change_image(&member.name, pod, (from, version), draft)
-        }
+        Need::Image(_) => change_image(observed, (&member.name, pod), version, draft),
         Need::Pod(_, why) => {
             draft.say(format!("recreate the pod of {} ({why})", member.name));
             Ok(actions::delete_pod(&member.name, &pod.uid))
         }
     };
+    with_note((&member.name, member.disk), version, change, draft);
+}
+
+/// Adds the change of a member after the record of its version on its volume.
+fn with_note(
+    (member, disk): (&str, Option<&Disk>),
+    version: &EtcdVersion,
+    change: Result<Action, Explanation>,
+    draft: &mut Draft,
+) {
+    let version = version.to_string();
+    let disk = disk.filter(|disk| !disk.terminating && disk.version.as_ref() != Some(&version));
+    let noted = disk.map(|disk| actions::note_version(member, &disk.uid, &version));
     draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
 }
 
 fn change_image(
-    member: &str,
-    pod: &Pod,
-    (from, to): (Option<EtcdVersion>, &EtcdVersion),
-    draft: &Draft,
+    observed: &Observed,
+    (member, pod): (&str, &Pod),
+    to: &EtcdVersion,
+    draft: &mut Draft,
 ) -> Result<Action, Explanation> {
+    draft.say(format!("restart {member} with etcd {to}"));
+    let from = versions::runs(observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
         // If no container runs, the next start is the one to wait for, whether or not it counts as a restart.
@@ -442,11 +451,7 @@ pub(super) fn in_the_dark(
         if course.direction == Some(UpgradeDirection::Down) {
             continue;
         }
-        let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
-        let noted = disk.map(|disk| actions::note_version(name, &disk.uid, &target.to_string()));
-        let from = versions::runs(observed, name, pod);
-        draft.say(format!("restart {name} with etcd {target}"));
-        let change = change_image(name, pod, (from, target), draft);
-        draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
+        let change = change_image(observed, (name, pod), target, draft);
+        with_note((name, observed.disks.get(name)), target, change, draft);
     }
 }

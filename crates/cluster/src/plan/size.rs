@@ -60,7 +60,6 @@ pub(super) fn reserve(
 /// Whether the replacement joins before the old member is removed. This is so if the remaining voters would survive
 /// no failure, and if only the pod of the old member is to blame. Otherwise larger clusters remove first: a node for
 /// one more member may not exist.
-/// node for one member more.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3
         || view
