@@ -18,11 +18,7 @@ use crate::snapshot::{Changed, Pod, Role, Trouble};
 /// A member's pod. `owned`: it belongs to the cluster and carries its labels.
 pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
-    let container = pod
-        .spec
-        .iter()
-        .flat_map(|spec| &spec.containers)
-        .find(|one| one.name == names::CONTAINER_ETCD);
+    let container = etcd_container(pod);
     let phase = pod
         .status
         .as_ref()
@@ -167,6 +163,22 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     let lost = |reason: &str| taints.iter().any(|taint| reason.contains(taint));
     let all: Vec<&str> = reasons.split(", ").collect();
     all.iter().any(|reason| lacks(reason)) && all.iter().all(|reason| lacks(reason) || lost(reason))
+}
+
+fn etcd_container(pod: &KubePod) -> Option<&Container> {
+    let mut containers = pod.spec.as_ref()?.containers.iter();
+    containers.find(|one| one.name == names::CONTAINER_ETCD)
+}
+
+/// The arguments of etcd.
+pub(super) fn arguments(pod: &KubePod) -> impl Iterator<Item = &String> {
+    let container = etcd_container(pod).into_iter();
+    container.flat_map(|container| container.args.iter().flatten())
+}
+
+/// The value of an argument of etcd; `flag` ends with `=`.
+pub(super) fn argument<'a>(pod: &'a KubePod, flag: &str) -> Option<&'a str> {
+    arguments(pod).find_map(|argument| argument.strip_prefix(flag))
 }
 
 fn container_status(pod: &KubePod) -> Option<&ContainerStatus> {
