@@ -189,20 +189,21 @@ pub async fn objects(
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects without labels"))?;
-        let clock = clock::beside(client, &pods).await;
-        let clock = clock.map_err(read("the time"))?;
         let started = switch::started(&cluster, &pods);
         // The progress of a TLS change determines which Secrets are read.
         let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
         let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
         let next = next.and_then(|next| next.to.as_ref());
         let found = (&*pods, &*claims, &*services);
-        let (tls, next_tls, generated) = tokio::join!(
+        let generates = at.is_some_and(|tls| tls.generated().is_some());
+        let (tls, next_tls, secrets, clock) = tokio::join!(
             runtime::reach::cluster_tls(client, (namespace, name), at),
             runtime::reach::cluster_tls(client, (namespace, name), next),
-            certificates::read(client, (&cluster, at), found)
+            certificates::read(client, (&cluster, at), found),
+            clock::read(client, &pods, generates)
         );
-        let generated = generated.map_err(read("the certificates' Secrets"))?;
+        let secrets = secrets.map_err(read("the certificates' Secrets"))?;
+        let clock = clock.map_err(read("the time"))?;
         Ok(Some(Objects {
             form: tls::running_form(&cluster, &pods),
             cluster,
@@ -210,11 +211,11 @@ pub async fn objects(
             claims,
             services,
             budget,
-            secrets: generated.secrets,
+            secrets,
             tls,
             next_tls,
             started,
-            clock: ApiServerClock(generated.clock.or(clock)),
+            clock: ApiServerClock(clock),
         }))
     };
     tokio::time::timeout(DEADLINE, Box::pin(read))

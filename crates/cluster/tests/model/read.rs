@@ -244,7 +244,6 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
         durable: pod.start.durable,
         terminating: pod.ends_in.is_some(),
         failed: pod.ended,
-        retry_requested: pod.retry_requested,
         addressed: shown.addressed,
         running: shown.running_since.is_some(),
         running_since: shown.running_since.map(seconds),

@@ -230,7 +230,6 @@ impl Scene {
             durable: false,
             terminating: false,
             failed: false,
-            retry_requested: false,
             addressed: true,
             running: true,
             running_since: Some(at(0)),
