@@ -1,4 +1,5 @@
-//! The command line of `etcd-backup-operator`. With `volume`, the program runs in a pod that mounts a PVC.
+//! The command line of `etcd-backup-operator`. With the subcommand `volume`, the program runs in a pod that mounts a
+//! PVC.
 
 use std::process::ExitCode;
 

@@ -21,7 +21,7 @@ use runtime::controller::Guarded;
 use crate::snapshot::Stored;
 use crate::workers::Workers;
 
-/// Name, help, and a value for each object.
+/// Name and help of a metric, and its value for each EtcdBackup.
 type MetricFamily = (
     &'static str,
     &'static str,
@@ -34,7 +34,7 @@ type Values = Vec<(&'static str, &'static str, Option<i64>)>;
 pub(crate) struct BackupMetrics {
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Store<Guarded<EtcdBackup>>,
-    /// The source of `failed_attempts` and `queued_seconds`.
+    /// The transfers of this process, from which `failed_attempts` and `queued_seconds` are computed.
     pub(crate) transfers: Arc<Workers<Stored>>,
 }
 
@@ -78,16 +78,16 @@ impl Collector for BackupMetrics {
     }
 }
 
-/// The attempts of this process at a backup.
+/// The attempts of this process at the backup of one EtcdBackup.
 #[derive(Clone, Copy, Default)]
 struct Attempts {
     /// Number of failed attempts since the last success.
     failures: u32,
-    /// Time in the queue of the current attempt.
+    /// Time that the current attempt has spent in the queue.
     queued: Duration,
 }
 
-/// The values of an object. Every object has the same metrics in the same order.
+/// The values of one EtcdBackup. Every EtcdBackup has the same metrics in the same order.
 fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
@@ -158,14 +158,14 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     ]
 }
 
-/// Whether a next backup follows. Only then is the age of the newest backup meaningful.
+/// True if another backup will follow. Only then is the age of the newest backup meaningful.
 fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
 }
 
-/// Whether the condition `Failed` is true. `failed_attempts` cannot show this, because the counter is reset when the
-/// operator stops retrying.
+/// True if the condition `Failed` is true. The metric `failed_attempts` cannot show this failure, because its counter
+/// is reset when the operator stops retrying.
 fn failed(backup: &EtcdBackup) -> bool {
     let status = backup.status.as_ref();
     status.is_some_and(|status| is_true(&status.conditions, &ConditionType::Failed))

@@ -12,7 +12,7 @@ use crate::observe::{ObserveContext, observe};
 use crate::plan::{Plan, need, plan};
 use crate::status::{notices, status};
 
-/// Shortest time until the next reconcile.
+/// Minimum time until the next reconcile.
 const MIN_REQUEUE: Duration = Duration::from_millis(300);
 
 /// The clients, caches and workers of all reconciles.
@@ -39,7 +39,8 @@ impl Reconcile for ReconcileContext {
     }
 }
 
-/// A conflict is not a failure: the object has changed since it was read, and is reconciled again.
+/// Converts the result of the status write. A conflict is no failure: the object has changed since the operator read
+/// it, and is reconciled again.
 fn outcome(
     done: Result<(), apply::Error>,
     backup: &EtcdBackup,

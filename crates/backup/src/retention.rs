@@ -1,8 +1,8 @@
-//! Decides which backups of a path are kept, and which may be deleted. Pure.
+//! Decides which backups of a path the retention rules keep, and which may be deleted. Pure.
 //!
-//! A backup is kept if at least one rule keeps it: it is among the newest `maxBackups`, or the newest of one of the last
-//! hours, days, weeks or months that contain a backup. Without such a rule all backups are kept. `maxAge` overrides all
-//! other rules and deletes older backups.
+//! A backup is kept if at least one rule keeps it. `maxBackups` keeps the newest backups. `retention` keeps the newest
+//! backup of each of the last hours, days, weeks or months that contain a backup. If none of these rules is set, all
+//! backups are kept. `maxAge` overrides the other rules: a backup older than this age is deleted.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// The retention rules of a policy.
+/// The retention rules of a backup policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     newest: usize,
@@ -47,7 +47,7 @@ impl Rules {
         }
     }
 
-    /// Whether the rules ever delete a backup.
+    /// True if the rules can delete a backup.
     pub fn delete(&self) -> bool {
         *self != Self::default()
     }
@@ -62,7 +62,7 @@ impl Rules {
 pub struct Found {
     /// The key of the object.
     pub key: String,
-    /// The time and revision from the name.
+    /// The time and the revision in the object name.
     pub parts: Numbered,
 }
 
@@ -75,7 +75,8 @@ pub struct Listing {
     pub orphans: Vec<Found>,
 }
 
-/// Reads a listing. Objects whose complete name does not match the pattern of the path are ignored (invariant 13).
+/// Reads the keys of a path. An object is ignored unless its complete name matches the pattern of the path (invariant
+/// 13).
 pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing {
     let mut listing = Listing::default();
     let mut manifests = Vec::new();
@@ -105,15 +106,15 @@ pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing 
     listing
 }
 
-/// The backups that may be deleted, oldest first. All of them are older than `verified`, the newest backup that was
-/// found complete in the store (invariant 9).
+/// The backups that may be deleted, oldest first. `verified` is the newest backup that the operator has found complete
+/// in the store. Every returned backup is older than `verified` (invariant 9).
 pub fn surplus<'a>(
     backups: &'a [Found],
     rules: &Rules,
     verified: Numbered,
     now: Timestamp,
 ) -> Vec<&'a Found> {
-    // A newer backup may be incomplete, so it is ignored.
+    // A backup that is newer than `verified` may be incomplete, so it neither counts nor is deleted.
     let mut known: Vec<&Found> = backups
         .iter()
         .filter(|found| found.parts <= verified)
@@ -126,7 +127,7 @@ pub fn surplus<'a>(
             time.as_second().div_euclid(3600)
         });
         keep_newest_of(&known, rules.daily, &mut kept, |time| days(date(time)));
-        // Weeks begin on Monday, and 1970-01-01 was a Thursday.
+        // A week starts on Monday. Day 0 (1970-01-01) was a Thursday.
         keep_newest_of(&known, rules.weekly, &mut kept, |time| {
             (days(date(time)) + 3).div_euclid(7)
         });
@@ -208,7 +209,7 @@ mod tests {
         Rules::of(&serde_json::from_str(json).unwrap())
     }
 
-    /// The ages in seconds of the kept backups, from the ages of all backups.
+    /// The ages in seconds of the backups that the rules keep, of backups with these ages.
     fn kept(json: &str, ages: &[i64]) -> Vec<i64> {
         let backups: Vec<Found> = ages.iter().map(|age| found(1, *age)).collect();
         let newest = backups.iter().map(|found| found.parts).max().unwrap();
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn keeps_newest_of_each_period() {
         let hourly = r#"{"retention":{"keepHourly":2}}"#;
-        // 12:00, 11:50, 11:10, 10:59, 09:00.
+        // Times of the backups: 12:00, 11:50, 11:10, 10:59 and 09:00.
         assert_eq!(kept(hourly, &[0, 600, 3000, 3660, 3 * HOUR]), [0, 600]);
         let daily = r#"{"retention":{"keepDaily":3}}"#;
         // Days without a backup do not count, so an outage causes no deletion.
@@ -271,7 +272,7 @@ mod tests {
             [0, 13 * HOUR, 9 * DAY]
         );
         let weekly = r#"{"retention":{"keepWeekly":2}}"#;
-        // Thursday, Monday of that week, the Sunday before, the Monday before that.
+        // Days of the backups: Thursday, Monday of the same week, and Sunday and Monday of the previous week.
         assert_eq!(kept(weekly, &[0, 3 * DAY, 4 * DAY, 10 * DAY]), [0, 4 * DAY]);
         let monthly = r#"{"retention":{"keepMonthly":2}}"#;
         assert_eq!(
@@ -298,7 +299,8 @@ mod tests {
         assert_eq!(gone, [&backups[3], &backups[2]]);
     }
 
-    /// Text order would put revision 1000 before 999. A restored cluster can have a lower revision than before.
+    /// In text order, revision 1000 would be before 999. A restored cluster can have a lower revision than before the
+    /// restore.
     #[test]
     fn orders_backups_by_time_and_revision() {
         let backups = [found(1000, 0), found(999, 60), found(99, 120), found(5, 30)];
@@ -368,8 +370,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Invariants 9 and 13: all removed backups are in the listing and older than the verified one. A backup that a
-        /// rule keeps is removed only by its age. A second application of the rules removes nothing.
+        /// Invariants 9 and 13: every deleted backup is in the listing and older than the verified backup. A backup
+        /// that a rule keeps is deleted only because of `maxAge`. If the rules are applied again, they delete nothing
+        /// more.
         #[test]
         fn invariant_9_newest_backup_survives_all_rules(
             ages in prop::collection::vec((0_u64..2000, 0_i64..100 * DAY), 1..60),

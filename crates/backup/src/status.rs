@@ -1,4 +1,4 @@
-//! Computes the status and the Events from the plan. Pure; the time is an argument.
+//! Computes the status and the Events from the plan. Pure: the time is an argument.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
 use api::conditions::{ConditionStatus, ConditionType, Finding, find, set};
@@ -11,10 +11,10 @@ use crate::plan::{Action, Plan, Verdict, rules};
 use crate::reason::Reason;
 use crate::snapshot::{Moved, RemovalResult, Stored};
 
-/// Length limit of `status.backups`.
+/// Maximum number of entries in `status.backups`.
 const LISTED: usize = 10;
 
-/// The complete status after this reconcile.
+/// Computes the complete status after this reconcile.
 pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupStatus {
     let mut status = backup.status.clone().unwrap_or_default();
     // Kubernetes stores times in whole seconds.
@@ -45,7 +45,8 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         Verdict::RetentionApplied(result) => status.backups = listed(&status, result),
         Verdict::Running(moved) => {
             status.reason = None;
-            // The deadline depends on the total, so the last total is kept until the member reports it again.
+            // The deadline depends on the total size. The last known total is therefore kept until the next attempt
+            // reports it.
             let known = status
                 .progress
                 .as_ref()
@@ -79,8 +80,8 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     status
 }
 
-/// Discards the start of an unfinished backup. The backup that starts after the spec is corrected or resumed is a new
-/// one.
+/// Discards the start of an unfinished backup. After the user has corrected or resumed the spec, the operator starts a
+/// new backup.
 fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;
@@ -115,7 +116,8 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // With rules, the list is written only after they were applied. The plan detects pending retention by that.
+        // With retention rules, the list is written only after the rules were applied. The plan detects unapplied
+        // rules by the missing entry.
         let newest = newest(status);
         status
             .backups
@@ -135,8 +137,8 @@ fn newest(status: &EtcdBackupStatus) -> StoredBackup {
     }
 }
 
-/// The newest backup of the status and the older ones in the store. Known entries are kept, because they contain more
-/// than the name of an object.
+/// The newest backup from the status, and the older backups in the store. Known entries are copied, because they
+/// contain more than the object name shows.
 fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup> {
     let newest = newest(status);
     let mut listed = vec![newest.clone()];
@@ -160,8 +162,9 @@ fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup
 
 const IN_PROGRESS: &str = "a backup is in progress";
 
-const QUEUED: &str = "the backup is queued: the limit of concurrent transfers is reached, in all, of this namespace or of \
-                      this store; the administrator sets the limits with backups.transfers of the chart";
+const QUEUED: &str = "the backup is queued: a limit of concurrent transfers is reached (the total limit, or the limit for \
+                      this namespace or this store). The administrator sets the limits with backups.transfers of the \
+                      chart";
 
 fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -> Vec<Finding> {
     let complete = |holds: bool, reason: Reason, message: String| {
@@ -176,7 +179,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         let kind = ConditionType::RetentionApplied;
         Finding::new(kind, holds, reason.into(), message)
     };
-    // The conditions of a periodic EtcdBackup report the last backup until the next one has ended.
+    // The conditions of a periodic EtcdBackup report the previous backup until the next one has ended.
     let has_outcome =
         backup.spec.is_periodic() && find(&status.conditions, &ConditionType::Complete).is_some();
     let has_progressing = backup.spec.is_periodic()

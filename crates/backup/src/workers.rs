@@ -1,8 +1,8 @@
-//! Runs transfers and removals concurrently with the reconciles. Their number is limited, and each belongs to one
-//! EtcdBackup, identified by UID.
+//! Runs transfers and removals concurrently with the reconciles. The number of concurrent tasks is limited. Each task
+//! belongs to one EtcdBackup, identified by its UID.
 //!
-//! The state is in memory only. After a restart of the operator, interrupted work starts again, and a complete backup is
-//! found in the store.
+//! The state is in memory only. After a restart of the operator, interrupted tasks start again, and the operator finds
+//! a complete backup in the store.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -24,7 +24,7 @@ mod slots;
 
 use slots::{Place, Slots};
 
-/// Interval of the checks whether the EtcdBackup of a worker still exists.
+/// Interval between two checks whether the EtcdBackup of a task still exists.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
 
 enum State<T> {
@@ -34,21 +34,22 @@ enum State<T> {
     Ended(Result<T, Trouble>),
 }
 
-/// A long task. A canceled task leaves no backup behind.
+/// A long task. A task that is canceled leaves no complete backup.
 pub(crate) trait Worker: Send + Sync + 'static {
     /// The result of the task.
     type Output: Clone + Send + 'static;
 
-    /// The endpoint and the location of the store that the task uses, for the limits.
+    /// The endpoint and the location of the store that the task uses. The limit per store depends on it.
     fn store(&self) -> String;
 
-    /// Whether a pod does the work. Such a task needs no memory of this process, so only the limit of its store applies.
+    /// True if a pod does the work. Such a task uses no memory of this process, so only the limit per store applies to
+    /// it.
     fn runs_in_pod(&self) -> bool {
         false
     }
 
-    /// Whether each attempt is recorded in the status before it runs, so that attempts that crash this process are
-    /// counted.
+    /// True if the status records each attempt before it runs. The operator then counts attempts that crash this
+    /// process.
     fn records_attempts(&self) -> bool {
         false
     }
@@ -66,12 +67,12 @@ pub(crate) trait Worker: Send + Sync + 'static {
 pub(crate) struct Progress {
     /// The transferred bytes.
     pub(crate) meter: Meter,
-    /// Why the task makes no progress.
+    /// The reason why the task makes no progress; `None` while it makes progress.
     obstacle: Mutex<Option<Trouble>>,
 }
 
 impl Progress {
-    /// Reports why the task makes no progress, or that it continues.
+    /// Reports why the task makes no progress. `None` reports that the task continues.
     pub(crate) fn report(&self, obstacle: Option<Trouble>) {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
     }
@@ -93,7 +94,7 @@ pub(crate) struct Limits {
     pub(crate) per_namespace: usize,
     /// The longest pause between two attempts.
     pub(crate) max_backoff_seconds: u64,
-    /// Time limit for the record of an attempt. The task occupies its slot meanwhile.
+    /// Time limit for recording an attempt in the status. The task uses its slot during this time.
     pub(crate) record_timeout: Duration,
     /// Time limit of one attempt.
     pub(crate) timeout: Duration,
@@ -107,12 +108,12 @@ struct Entry<T> {
     not_before: Option<Timestamp>,
     /// The failure of the previous attempt.
     last_failure: Option<Trouble>,
-    /// Time in the queue of all earlier attempts, and of this one after it left the queue.
+    /// Time in the queue of all earlier attempts. After this attempt has left the queue, its time is included.
     queue_time: Duration,
     queued: Instant,
-    /// The count of attempts in the status, including this one; `None` before the record.
+    /// The count of attempts in the status, including this one; `None` until it is recorded.
     recorded_count: Option<i32>,
-    /// Notified when this attempt is recorded.
+    /// Notified when this attempt is recorded in the status.
     start: Arc<Notify>,
 }
 
@@ -132,7 +133,7 @@ pub(crate) struct Workers<T> {
     entries: Mutex<HashMap<String, Entry<T>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
-    /// Notified when a task changes its state and its EtcdBackup needs a reconcile.
+    /// Receives a message when a task changes its state and its EtcdBackup needs a reconcile.
     changes: mpsc::UnboundedSender<()>,
 }
 
@@ -192,8 +193,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Queues a task of an EtcdBackup with this namespace and UID, unless it has an active one. The task is canceled when
-    /// `exists` returns false, which means that its EtcdBackup was deleted.
+    /// Queues a task for the EtcdBackup with this namespace and UID, unless it has an active task. The task is
+    /// canceled when `exists` returns false, because the EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         (namespace, uid): (&str, &str),
@@ -258,7 +259,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
             if let Some(outcome) = outcome {
                 workers.finish(&uid, outcome);
             } else {
-                // The EtcdBackup was deleted. The canceled task discards its upload, and its state is forgotten.
+                // The EtcdBackup was deleted. The canceled task discards its upload, and the operator forgets its
+                // state.
                 cancelled.cancel();
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
@@ -274,10 +276,10 @@ impl<T: Clone + Send + 'static> Workers<T> {
         progress: &Progress,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
-        // Held until this function returns.
+        // The slot is used until this function returns.
         let slot = tokio::select! {
             slot = self.slots.acquire(place) => slot,
-            // The task itself handles the cancellation.
+            // The task handles the cancellation itself, so it runs without a slot.
             () = cancelled.cancelled() => None,
         };
         let waits = job.records_attempts() && slot.is_some();
@@ -290,14 +292,14 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // After a panic the task must not remain in the state Running.
+        // The panic is caught so that the task does not remain in the state Running.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {
             outcome = &mut run => outcome,
             () = tokio::time::sleep(self.limits.timeout) => {
                 cancelled.cancel();
-                // The task may have ended in the same moment.
+                // The task may have ended at the same moment as the timeout.
                 return match run.await {
                     Ok(Ok(done)) => Ok(done),
                     _ => Err(timed_out(self.limits.timeout, progress.obstacle())),
@@ -312,7 +314,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Waits until the attempt is recorded in the status and [`Workers::start`] is called.
+    /// Waits until the status records the attempt and the reconcile calls [`Workers::start`].
     async fn wait_for_record(
         &self,
         start: &Notify,
@@ -321,7 +323,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         let _ = self.changes.send(());
         tokio::select! {
             () = start.notified() => Ok(()),
-            // The task itself handles the cancellation.
+            // The task handles the cancellation itself.
             () = cancelled.cancelled() => Ok(()),
             () = tokio::time::sleep(self.limits.record_timeout) => Err(Trouble::new(
                 Reason::StepFailed,
@@ -331,7 +333,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         }
     }
 
-    /// Starts the ready task of an EtcdBackup after its attempt was recorded.
+    /// Starts the ready task of an EtcdBackup after its attempt was recorded with this count.
     pub(crate) fn start(&self, uid: &str, count: i32) {
         self.with(|entries| {
             if let Some(entry) = entries.get_mut(uid)
@@ -361,7 +363,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Cancels the task of an EtcdBackup, which ends soon after.
+    /// Cancels the task of an EtcdBackup. The task ends soon after.
     pub(crate) fn abandon(&self, uid: &str) {
         self.with(|entries| {
             if let Some(entry) = entries.get(uid) {
@@ -370,7 +372,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Forgets the ended task of an EtcdBackup.
+    /// Forgets the task of an EtcdBackup if the task has ended.
     pub(crate) fn forget(&self, uid: &str) {
         self.with(|entries| {
             if matches!(
@@ -385,7 +387,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Waits until all tasks have ended. The shutdown cancels them.
+    /// Waits until all tasks have ended. The shutdown of the process cancels the tasks.
     pub(crate) async fn join(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -401,7 +403,7 @@ fn timed_out(limit: Duration, obstacle: Option<Trouble>) -> Trouble {
     )
 }
 
-/// Forgets failures that were not retried for an hour, because their EtcdBackups were deleted.
+/// Forgets failures that were not retried for an hour: their EtcdBackups no longer exist.
 fn prune<T>(entries: &mut HashMap<String, Entry<T>>) {
     let hour = Duration::from_hours(1);
     let now = Timestamp::now();

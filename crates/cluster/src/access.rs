@@ -1,5 +1,4 @@
-//! Access control: the planner's view of etcd's authentication and of the NetworkPolicy. Plain
-//! data without passwords (invariant 14).
+//! The planner's view of etcd's authentication and of the NetworkPolicy. Plain data without passwords (invariant 14).
 
 use etcd::Login;
 use runtime::credentials::Record;
@@ -13,26 +12,26 @@ pub struct AccessRule {
     pub auth: Option<bool>,
     /// `spec.auth.secret`.
     pub secret: Option<String>,
-    /// Whether the cluster has a NetworkPolicy.
+    /// True if the spec requests a NetworkPolicy.
     pub network: bool,
 }
 
 /// The observed access control.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Why the credentials of the spec are not available.
+    /// Why the operator cannot use the credentials of the spec; `None` if it can.
     pub fault: Option<String>,
-    /// The user is root, which etcd requires when authentication is enabled.
+    /// True if the user in the Secret is root, which etcd requires for enabling authentication.
     pub is_root: bool,
-    /// Whether the operator's record of passwords contains the desired password.
+    /// State of the operator's record of passwords, compared with the desired password.
     pub record: Record,
-    /// How etcd answers the credentials; `None` without credentials.
+    /// etcd's answer to a login with the credentials; `None` without credentials.
     pub login: Seen<Option<Login>>,
-    /// The answer of a member that rejected a call without credentials.
+    /// The answer of a member that rejected a call without credentials; `None` if no member did.
     pub refused: Option<String>,
-    /// The NetworkPolicy.
+    /// The NetworkPolicy, compared with the builder's object.
     pub network: Kept<()>,
-    /// The UID of the NetworkPolicy.
+    /// The UID of the NetworkPolicy, if the cluster owns one.
     pub network_uid: Option<String>,
 }
 

@@ -1,8 +1,8 @@
-//! Actions: the requests that a plan consists of. [`crate::execute`] sends them as they are.
+//! Actions: the requests that a plan consists of. [`crate::execute`] sends each request unchanged.
 //!
-//! Requests to the API server are generic: an object, a patch or a reference, with its precondition inside. Only calls to
-//! etcd, records in the status, and Secrets with keys have forms of their own. Keys and passwords are in no plan
-//! (invariant 14), so the Secrets that hold them are completed when they are sent.
+//! Requests to the API server are generic: an object, a patch or a reference, with its precondition inside. Calls to
+//! etcd, records in the status, and Secrets with keys have types of their own. No plan contains keys or passwords
+//! (invariant 14): the executor adds them to a Secret when it sends the Secret.
 
 use etcd::{Alarm, MemberId, Members};
 use jiff::Timestamp;
@@ -15,23 +15,23 @@ use serde_json::Value;
 use crate::certificates::CertificateWrite;
 use crate::reason::Reason;
 
-/// One request, and how it is reported.
+/// One request, with the texts that report the request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Action {
-    /// The failpoint before the request: `FAILPOINTS=before-create-pod=panic`.
+    /// Name of the failpoint that runs before the request, as in `FAILPOINTS=before-create-pod=panic`.
     pub point: &'static str,
-    /// The action in words.
+    /// Imperative phrase for Events and logs, such as `remove db-a from etcd`.
     pub text: String,
-    /// Reason and verb of the Event; `None` for an action that does not concern users.
+    /// Reason and verb of the Event; `None` for an action that sends no Event.
     pub event: Option<(Reason, &'static str)>,
-    /// Its part in the start of a member.
+    /// The part of the action in the start of a member; `None` if the action starts no member.
     pub start: Option<StartPart>,
     /// The request.
     pub request: Request,
 }
 
 impl Action {
-    /// The member whose pod the action creates.
+    /// The member whose pod the action creates; `None` for any other action.
     pub fn creates_pod(&self) -> Option<String> {
         match &self.request {
             Request::Create(Object::Pod(pod)) => Some(pod.name_any()),
@@ -39,7 +39,7 @@ impl Action {
         }
     }
 
-    /// The name of the object of this kind that the action deletes.
+    /// The name of the object that the action deletes; `None` unless the action deletes an object of this kind.
     pub fn deletes(&self, kind: Kind) -> Option<&str> {
         match &self.request {
             Request::Delete(deleted) if deleted.kind == kind => Some(&deleted.name),
@@ -47,17 +47,17 @@ impl Action {
         }
     }
 
-    /// Whether the action changes the image of a running pod. The kubelet restarts the container.
+    /// True if the action changes the image of a running pod. The kubelet then restarts the container.
     pub fn changes_image(&self) -> bool {
         matches!(&self.request, Request::Patch(patch) if patch.form == PatchForm::Strategic)
     }
 
-    /// Whether the action adds a member to etcd.
+    /// True if the action adds a member to etcd.
     pub fn adds_member(&self) -> bool {
         matches!(self.request, Request::Etcd(EtcdCall::AddMember { .. }))
     }
 
-    /// The member that the action removes from etcd.
+    /// The member that the action removes from etcd; `None` for any other action.
     pub fn removes_member(&self) -> Option<&str> {
         match &self.request {
             Request::Etcd(EtcdCall::Remove { member, .. }) => Some(member),
@@ -66,16 +66,18 @@ impl Action {
     }
 }
 
-/// Actions that are sent in this order. The first failure ends the chain, and the rest is planned again.
+/// Actions that are sent in this order. After the first failure, the rest of the chain is not sent, and the next
+/// reconcile plans it again.
 pub type Chain = Vec<Action>;
 
-/// A change of etcd's members or of its leader. It is sent only if the member list equals the list from which it was
-/// planned (invariant 11).
+/// A change of etcd's members or of its leader. The executor sends the change only if etcd's current member list
+/// equals `planned_from` (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// More than one only if learners are added, or if a removal is recorded on the PVC before it is sent.
+    /// The requests of the change, in order. There are several only if learners are added, or if a removal is recorded
+    /// on the PVC before it is sent.
     pub chain: Chain,
-    /// The members to call, by name.
+    /// Names of the members to which the call is sent.
     pub via: Vec<String>,
     /// The member list from which the change was planned.
     pub planned_from: Members,
@@ -84,44 +86,44 @@ pub struct Change {
 /// One step: independent chains, and at most one change of the members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// Independent of each other and of the change.
+    /// Chains that depend neither on each other nor on the change. They are sent concurrently.
     pub chains: Vec<Chain>,
-    /// At most one (invariant 2).
+    /// At most one change of the members per step (invariant 2).
     pub change: Option<Change>,
 }
 
 impl Step {
-    /// Nothing to do.
+    /// True if the step sends no request.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.change.is_none()
     }
 }
 
-/// The part of an action in the start of a member. A start begins with a mark on the member's Service, which announces
-/// that a pod may exist (invariants 6 and 11).
+/// The part of an action in the start of a member. A start first sets a mark on the member's Service. The mark records
+/// that a pod of the member may exist (invariants 6 and 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartPart {
-    /// Sets the mark on the Service of this member.
+    /// Sets the mark on the Service of this member. If the start fails, the same process may remove the mark.
     Mark(String),
-    /// Sets the mark again that another process has set. It is never removed by this process.
+    /// Renews the mark of this member that another process has set. This process never removes such a mark.
     MarkAgain(String),
-    /// Follows the mark. If the action fails, the mark is removed.
+    /// Follows the mark. The value decides whether a failure of this action removes the mark.
     Follow(Undo),
-    /// Starts the member again, on the volume that contains its state.
+    /// Creates the pod of this member again, on the volume that contains the member's data.
     Return(String),
 }
 
-/// When a failed action leads to the removal of the mark.
+/// Condition under which a failed action removes the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
-    /// In any case: nothing of the member exists before the actions that follow.
+    /// Any failure of the action: the PVC and the pod of the member are created only by later actions.
     Always,
-    /// Only if the request was certainly not carried out.
+    /// Only a failure after which the request certainly had no effect.
     IfNotDone,
 }
 
 impl StartPart {
-    /// The member whose start the action announces.
+    /// The member whose mark this action sets or renews; `None` for the other parts.
     pub fn announces(&self) -> Option<&str> {
         match self {
             Self::Mark(member) | Self::MarkAgain(member) => Some(member),
@@ -129,7 +131,7 @@ impl StartPart {
         }
     }
 
-    /// The member whose Service the action marks; the same process may remove the mark.
+    /// The member whose mark this process may remove after a failure; `None` for the other parts.
     pub fn marks(&self) -> Option<&str> {
         match self {
             Self::Mark(member) => Some(member),
@@ -137,7 +139,7 @@ impl StartPart {
         }
     }
 
-    /// Whether the mark is removed after this action failed. `not_done`: the request was certainly not carried out.
+    /// True if the mark is removed after this action failed. `not_done`: the failed request certainly had no effect.
     pub fn is_undone(&self, not_done: bool) -> bool {
         match self {
             Self::Follow(Undo::Always) => true,
@@ -147,26 +149,27 @@ impl StartPart {
     }
 }
 
-/// What is sent.
+/// One request to the API server or to etcd.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// Creates the object. An object of the same name is an error.
+    /// Creates the object. The request fails if an object of the same name exists.
     Create(Object),
-    /// Applies the object. With a UID, an object that was replaced is left alone.
+    /// Applies the object (server-side apply). If the object contains a UID, the request does not change a newer
+    /// object of the same name.
     Apply(Object),
     /// Patches an object.
     Patch(Patch),
-    /// Changes CPU and memory of a running pod, and records the answer on the pod.
+    /// Changes CPU and memory of a running pod, and records the API server's response on the pod.
     Resize(Box<Resize>),
-    /// Deletes an object.
+    /// Deletes an object, with its UID as precondition.
     Delete(Reference),
-    /// Writes a record into the status of the EtcdCluster.
+    /// Writes a record to the status of the EtcdCluster.
     Record(StatusRecord),
     /// Calls etcd.
     Etcd(EtcdCall),
-    /// Writes a Secret of generated certificates.
+    /// Writes a Secret of generated certificates, or notifies a pod of its certificates.
     Certificate(CertificateWrite),
-    /// Writes the operator's record of passwords.
+    /// Writes the Secret with the operator's record of passwords.
     Passwords(Passwords),
 }
 
@@ -202,38 +205,38 @@ pub enum Kind {
     Secret,
 }
 
-/// An object that was seen. Another object of the same name has another UID.
+/// An observed object. The UID distinguishes the object from a later object of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: Kind,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// The precondition.
+    /// UID of the object, the precondition of the request.
     pub uid: String,
 }
 
-/// A patch of an object that was seen. The body contains the UID or the resourceVersion as the precondition.
+/// A patch of an observed object. The body contains the UID or the resourceVersion as the precondition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// The kind of the object.
+    /// Kind of the object.
     pub kind: Kind,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// The patch.
+    /// The patch, with its precondition.
     pub body: Value,
-    /// How lists in the body are merged.
+    /// How the API server merges lists of the body into the object.
     pub form: PatchForm,
-    /// How a rejection is reported, if it needs the user.
+    /// The report if the API server rejects the patch with status 403 or 422; `None` for an ordinary error.
     pub rejection: Option<Rejection>,
 }
 
 /// The form of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchForm {
-    /// A JSON merge patch: a list replaces a list.
+    /// JSON merge patch: a list in the patch replaces the whole list of the object.
     Merge,
-    /// A strategic merge patch: containers are merged by name. Only the image of a pod is changed in this form.
+    /// Strategic merge patch: containers are merged by name. Used only for a change of a pod's image.
     Strategic,
 }
 
@@ -242,112 +245,113 @@ pub enum PatchForm {
 pub struct Rejection {
     /// The failed action, as text.
     pub what: String,
-    /// The advice for the user.
+    /// The instruction for the user.
     pub remedy: &'static str,
-    /// The reason that is reported.
+    /// The reason of the reported problem.
     pub reason: Reason,
 }
 
-/// A resize of a pod in place. The subresource exists from Kubernetes 1.33 on.
+/// A resize of a pod in place. The subresource `resize` exists in Kubernetes 1.33 and later.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resize {
     /// The patch of the subresource `resize`.
     pub patch: Patch,
-    /// Sent after the API server accepted the resize.
+    /// The patch that is sent after the API server has accepted the resize.
     pub accepted: Patch,
-    /// Sent after the API server answered that there is no such subresource, or that the pod cannot change so.
+    /// The patch that is sent if the API server does not have the subresource, or rejects the resize of this pod.
     pub rejected: Patch,
 }
 
-/// A record in the status. Each manager writes all its fields: a field that it omits is removed.
+/// A record in the status. Each field manager writes all its fields in one request: server-side apply removes a field
+/// that the request omits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusRecord {
-    /// The field manager. Reports have another one, so no report removes a record.
+    /// The field manager. The status report has a different field manager, so a report never removes a record.
     pub manager: &'static str,
-    /// The fields of the status.
+    /// The recorded fields of the status.
     pub status: Value,
-    /// The resourceVersion of the EtcdCluster that was read.
+    /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
-    /// The work that begins with this record, if certificates may forbid it.
+    /// The work that starts with this record, if invalid certificates can prevent that work.
     pub begins: Option<Begins>,
 }
 
-/// Work that begins with a record in the status.
+/// Work that starts with a record in the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
-    /// A bootstrap with members of which no object exists.
+    /// A bootstrap, before any object of its members exists.
     Bootstrap,
     /// A recovery from a lost quorum.
     Recovery,
 }
 
-/// A call to etcd. Members are named; the executor looks up where they answer.
+/// A call to etcd. The call names members; the executor resolves their client URLs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdCall {
     /// Adds a member.
     AddMember {
-        /// Its peer URL.
+        /// Peer URL of the new member.
         url: String,
-        /// Without a vote.
+        /// True if the member joins without a vote.
         learner: bool,
     },
     /// Sets the peer URLs of a member.
     UpdatePeerUrls {
-        /// Its ID.
+        /// ID of the member.
         id: MemberId,
-        /// The URLs.
+        /// All peer URLs of the member.
         urls: Vec<String>,
     },
-    /// Gives a learner its vote.
+    /// Promotes a learner to voter.
     Promote {
-        /// Its ID.
+        /// ID of the learner.
         id: MemberId,
     },
     /// Removes a member.
     Remove {
-        /// Its name, for rules and messages.
+        /// Name of the member, for rules and messages.
         member: String,
-        /// Its ID.
+        /// ID of the member.
         id: MemberId,
     },
-    /// Hands leadership to another member.
+    /// Transfers leadership to another member.
     MoveLeader {
-        /// The name of the leader, which is called.
+        /// Name of the current leader, to which the call is sent.
         from: String,
         /// The ID of the next leader.
         id: MemberId,
     },
-    /// Allows a downgrade, or cancels it.
+    /// Enables a downgrade of etcd to the previous minor release, or cancels it.
     Downgrade {
-        /// Major and minor number of the target release.
+        /// Target release, such as `3.5`; `None` cancels the downgrade.
         to: Option<String>,
     },
-    /// Defragments one member, in a task of its own.
+    /// Defragments one member. The call runs outside the reconcile, because it can take minutes.
     Defragment {
-        /// Its name.
+        /// Name of the member.
         member: String,
-        /// When the call was recorded.
+        /// Time at which the defragmentation of this member was recorded in the status.
         recorded: Timestamp,
     },
-    /// Compacts the history.
+    /// Compacts etcd's history.
     Compact {
-        /// Older revisions are removed.
+        /// The revision: etcd deletes the history before it.
         revision: i64,
-        /// The members that are called.
+        /// Names of the members to which the call is sent.
         via: Vec<String>,
     },
     /// Disarms an alarm.
     Disarm {
-        /// The alarm.
+        /// The alarm and its member.
         alarm: Alarm,
-        /// The members that are called.
+        /// Names of the members to which the call is sent.
         via: Vec<String>,
     },
     /// Changes etcd's authentication.
     Auth {
-        /// How.
+        /// The change.
         change: AuthChange,
-        /// The members that are called.
+        /// Names of the members to which the call is sent.
         via: Vec<String>,
     },
 }
@@ -355,20 +359,20 @@ pub enum EtcdCall {
 /// A change of etcd's authentication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthChange {
-    /// Creates root and enables authentication.
+    /// Creates the user root and enables authentication.
     Enable,
     /// Disables authentication.
     Disable,
-    /// Sets the desired password.
+    /// Sets the desired password of root.
     ChangePassword,
 }
 
-/// A change of the Secret with the operator's record of passwords.
+/// A change of the Secret with the operator's record of passwords (invariant 21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passwords {
     /// Records the desired password.
     Record {
-        /// Keeps the passwords that etcd may still have.
+        /// True if the record also keeps the earlier passwords, because etcd may still have one of them.
         others: bool,
     },
     /// Deletes the record.

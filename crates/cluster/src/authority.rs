@@ -1,8 +1,8 @@
-//! Generated certificates: CAs, the certificates that they sign, and their renewal.
+//! Generated certificates: the certificate authorities (CAs), the certificates that they sign, and the renewal.
 //!
-//! Each cluster has two CAs: one for peers, whose certificates only members have, and one for clients. With one CA for
-//! both, every client that may read keys could also take part in the consensus. Keys are ECDSA on P-256, made and used
-//! with the cryptography of the TLS stack; rcgen writes the certificates.
+//! Each cluster has two CAs: one for peer certificates, which only members have, and one for clients. With a single
+//! CA, every client that may read keys could also take part in the consensus. Keys are ECDSA keys on the curve P-256,
+//! generated and used with the cryptography of the TLS stack. rcgen encodes the certificates.
 //!
 //! Apart from the randomness of keys and serial numbers, this module is pure: no client, no clock.
 
@@ -26,12 +26,12 @@ pub(crate) use secret::{
 pub use secret::{Anchor, Held, Leaf};
 pub(crate) use sign::{Made, Request, authority, leaf};
 
-/// The part of its life after which a certificate is renewed: two thirds.
+/// The fraction of its validity after which a certificate is renewed: two thirds.
 const RENEWED_AT: (u32, u32) = (2, 3);
-/// Certificates are valid from shortly before their creation, for clocks that are behind.
+/// Certificates are valid from this long before their creation, because the clocks of other machines may be behind.
 pub(crate) const SKEW: Duration = Duration::from_mins(5);
 
-/// Why no certificate could be made. Contains no keys.
+/// Why no certificate could be created. The error contains no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A key could not be generated or parsed.
@@ -40,17 +40,17 @@ pub enum Error {
     /// A certificate could not be written or parsed.
     #[error("the certificate cannot be created")]
     Certificate,
-    /// No certificate can be made for this name.
-    #[error("a name in it is neither a DNS name nor an IP address")]
+    /// The name is neither a DNS name nor an IP address.
+    #[error("a name in the certificate is neither a DNS name nor an IP address")]
     Name,
 }
 
-/// The scope of a CA.
+/// The connections for which a CA signs certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CaScope {
-    /// Between members.
+    /// Connections between members.
     Peers,
-    /// Between members and clients.
+    /// Connections between members and clients.
     Clients,
 }
 
@@ -63,7 +63,7 @@ impl CaScope {
         }
     }
 
-    /// The scope as a word.
+    /// The scope as a word in texts.
     pub fn word(self) -> &'static str {
         match self {
             Self::Peers => "peer",
@@ -71,7 +71,7 @@ impl CaScope {
         }
     }
 
-    /// The scope of a certificate with this use.
+    /// The scope of certificates with this use.
     pub fn of(used: CertificateUse) -> Self {
         match used {
             CertificateUse::Peer => Self::Peers,
@@ -89,38 +89,39 @@ pub struct Rule {
     pub namespace: String,
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// `spec.pod.ClusterDomain`, bare.
+    /// `spec.pod.ClusterDomain`, without a leading or trailing dot.
     pub domain: String,
-    /// Members use TLS with each other.
+    /// True if members use TLS between each other.
     pub peers: bool,
-    /// Members use TLS with clients.
+    /// True if members use TLS with clients.
     pub clients: bool,
-    /// How long a certificate is valid.
+    /// Validity of a certificate.
     pub validity: Duration,
-    /// How long a CA certificate is valid.
+    /// Validity of a CA certificate.
     pub authority_validity: Duration,
-    /// Additional names of the members for clients.
+    /// Additional names under which clients connect to members.
     pub server_names: Vec<String>,
-    /// The text by which a person requests new CAs.
+    /// The value of the annotation by which a person requests new CAs.
     pub rotate: Option<String>,
 }
 
 impl Rule {
-    /// The scopes in use.
+    /// The scopes in which the cluster uses TLS.
     pub fn scopes(&self) -> impl Iterator<Item = CaScope> {
         let peers = self.peers.then_some(CaScope::Peers);
         let clients = self.clients.then_some(CaScope::Clients);
         peers.into_iter().chain(clients)
     }
 
-    /// The uses of one member's certificates.
+    /// The uses of the certificates that each member has.
     pub fn uses_of_member(&self) -> impl Iterator<Item = CertificateUse> {
         let peer = self.peers.then_some(CertificateUse::Peer);
         let server = self.clients.then_some(CertificateUse::Server);
         peer.into_iter().chain(server)
     }
 
-    /// The names in a certificate. Complete names only: with a wildcard, one member could impersonate another.
+    /// The DNS names and addresses in a certificate. All names are complete: with a wildcard, one member could
+    /// impersonate another.
     pub fn names(&self, owner: &str, used: CertificateUse) -> Vec<String> {
         let Self {
             namespace, cluster, ..
@@ -152,7 +153,8 @@ impl Rule {
         }
     }
 
-    /// Each name, with and without the cluster domain. Without a domain in the spec, `cluster.local` is used.
+    /// Returns each name with and without the cluster domain. Without a domain in the spec, the domain is
+    /// `cluster.local`.
     fn in_domain(&self, names: &[String]) -> Vec<String> {
         let domain = match self.domain.as_str() {
             "" => "cluster.local",
@@ -165,7 +167,7 @@ impl Rule {
     }
 }
 
-/// The renewal time of a certificate with this validity.
+/// The time at which a certificate with this validity is renewed.
 pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
     let life = Duration::try_from(not_after.duration_since(not_before)).unwrap_or_default();
     not_before
@@ -173,7 +175,8 @@ pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
         .unwrap_or(not_after)
 }
 
-/// The validity of a certificate made now. No certificate outlives its signer.
+/// Start and end of the validity of a certificate that is created now. No certificate is valid longer than its signer
+/// (`limit`).
 fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timestamp, Timestamp) {
     let before = SKEW.min(validity / 10);
     let from = now.checked_sub(before).unwrap_or(now);
@@ -181,7 +184,7 @@ fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timest
     (from, limit.map_or(until, |limit| limit.min(until)))
 }
 
-/// The creation time of a certificate, which is valid from shortly before.
+/// The creation time of a certificate. Its validity starts shortly before.
 pub(crate) fn made_at(leaf: &Leaf) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
     let before = SKEW.min(Duration::try_from(life).unwrap_or_default() / 11);

@@ -1,4 +1,4 @@
-//! The planner's view of generated certificates, and the writes for them. Plain data without any key.
+//! The planner's view of generated certificates, and the writes that change them. Plain data without keys.
 
 mod trust;
 
@@ -17,39 +17,40 @@ use member::tls::{Authorities, ClusterTls};
 use crate::authority::{CaScope, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
 
-/// The generated certificates of a cluster.
+/// The certificates of a cluster: the generated ones, and the CAs and expiries of those in Secrets of other owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates {
     /// The settings of the spec; `None` if certificates are not generated.
     pub rule: Option<Rule>,
     /// Secrets with this cluster's labels, by name.
     pub secrets: BTreeMap<String, Held>,
-    /// The annotations of each pod, by member.
+    /// The certificate annotations of each pod, by member.
     pub pods: BTreeMap<String, Noted>,
-    /// A digest of the CAs in Secrets of other parties.
+    /// A digest of the CAs in Secrets of other owners; `None` if the operator generates the certificates, or if one of
+    /// these Secrets is unreadable.
     pub others: Option<String>,
-    /// Those CAs, as recorded on the pods that start with them.
+    /// The CAs in Secrets of other owners, in the form in which a pod that starts now records them.
     pub authorities: Option<Authorities>,
-    /// The expiry of certificates, whoever issues them.
+    /// The expiry of each certificate, whether or not the operator issues it.
     pub expiries: Vec<Expiry>,
-    /// The seed member of a restore that owns the cluster. Its pod may not carry the cluster's labels yet.
+    /// The seed member of a restore that owns the cluster. Its pod may not have the cluster's labels yet.
     pub seed: Option<String>,
 }
 
-/// The annotations of a pod about its certificates.
+/// The annotations of a pod about its certificates. Each value is `None` if the annotation is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// A digest of the CAs that its etcd trusts, and the earliest expiry of these CAs.
+    /// A digest of the CAs that the pod's etcd trusts, and the time after which a scope has no valid CA.
     pub trust: Option<String>,
-    /// A digest of the certificates of which the pod was notified.
+    /// A digest of the certificates about which the operator last notified the pod.
     pub certificates: Option<String>,
-    /// The CAs with which the pod was started: identifiers for static Secrets, prefixes of fingerprints for generated
-    /// CAs.
+    /// The CAs with which the pod was started: identifiers for CAs in static Secrets, prefixes of fingerprints for
+    /// generated CAs.
     pub authorities: Option<Authorities>,
 }
 
 impl Certificates {
-    /// From the object with the spec in effect, the Secrets with its labels, and its pods.
+    /// Reads the certificates. `cluster` contains the spec in effect; `secrets` have the labels of the cluster.
     pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
         let rule = rule(cluster, cluster.spec.tls.as_ref());
         let (name, uid) = (cluster.name_any(), cluster.uid().unwrap_or_default());
@@ -85,7 +86,8 @@ impl Certificates {
         }
     }
 
-    /// Adds the Secrets of other parties: the trusted CAs and the expiry of the certificates.
+    /// Adds the certificates in Secrets of other owners: the trusted CAs and the expiries. Without effect if the
+    /// operator generates the certificates.
     #[must_use]
     pub fn and_of_others(mut self, tls: &ClusterTls) -> Self {
         if self.rule.is_some() {
@@ -110,18 +112,18 @@ impl Certificates {
         self
     }
 
-    /// The Secret of a CA.
+    /// The Secret of the CA with this scope.
     pub fn authority(&self, scope: CaScope) -> Option<&Held> {
         self.secrets
             .get(&scope.secret(&self.rule.as_ref()?.cluster))
     }
 
-    /// The Secret of a certificate.
+    /// The Secret of the certificate with this owner and use.
     pub fn leaf(&self, owner: &str, used: CertificateUse) -> Option<&Held> {
         self.secrets.get(&names::certificate_secret(owner, used))
     }
 
-    /// The annotation about certificates for a pod; `None` until all certificates exist.
+    /// The value of the annotation that notifies the pod of its certificates; `None` until all its certificates exist.
     pub fn notification(&self, member: &str) -> Option<String> {
         let rule = self.rule.as_ref()?;
         let prints: Option<Vec<&str>> = rule
@@ -140,7 +142,7 @@ impl Certificates {
     }
 }
 
-/// The settings of the spec for generated certificates under this effective TLS policy.
+/// The settings for generated certificates under this effective TLS policy; `None` if the policy generates none.
 pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
     let spec = &cluster.spec;
     let generated: &GeneratedTls = tls?.generated()?;
@@ -160,7 +162,7 @@ pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
     })
 }
 
-/// The seed member of a restore that owns the cluster.
+/// The seed member of a restore that owns the cluster; `None` if no restore owns it.
 pub fn seed(cluster: &EtcdCluster) -> Option<String> {
     let restore = cluster.annotations().get(names::ANNOTATION_RESTORE)?;
     Some(seed_name(&cluster.name_any(), restore))
@@ -170,59 +172,59 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 /// observation (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateWrite {
-    /// Makes a CA. Its trust bundle also contains the CAs that existing certificates trusted.
+    /// Creates a CA. Its trust bundle also contains the CAs that the existing certificates trusted.
     Authority {
-        /// The scope.
+        /// The scope of the CA.
         scope: CaScope,
-        /// Further trusted CAs, in PEM.
+        /// Additional trusted CAs, in PEM.
         beside: Vec<Vec<u8>>,
-        /// The resourceVersion precondition of the replaced Secret, if one exists.
+        /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
     },
-    /// Puts CAs that running members still trust and use back into the trust bundle of a replaced CA.
+    /// Adds CAs that running members still trust and use to the trust bundle of the CA that replaced them.
     Rejoin {
-        /// The scope.
+        /// The scope of the CA.
         scope: CaScope,
-        /// All trusted CAs besides the current and the next signer, in PEM.
+        /// All trusted CAs except the current and the next signer, in PEM.
         beside: Vec<Vec<u8>>,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Makes the CA that signs next. Members must trust it first.
+    /// Creates the next signer. All members must trust it before it signs.
     Prepare {
-        /// The scope.
+        /// The scope of the CA.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Makes the next CA the signer.
+    /// Makes the next signer the current signer.
     Switch {
-        /// The scope.
+        /// The scope of the CA.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Removes all CAs but the signer from the trust bundle.
+    /// Removes all CAs except the current signer from the trust bundle.
     Retire {
-        /// The scope.
+        /// The scope of the CA.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Issues or reissues a certificate.
+    /// Issues a new certificate, or replaces one.
     Issue {
-        /// The member or the cluster.
+        /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
         /// The use of the certificate.
         used: CertificateUse,
-        /// The resourceVersion precondition of the replaced Secret, if one exists.
+        /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
         /// The resourceVersion precondition of the CA's Secret.
         by: String,
     },
-    /// Writes the CA's trust bundle to the Secret of a certificate, without other changes.
+    /// Copies the CA's trust bundle to the Secret of a certificate. The certificate does not change.
     Trust {
-        /// The member or the cluster.
+        /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
         /// The use of the certificate.
         used: CertificateUse,
@@ -231,29 +233,30 @@ pub enum CertificateWrite {
         /// The resourceVersion precondition of the CA's Secret.
         by: String,
     },
-    /// Sets the owner and the labels of a Secret, without other changes.
+    /// Restores the owner and the labels of a Secret. The data does not change.
     Mark {
-        /// The Secret.
+        /// Name of the Secret.
         secret: String,
-        /// Its resourceVersion precondition.
+        /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Annotates a pod with its certificates. The kubelet then reads the Secrets at once instead of within a minute.
+    /// Annotates a pod with a digest of its certificates. The change makes the kubelet read the Secrets at once
+    /// instead of within a minute.
     Notify {
-        /// The member.
+        /// Name of the member.
         member: String,
         /// The UID precondition of the pod.
         uid: String,
-        /// The CAs that its etcd trusts, if the annotation is missing.
+        /// The CAs that the pod's etcd trusts, if the pod lacks this annotation.
         trust: Option<String>,
-        /// The CAs with which the pod was started, if the annotation is missing.
+        /// The CAs with which the pod was started, if the pod lacks this annotation.
         authorities: Option<String>,
         /// The digest of the certificates.
         certificates: String,
     },
     /// Deletes the Secret of a removed member.
     Discard {
-        /// Its name.
+        /// Name of the Secret.
         secret: String,
         /// The UID precondition of the Secret.
         uid: String,
@@ -328,7 +331,7 @@ mod tests {
         authority(CaScope::Peers, day, "2026-11-21T12:00:00Z".parse().unwrap()).unwrap()
     }
 
-    /// A Secret of another party with these CAs.
+    /// A Secret of another owner with these CAs.
     fn of_others(authorities: &[&Made]) -> ClusterTls {
         let all = authorities.iter().map(|made| made.certificate.as_slice());
         let material = Material {
@@ -366,7 +369,7 @@ mod tests {
         // The order of the CAs makes no difference.
         let both = with(&[&old, &new], None).trust();
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
-        // For a pod without the annotation the answer is unknown.
+        // Without the annotation, it is unknown whether the pod is outdated.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
     }
 

@@ -1,5 +1,5 @@
-//! One etcd client for each form of access. Clusters without TLS share one; other clusters have their own, which is
-//! recreated when their Secret changes. Key material is in memory only.
+//! The etcd clients of the clusters. All clusters without TLS and authentication share one client. Every other cluster
+//! has its own client, which is replaced when its credentials change. Keys are in memory only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use etcd::{Access, Deadlines, Etcd, EtcdClient};
 
-/// A client without use for this long belongs to a deleted cluster.
+/// A client that was not used for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The clients of the clusters.
 pub struct Clients {
     plain: Arc<dyn Etcd>,
     deadlines: Deadlines,
-    /// By the object's UID and the cluster's token.
+    /// The clients by the UID of the EtcdCluster and the token of the cluster.
     kept: Mutex<HashMap<(String, Option<String>), Kept>>,
 }
 
@@ -25,7 +25,7 @@ struct Kept {
 }
 
 impl Clients {
-    /// `plain` reaches clusters without TLS; other clients have these deadlines.
+    /// `plain` is the client for clusters without TLS and authentication. All other clients get these deadlines.
     pub fn new(plain: Arc<dyn Etcd>, deadlines: Deadlines) -> Self {
         Self {
             plain,
@@ -34,10 +34,10 @@ impl Clients {
         }
     }
 
-    /// The client of the cluster with this UID, token and access. A restore in place or a recovery begins another log.
-    /// A member that receives a login token of the previous cluster holds the call until its own log is as long
-    /// (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). During a recovery both clusters are called, each
-    /// with its own client.
+    /// The client for the cluster with this UID, token and access. Each token has its own client and login, because a
+    /// restore in place or a recovery starts a new Raft log. A member that receives a login token of the previous
+    /// cluster delays the call until its own log is as long (`isValidSimpleToken` in etcd's
+    /// `server/auth/simple_token.go`). During a recovery, the operator calls both clusters, each with its own client.
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
@@ -62,7 +62,7 @@ impl Clients {
         client
     }
 
-    /// Drops the clients of deleted clusters, and with them their connections.
+    /// Drops the clients of deleted clusters, and closes their connections.
     pub fn forget(&self, now: Instant) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);
@@ -122,7 +122,7 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// With the login token of the previous cluster, the seed holds every call.
+    /// With a login token of the previous cluster, the seed would delay every call.
     #[test]
     fn restored_or_recovered_cluster_gets_new_login() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));

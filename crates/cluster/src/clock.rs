@@ -4,27 +4,28 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::authority::SKEW;
 
-/// The API server's clock minus the operator's clock, both read at the same time. `None` if the API server sent no
-/// time, or if no decision depends on it.
+/// The API server's time minus the operator's time, both read at the same moment. `None` if the API server sent no
+/// time, or if no decision depends on the difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApiServerClock(pub Option<SignedDuration>);
 
 impl ApiServerClock {
-    /// The time for decisions about timestamps from Kubernetes: the earlier of both clocks.
+    /// The time for decisions about timestamps from Kubernetes: the earlier of the operator's and the API server's
+    /// time.
     pub fn earlier(self, now: Timestamp) -> Timestamp {
         let behind = self.0.filter(SignedDuration::is_negative);
         let theirs = behind.and_then(|clock| now.checked_add(clock).ok());
         theirs.unwrap_or(now)
     }
 
-    /// The time for issuing and checking certificates: the earlier of both clocks. A clock that is far ahead would
-    /// expire every CA at once, and no member would trust another. A clock that is behind only delays a renewal that is
-    /// due after two thirds of a certificate's life.
+    /// The time for issuing and checking certificates: the earlier of the two times if they differ by more than the
+    /// tolerance. With a clock that is far ahead, every CA would expire at once, and no member would trust another. A
+    /// clock that is behind only delays renewals, which are due after two thirds of the validity.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }
 
-    /// The message for users if the clocks differ.
+    /// The message for users if the clocks differ by more than the tolerance.
     pub fn problem(self) -> Option<String> {
         let clock = self.difference()?;
         let word = if clock.is_negative() {
@@ -39,7 +40,7 @@ impl ApiServerClock {
         ))
     }
 
-    /// The difference, if it exceeds the tolerance of a certificate.
+    /// The difference of the clocks, if it exceeds the tolerance of a certificate.
     fn difference(self) -> Option<SignedDuration> {
         self.0.filter(|clock| clock.unsigned_abs() > SKEW)
     }

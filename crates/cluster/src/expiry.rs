@@ -1,8 +1,8 @@
-//! The expiry of a cluster's certificates, whoever issues them, and when to report it.
+//! The expiry of a cluster's certificates from any issuer, and when the operator reports it.
 //!
-//! Pure. The report comes early enough to act, and not for certificates that are short-lived on purpose: every stage is
-//! also limited to a part of a certificate's life. Generated certificates are reported only if their renewal is
-//! overdue.
+//! Pure. The report comes early enough for a reaction. A certificate with a short validity is not reported
+//! permanently, because each stage is also limited to a fraction of the validity. Generated certificates are reported
+//! only if their renewal is overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,21 +18,22 @@ use crate::authority::{Held, TLS_CERTIFICATE, renewal};
 /// A certificate in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expiry {
-    /// Its Secret.
+    /// Name of the certificate's Secret.
     pub secret: String,
-    /// The key in the Secret.
+    /// The key of the certificate in the Secret.
     pub key: &'static str,
-    /// Start of its validity.
+    /// Start of the validity.
     pub not_before: Timestamp,
-    /// End of its validity.
+    /// End of the validity.
     pub not_after: Timestamp,
-    /// The operator renews it.
+    /// True if the operator renews the certificate.
     pub generated: bool,
 }
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// The stages: the word, the longest remaining time, and the divisor of the whole life that also limits it.
+/// The stages: the name, the longest remaining time, and the divisor of the validity. The smaller of the two limits
+/// applies.
 const STAGES: [(&str, Duration, u32); 3] = [
     ("1d", DAY, 16),
     ("7d", Duration::from_hours(7 * 24), 8),
@@ -40,7 +41,7 @@ const STAGES: [(&str, Duration, u32); 3] = [
 ];
 
 impl Expiry {
-    /// The stage as a word; `None` if enough time remains, or if the renewal is not overdue.
+    /// The name of the stage; `None` if enough time remains, or if the operator renews the certificate in time.
     pub fn stage(&self, now: Timestamp) -> Option<&'static str> {
         let life = length(self.not_before, self.not_after);
         if now >= self.not_after {
@@ -59,8 +60,8 @@ fn length(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
-/// Certificates in Secrets of other parties, and the CAs that signed them. A CA that only remains in a trust bundle, or
-/// was reissued under its name, is not reported.
+/// The expiries of certificates in Secrets of other owners, and of the CAs that signed them. A CA that remains in a
+/// trust bundle without a certificate, or that was reissued under the same name, is not reported.
 pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
     let slots = [
         (Purpose::Peer, &tls.peer),
@@ -105,7 +106,7 @@ pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
     all
 }
 
-/// Certificates that the operator issues.
+/// The expiries of certificates that the operator issues.
 pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>) -> Vec<Expiry> {
     let expiry = |(secret, held): (&String, &Held)| {
         let leaf = held.certificate.as_ref()?;
@@ -120,7 +121,8 @@ pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>)
     secrets.filter_map(expiry).collect()
 }
 
-/// The report about the certificate that expires first.
+/// The report for the status: the certificate that expires first among those that have reached a stage. If none has
+/// reached a stage, the certificate that expires first.
 pub fn report(all: &[Expiry], now: Timestamp) -> Option<CertificatesStatus> {
     let first = all.iter().min_by_key(|one| one.not_after)?;
     let worst = all.iter().filter(|one| one.stage(now).is_some());

@@ -1,9 +1,9 @@
-//! The cluster operator. It keeps an etcd cluster at its size through every failure after which data can still be
-//! saved, and never makes a failure worse.
+//! The cluster operator. It keeps an etcd cluster at its desired size after every failure that leaves the data
+//! recoverable, and never makes a failure worse.
 //!
 //! Observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). A step consists of the
-//! requests in [`action`]. The state is in etcd's member list, the pods, the volumes and a few recorded fields of the
-//! status, never in this process.
+//! requests in [`action`]. This process keeps no state: the state is in etcd's member list, the pods, the volumes, and
+//! a few recorded fields of the status.
 
 #![cfg_attr(
     test,

@@ -1,8 +1,8 @@
-//! The metrics of each cluster for `/metrics`. They are computed from the status that was just written, so a metric
-//! never contradicts the object.
+//! The metrics of each cluster for `/metrics`. The operator computes them from the status that it has just written, so
+//! the metrics and the EtcdCluster always agree.
 //!
-//! Labels are the namespace, the cluster's name, and words of this file and of [`crate::outcome`]. The number of series
-//! grows with the number of clusters, and the series of a deleted cluster are removed.
+//! Labels are the namespace, the cluster's name, and constant words from this file and from [`crate::outcome`]. The
+//! number of series grows with the number of clusters. The series of a deleted cluster are removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -30,7 +30,7 @@ type Alive = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
 #[derive(Default)]
 struct Inner {
     clusters: HashMap<String, Cluster>,
-    /// By namespace and word.
+    /// Counters of events by namespace and name of the event.
     events: BTreeMap<(String, &'static str), u64>,
     alive: Option<Alive>,
 }
@@ -55,11 +55,11 @@ struct Gauge {
 
 const PREFIX: &str = "etcd_operator_cluster_";
 
-/// One series per cluster each.
+/// The gauges. Each has one series per cluster.
 static GAUGES: [Gauge; 12] = [
     Gauge {
         name: "certificate_expiry_timestamp_seconds",
-        help: "When the first of the cluster's certificates ends, in seconds since 1970",
+        help: "Time at which the next certificate of the cluster expires, in seconds since 1970",
         of: |_, status| {
             let certificates = status.certificates.as_ref()?;
             Some(certificates.not_after.0.as_second())
@@ -67,7 +67,7 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "desired_members",
-        help: "Members the spec asks for",
+        help: "Desired number of members (spec.size)",
         of: |cluster, _| Some(cluster.spec.size.into()),
     },
     Gauge {
@@ -77,7 +77,7 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "healthy_voters",
-        help: "Voters that answered when they were last asked and know a leader",
+        help: "Voters that answered the operator's last check and have a leader",
         of: |_, status| {
             let healthy = status
                 .member_details
@@ -93,7 +93,7 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "degraded",
-        help: "1 while the condition Degraded holds",
+        help: "1 while the condition Degraded is True",
         of: |_, status| Some(is_true(&status.conditions, &ConditionType::Degraded).into()),
     },
     Gauge {
@@ -103,7 +103,7 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "db_size_bytes",
-        help: "Size of the largest member's database file, within a mebibyte or a tenth",
+        help: "Size of the largest database file among the members, exact to 1 MiB or 10 %",
         of: |_, status| {
             status
                 .member_details
@@ -114,7 +114,7 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "db_size_in_use_bytes",
-        help: "Bytes in use in the fullest member's database file, within a mebibyte or a tenth",
+        help: "Largest number of bytes in use in a member's database, exact to 1 MiB or 10 %",
         of: |_, status| {
             let members = status.member_details.iter();
             members.filter_map(|one| one.db_size_in_use).max()
@@ -162,7 +162,7 @@ impl Metrics {
         self.inner().alive = Some(Box::new(alive));
     }
 
-    /// Drops deleted clusters, also if no scraper reads the metrics.
+    /// Drops the metrics of deleted clusters even if no scraper reads the metrics.
     pub fn forget(&self) {
         self.inner().sweep();
     }
@@ -214,7 +214,7 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Drops deleted clusters and counts the rest.
+    /// Drops deleted clusters, and counts the remaining ones.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();
@@ -274,7 +274,7 @@ impl Collector for Metrics {
             }
         }
         let name = format!("{PREFIX}changes");
-        let help = "What this process did to the cluster, by the reason of the Event about it";
+        let help = "Changes of the cluster by this process, by the reason of the Event";
         let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
         for cluster in &clusters {
             for (change, value) in &cluster.changes {
@@ -288,7 +288,7 @@ impl Collector for Metrics {
         }
         for what in ["created", "deleted", "modified", "failed"] {
             let name = format!("etcd_operator_controller_clusters_{what}");
-            let help = format!("Clusters this process saw {what}, by namespace");
+            let help = format!("Clusters that this process observed as {what}, by namespace");
             let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
             for ((namespace, one), value) in &inner.events {
                 if *one == what {

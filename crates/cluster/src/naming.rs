@@ -1,13 +1,13 @@
 //! Names of new members and tokens of new clusters.
 //!
-//! The planner generates nothing: names are an input of the plan. The driver generates a seed for each observation, and
-//! the same seed gives the same names. So two plans from one observation name the same members. A name is never used
-//! twice (invariant 6), because no seed is used for two observations.
+//! The planner generates no names: they are an input of the plan. The reconcile generates a random seed for each
+//! observation, and derives all names from the seed. Two plans for the same observation therefore use the same names.
+//! No name is used twice (invariant 6), because no seed is used for two observations.
 
 use api::names;
 use sha2::{Digest, Sha256};
 
-/// Unused names, by index. An index always gives the same name.
+/// Unused names by index. The same index always gives the same name.
 pub trait Names {
     /// The name of a member.
     fn member(&self, index: u64) -> String;
@@ -23,7 +23,7 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// Names for the cluster of this name. `seed` is random, and used for one observation.
+    /// Creates the names for the cluster with this name. `seed` must be random and used for one observation only.
     pub fn new(cluster: impl Into<String>, seed: [u8; 32]) -> Self {
         Self {
             cluster: cluster.into(),
@@ -31,7 +31,7 @@ impl Seed {
         }
     }
 
-    /// The first `N` bytes of a hash. A hash has 32 bytes.
+    /// The first `N` bytes of a SHA-256 hash; `N` is at most 32.
     fn derive<const N: usize>(&self, purpose: &[u8], index: u64) -> [u8; N] {
         let mut hash = Sha256::new();
         hash.update(self.seed);

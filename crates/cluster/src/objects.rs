@@ -1,5 +1,5 @@
-//! The Kubernetes side of a cluster: the object as its user wrote it, its children and its Secrets. Nothing is
-//! defaulted or decided here.
+//! The Kubernetes objects of a cluster: the EtcdCluster as the user wrote it, its child objects and its Secrets. This
+//! module adds no defaults and makes no decisions.
 
 use api::EtcdCluster;
 use api::cluster::MemberAddress;
@@ -10,28 +10,28 @@ use member::tls::ClusterTls;
 use crate::clock::ApiServerClock;
 use crate::switch::Started;
 
-/// The Kubernetes side of an observation.
+/// The Kubernetes objects of one observation.
 pub struct Objects {
-    /// The object as read now, not from a cache.
+    /// The EtcdCluster, read now and not from a cache.
     pub cluster: EtcdCluster,
-    /// Its pods.
+    /// The pods of the cluster.
     pub pods: Vec<Pod>,
-    /// Its PVCs.
+    /// The PVCs of the cluster.
     pub claims: Vec<PersistentVolumeClaim>,
-    /// Its Services.
+    /// The Services of the cluster.
     pub services: Vec<Service>,
-    /// Its PodDisruptionBudget.
+    /// The PodDisruptionBudget of the cluster.
     pub budget: Option<PodDisruptionBudget>,
     /// The Secrets of generated certificates.
     pub secrets: Vec<Secret>,
-    /// The certificates with which members start. In memory only.
+    /// The certificates with which members start. They are kept in memory only.
     pub tls: ClusterTls,
-    /// The certificates with which members start next during a TLS change. In memory only.
+    /// The certificates with which members start after the next step of a TLS change. They are kept in memory only.
     pub next_tls: ClusterTls,
-    /// The TLS settings with which members were started.
+    /// The TLS settings with which the running members were started.
     pub started: Started,
-    /// The form of address of running members.
+    /// The form of the addresses that the running members use.
     pub form: Option<MemberAddress>,
-    /// The API server's clock.
+    /// The API server's clock, compared with the operator's clock.
     pub clock: ApiServerClock,
 }

@@ -1,4 +1,4 @@
-//! The results of a reconcile: the Events for its changes and problems, and its errors.
+//! The results of a reconcile: its errors, and the Events for changes and problems.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::observe;
 use crate::plan::{Plan, STEADY};
 use crate::reason::Reason;
 
-/// Why a reconcile failed.
+/// The stage in which a reconcile failed, and the cause.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The observation failed.
     #[error("the cluster cannot be observed")]
     Observe(#[from] observe::Error),
-    /// The step failed.
-    #[error("the step was not done")]
+    /// An action of the step failed.
+    #[error("an action of the plan failed")]
     Act {
         /// The cause.
         #[source]
         source: execute::Error,
-        /// The changes that succeeded.
+        /// Events for the actions of the step that succeeded.
         told: Vec<Notice>,
     },
     /// Writing the status failed.
@@ -51,8 +51,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // Capped, because other work of the cluster may not wait that long: for example a promotion, or the next
-            // status report.
+            // The back-off is capped, because other work of the cluster may not wait that long, such as a promotion or
+            // the next status report.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
@@ -60,13 +60,14 @@ impl Failure for Error {
 }
 
 impl Acted {
-    /// The failure that needs attention, with its causes; `None` for failures that resolve themselves.
+    /// The failure that needs attention, with its causes. `None` if nothing failed, or only with errors that a retry
+    /// resolves.
     pub fn in_words(&self) -> Option<String> {
         self.failure().map(|error| Chain(error).to_string())
     }
 }
 
-/// The Events of a reconcile.
+/// The Events for the actions, the problems and the warnings of a reconcile.
 pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
     let done = acted.done.iter().filter_map(|action| {
         let (reason, verb) = action.event?;
@@ -93,7 +94,7 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
         .collect()
 }
 
-/// The Events for the changes of a cluster between two statuses.
+/// The Events for the differences between two statuses of a cluster.
 pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
     let kind = ConditionType::Available;
@@ -143,9 +144,9 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     {
         let key = certificates.key.as_deref().unwrap_or("the certificate");
         let remedy = if key.ends_with("ca.crt") {
-            "replace the authority in time, with both in every Secret for a while"
+            "replace the authority before this time; during the change, every Secret must contain both authorities"
         } else {
-            "renew it"
+            "renew the certificate before this time"
         };
         let text = format!(
             "{key} in Secret {} is valid until {}: {remedy}",
@@ -172,8 +173,8 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     notices
 }
 
-/// The text without the name of the member that answered: every member gives the same answer, and each name would be a
-/// separate Event.
+/// The text of a rejection by etcd, without the name of the member that answered. Every member gives the same answer.
+/// With the names, each member would cause a separate Event.
 fn postponed(error: &execute::Error) -> String {
     match error {
         execute::Error::Etcd {
@@ -250,7 +251,7 @@ mod tests {
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }
 
-    /// Other members of the cluster wait for shorter times, and etcd sends no events.
+    /// The back-off of one member does not delay the other members, and changes in etcd trigger no reconcile.
     #[test]
     fn backed_off_start_keeps_reconcile_interval() {
         let again = |left: Duration| {
@@ -326,7 +327,7 @@ mod tests {
             [("Resumed", false)]
         );
         assert_eq!(told(status(true, false), status(true, false)), []);
-        // The first status is no change.
+        // The first status of a cluster causes no Event.
         assert_eq!(told(EtcdClusterStatus::default(), status(false, false)), []);
     }
 }

@@ -1,10 +1,11 @@
-//! Pods that end while etcd is being called: the observation is dropped, and the pods are read again.
+//! Interrupts an observation if a pod ends during its calls to etcd. The pods are then read again.
 //!
-//! Calls to ending members return late or never: the leader is lost, and a stopping member first waits for its open
-//! requests (`stopServers` in etcd's `server/embed/etcd.go`). An observation that began earlier would wait for its
-//! deadlines and delay the next one, which knows about the deletion. So the end of a pod interrupts the observation in
-//! progress. Dropping an observation decides nothing (invariant 1): no conclusion follows from a missing answer.
-//! Without such an event an observation has its full time; otherwise each election would be reported as an outage.
+//! A call to a member whose pod ends is answered late or never: the leader may be lost, and a stopping member first
+//! waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). An observation that began earlier
+//! would wait for all its deadlines. It would delay the next observation, which knows about the deletion. The end of a
+//! pod therefore interrupts the observation in progress. The operator draws no conclusion from the missing answers
+//! (invariant 1). Without the end of a pod, an observation has its full time. Otherwise the operator would report each
+//! election as an outage.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,9 +13,9 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-/// A healthy cluster answers in much less time, also if one pod ends.
+/// Time in which a healthy cluster answers, even if one pod ends.
 const PROMPT: Duration = Duration::from_millis(300);
-/// The same limit for a write that would be sent after any answer.
+/// The shorter limit if a write is pending that does not depend on etcd's answer.
 const URGENT: Duration = Duration::from_millis(100);
 
 /// The observations in progress, by the cluster's UID.
@@ -27,14 +28,15 @@ impl PodDeletions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pod of the cluster is ending or has ended.
+    /// Interrupts the observation of this cluster: one of its pods is terminating or has ended.
     pub fn notify(&self, uid: &str) {
         if let Some(sender) = self.senders().get(uid) {
             sender.send_replace(());
         }
     }
 
-    /// Must be called before the pods are read: the read may miss a pod that ends later.
+    /// Subscribes to the ends of pods. The caller must subscribe before it reads the pods, because a pod may end after
+    /// the read.
     pub fn subscribe(&self, uid: &str) -> Subscription {
         let mut senders = self.senders();
         senders.retain(|_, sender| sender.receiver_count() > 0);
@@ -43,12 +45,12 @@ impl PodDeletions {
     }
 }
 
-/// The subscription of one observation.
+/// Receives the ends of pods for one observation.
 pub struct Subscription(Receiver<()>);
 
 impl Subscription {
-    /// The answer. `None` if no answer arrives soon and a pod has ended since the observation began, or a write is
-    /// `urgent`.
+    /// Waits for the answer. `None` if the answer does not arrive soon, and either a pod has ended since the
+    /// subscription or a write is `urgent`.
     pub async fn or_interrupted<T>(
         &mut self,
         answer: impl Future<Output = T>,
@@ -57,7 +59,7 @@ impl Subscription {
         let interrupted = async {
             tokio::time::sleep(if urgent { URGENT } else { PROMPT }).await;
             if !urgent && self.0.changed().await.is_err() {
-                // The sender was dropped.
+                // The sender was dropped, so no pod end can arrive.
                 std::future::pending::<()>().await;
             }
         };
@@ -91,7 +93,7 @@ mod tests {
         assert!(begun.elapsed() >= PROMPT, "etcd gets its time");
     }
 
-    /// Invariant 1: an election is no outage.
+    /// Invariant 1: an election is no outage, so it does not shorten the observation.
     #[tokio::test]
     async fn invariant_1_observation_has_full_time_without_pod_end() {
         let deletions = PodDeletions::default();

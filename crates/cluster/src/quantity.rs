@@ -1,8 +1,8 @@
-//! Kubernetes quantities as bytes. Pure.
+//! Converts Kubernetes quantities to bytes. Pure.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The bytes of a quantity, rounded up as Kubernetes does; `None` if it cannot be parsed.
+/// The bytes of a quantity, rounded up as in Kubernetes; `None` if the quantity cannot be parsed.
 pub fn bytes(quantity: &Quantity) -> Option<u64> {
     let text = quantity.0.trim();
     let end = text
@@ -20,7 +20,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
     u64::try_from(product.div_ceil(divisor)).ok()
 }
 
-/// Multiplier and divisor of a suffix.
+/// The multiplier and the divisor of a quantity's suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["k", "M", "G", "T", "P", "E"];
@@ -44,7 +44,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
     }
 }
 
-/// Bytes as readable text.
+/// The bytes as text, in the largest of the units Gi, Mi and Ki that divides them.
 pub fn in_words(bytes: u64) -> String {
     for (unit, name) in [(1_u64 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")] {
         if bytes >= unit && bytes.is_multiple_of(unit) {

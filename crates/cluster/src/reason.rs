@@ -1,7 +1,8 @@
-//! Every reason of a condition and of an Event: one word each, stable, because alerts and scripts match on it.
+//! Every reason of a condition and of an Event. Each is one word and keeps its name, because alerts and scripts match
+//! on it.
 //!
-//! A new reason is one line in the list below it belongs to. Problems are also explained in docs/troubleshooting.md,
-//! and those of TLS Secrets in docs/tls.md; `cargo test -p xtask tidy` checks that.
+//! To add a reason, add one line to the list for its kind. Document a problem in docs/troubleshooting.md, or in
+//! docs/tls.md if it concerns a TLS Secret. `cargo test -p xtask tidy` checks the documentation.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use member::tls::FaultKind;
@@ -24,7 +25,7 @@ macro_rules! lists_of_reasons {
 }
 
 lists_of_reasons! {
-    /// A problem on which a user must act: condition `Degraded` is true, and the Event is a warning.
+    /// A problem that a user must resolve. The condition `Degraded` is true, and the Event is a warning.
     PROBLEMS {
         AuthSecret,
         AuthUser,
@@ -63,7 +64,7 @@ lists_of_reasons! {
         VolumeLost,
         VolumesKept,
     }
-    /// A problem of a TLS Secret, reported like the problems above.
+    /// A problem of a TLS Secret, reported in the same way.
     TLS_FAULTS {
         AuthorityReplaced,
         CertificateExpired,
@@ -77,7 +78,7 @@ lists_of_reasons! {
         UnknownAuthority,
         WrongUsage,
     }
-    /// The operator waits: condition `Progressing` and `status.waitingFor`.
+    /// A reason for which the operator waits, reported in the condition `Progressing` and in `status.waitingFor`.
     WAITS {
         AdoptionWaits,
         AuthLeftOn,
@@ -139,7 +140,7 @@ lists_of_reasons! {
         Switching,
         UntestedVersion,
     }
-    /// An action of the operator or a change of the cluster: the reason of an Event.
+    /// An action of the operator or a change of the cluster, reported as an Event.
     CHANGES {
         AlarmDisarmed,
         AuthDisabled,
@@ -195,7 +196,7 @@ lists_of_reasons! {
         VolumeClaimGrown,
         VolumeKept,
     }
-    /// A reconcile failed: the Event is a warning, and the metric of failed reconciles has this label.
+    /// A failed reconcile. The Event is a warning, and the metric of failed reconciles has this label.
     FAILURES {
         ApiServerError,
         ApiServerUnreachable,
@@ -217,8 +218,8 @@ lists_of_reasons! {
 }
 
 impl Reason {
-    /// The operator waits because the step would do harm or is impossible: the Event is a warning. All other waits end
-    /// by themselves and are only in `status.waitingFor`.
+    /// True if the operator waits because the step is impossible or would do harm: the Event is a warning. All other
+    /// waits end by themselves, and are reported only in `status.waitingFor`.
     pub fn warns_of_wait(self) -> bool {
         matches!(
             self,
@@ -231,17 +232,17 @@ impl Reason {
         )
     }
 
-    /// The cluster is stopped by `spec.hibernate`, or is being stopped.
+    /// True if `spec.hibernate` has stopped the cluster or is stopping it.
     pub fn is_hibernation(self) -> bool {
         matches!(self, Self::Hibernated | Self::Hibernating)
     }
 
-    /// Whether a condition says that the cluster is stopped by `spec.hibernate`, or is being stopped.
+    /// True if the reason of the condition is that `spec.hibernate` has stopped the cluster or is stopping it.
     pub fn is_of_hibernation(condition: &Condition) -> bool {
         Self::parse(&condition.reason).is_some_and(Self::is_hibernation)
     }
 
-    /// etcd has rejected a call, or did not answer it.
+    /// True if etcd has rejected a call or has not answered it.
     pub fn is_from_etcd(self) -> bool {
         matches!(
             self,
@@ -309,7 +310,7 @@ mod tests {
         Reason::ALL.iter().map(|reason| reason.as_str()).collect()
     }
 
-    /// All sources of this crate except this file.
+    /// Appends all source files of this crate except this file.
     fn sources(folder: &Path, texts: &mut String) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -344,7 +345,7 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         sources(&root.join("src"), &mut text);
         let mut used = words_after(&text, "Reason::");
-        // These are the reasons of failures in the crate runtime.
+        // The crate runtime uses these reasons in its failures.
         let own = fs::read_to_string(root.join("src/reason.rs")).unwrap();
         let (_, converted) = own.split_once("From<FaultKind> for Reason").unwrap();
         used.extend(words_after(converted, "Self::"));

@@ -1,8 +1,9 @@
-//! Rejected starts of members, with the time of each retry.
+//! The rejected starts of members, and the time of each retry.
 //!
-//! A start sets a mark on the member's Service, and removes it if a following request is rejected. Both are events of
-//! the cluster's own objects and trigger a reconcile at once. Without this record, the operator would send requests as
-//! fast as the API server answers. In memory only: another process retries once.
+//! The start of a member sets a mark on the member's Service, and removes it if the API server rejects a later
+//! request. Both changes are events of the cluster's own objects, and trigger a reconcile at once. Without the
+//! back-off in this module, the operator would therefore retry as fast as the API server answers. The state is in
+//! memory only: a new operator process retries once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,12 +17,12 @@ use runtime::outcome::Chain;
 use crate::execute::error::Error;
 use crate::reason::Reason;
 
-/// By the cluster's UID and the member.
+/// The rejections, by the UID of the EtcdCluster and the name of the member.
 #[derive(Default)]
 pub struct Refusals(Mutex<HashMap<(String, String), Refusal>>);
 
 struct Refusal {
-    /// Generation of the object: a rejected start may succeed under another spec.
+    /// Generation of the EtcdCluster: a rejected start may succeed with another spec.
     generation: Option<i64>,
     times: u32,
     until: Instant,
@@ -35,7 +36,8 @@ impl Refusals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why a member is not started yet, in the words of the rejection, so that the error is reported once.
+    /// The error of the last rejection while the member is backed off; `None` if the member may be started. The text
+    /// equals that of the rejection, so that the error is reported only once.
     pub fn holds(&self, cluster: &EtcdCluster, member: &str, now: Instant) -> Option<Error> {
         let all = self.all();
         let refusal = all.get(&key(cluster, member))?;
@@ -47,7 +49,8 @@ impl Refusals {
         })
     }
 
-    /// Records that a member's start was rejected. A start that lost a race is retried soon.
+    /// Records that the start of a member was rejected. An error that a retry resolves, such as a lost race, is not
+    /// recorded.
     pub fn refused(&self, cluster: &EtcdCluster, member: &str, error: &Error, now: Instant) {
         if error.is_passing() {
             return;
@@ -66,12 +69,12 @@ impl Refusals {
         all.insert(key(cluster, member), refusal);
     }
 
-    /// Records that the member was started.
+    /// Records that the member was started, which ends its back-off.
     pub fn allowed(&self, cluster: &EtcdCluster, member: &str) {
         self.all().remove(&key(cluster, member));
     }
 
-    /// Drops expired records. A rejected member is retried earlier than that.
+    /// Drops old records. The back-off of each dropped record has ended long before.
     pub fn forget(&self, now: Instant) {
         self.all()
             .retain(|_, refusal| now < refusal.until + MAX_BACKOFF * 5);
@@ -83,7 +86,7 @@ fn key(cluster: &EtcdCluster, member: &str) -> (String, String) {
 }
 
 impl Error {
-    /// Remaining back-off of a rejected start.
+    /// The remaining back-off of a rejected start; `None` for all other errors.
     pub(crate) fn held(&self) -> Option<Duration> {
         match self {
             Self::Held { left, .. } => Some(*left),

@@ -1,6 +1,6 @@
-//! The result of a read: an answer, or an object compared with the builder's object.
+//! Results of reads: an answer, or the comparison of an object with the object that the builder makes.
 
-/// An answer, or why it is missing.
+/// An answer, or the reason why it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
     /// The answer.
@@ -19,15 +19,16 @@ impl<T> Seen<T> {
     }
 }
 
-/// A Service or PodDisruptionBudget of the whole cluster, compared with the builder's object.
+/// A Service, PodDisruptionBudget or NetworkPolicy of the whole cluster, compared with the object that the builder
+/// makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept<T> {
-    /// Does not exist.
+    /// The object does not exist.
     Missing,
-    /// Exists and differs from the builder's object.
+    /// The object exists, and differs from the builder's object.
     Drifted,
-    /// Exists as the builder makes it, for this value.
+    /// The object is as the builder makes it for this value.
     AsMade(T),
-    /// Another owner's object has its name.
+    /// The name is used by an object of another owner.
     Others,
 }

@@ -1,8 +1,9 @@
-//! A cache of the last read of each cluster, so that reconciling an idle cluster costs no request to the API server.
+//! A cache of the last read of each cluster. With it, reconciling an idle cluster costs no request to the API server.
 //!
-//! Between two reconciles only etcd can change without an event; all other objects are watched. The periodic reconcile
-//! takes the Kubernetes side from this cache until an event arrives, and calls only etcd. The operator never writes
-//! from cached data: a plan that would write is made again from a fresh read (invariant 1).
+//! The operator watches all objects except etcd. Between two reconciles, only etcd can therefore change without an
+//! event. The periodic reconcile takes the Kubernetes objects from this cache until an event arrives, and calls only
+//! etcd. The operator never writes from cached data: if a plan contains a write, the operator reads everything again
+//! and plans again (invariant 1).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::observe::KubeSnapshot;
 
-/// Maximum age of a cached read. It limits the effect of a lost event (a watch that was interrupted while an object was
-/// deleted).
+/// Maximum age of a cached read. The limit bounds the effect of a lost event, for example if a watch was interrupted
+/// while an object was deleted.
 const LONGEST: Duration = Duration::from_mins(1);
 
 /// The last read, by the cluster's UID.
@@ -21,7 +22,7 @@ pub struct SnapshotCache(Mutex<Memory>);
 #[derive(Default)]
 struct Memory {
     snapshots: HashMap<String, (KubeSnapshot, Instant)>,
-    /// Clusters that are being read and have had no event since the read began.
+    /// Clusters that are being read now, and have had no event since the read began.
     reading: HashSet<String>,
 }
 
@@ -31,19 +32,20 @@ impl SnapshotCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Invalidates the cached read after an event. Also called if a read failed or the cluster no longer exists.
+    /// Invalidates the cached read of a cluster. Called after an event, after a failed read, and if the cluster no
+    /// longer exists.
     pub fn invalidate(&self, uid: &str) {
         let mut memory = self.memory();
         memory.snapshots.remove(uid);
         memory.reading.remove(uid);
     }
 
-    /// Must be called before reading: a later event is newer than the read.
+    /// Starts a read. The caller must call this before it reads, so that an event during the read invalidates it.
     pub fn begin(&self, uid: &str) {
         self.memory().reading.insert(uid.to_owned());
     }
 
-    /// Caches a read, unless an event arrived meanwhile.
+    /// Caches a read unless an event arrived since `begin`.
     pub fn keep(&self, uid: &str, snapshot: KubeSnapshot, now: Instant) {
         self.forget(now);
         let mut memory = self.memory();
@@ -52,13 +54,14 @@ impl SnapshotCache {
         }
     }
 
-    /// Drops stale reads.
+    /// Drops reads that are older than the maximum age.
     pub fn forget(&self, now: Instant) {
         let snapshots = &mut self.memory().snapshots;
         snapshots.retain(|_, (_, read)| now.duration_since(*read) < LONGEST);
     }
 
-    /// The cached read of this version of the object, if no event of the cluster arrived since.
+    /// The cached read; `None` if the EtcdCluster has another resourceVersion, an event has arrived since the read, or
+    /// the read is too old.
     pub fn get(&self, uid: &str, version: Option<&str>, now: Instant) -> Option<KubeSnapshot> {
         let memory = self.memory();
         let (snapshot, read) = memory.snapshots.get(uid)?;
@@ -97,7 +100,7 @@ mod tests {
         cache.invalidate(UID);
         cache.keep(UID, snapshot.clone(), now);
         assert!(cache.get(UID, version(&snapshot), now).is_none());
-        // The next read is later than the event.
+        // The next read begins after the event.
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);
         assert!(cache.get(UID, version(&snapshot), now).is_some());
@@ -124,11 +127,11 @@ mod tests {
             memory.snapshots.is_empty() && memory.reading.is_empty()
         };
         assert!(nothing());
-        // A read found that the cluster was deleted.
+        // A read has found that the cluster was deleted.
         cache.begin(UID);
         cache.invalidate(UID);
         assert!(nothing());
-        // The last event was lost.
+        // The event of the deletion was lost.
         cache.begin(UID);
         cache.keep(UID, snapshot, now);
         cache.forget(now + LONGEST);

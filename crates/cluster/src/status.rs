@@ -1,8 +1,8 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`. Those are
-//! records, written by steps of their own. The report can be deleted and rebuilt.
+//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`. These
+//! fields are records that the actions of the plan write. If the report is deleted, the operator computes it again.
 
 mod conditions;
 mod members;
@@ -25,15 +25,15 @@ use crate::snapshot::{Desired, Observed};
 
 /// The input of a status.
 pub struct Report<'a> {
-    /// The object from the observation.
+    /// The EtcdCluster of the observation.
     pub cluster: &'a EtcdCluster,
-    /// The settings of its spec.
+    /// The settings that the planner takes from the spec.
     pub desired: &'a Desired,
     /// The observation.
     pub observed: &'a Observed,
     /// The plan.
     pub plan: &'a Plan,
-    /// The failure of the step as text; `None` if it succeeded or was only postponed.
+    /// The failure of the step as text; `None` if the step succeeded or was only postponed.
     pub failure: Option<String>,
 }
 
@@ -52,13 +52,13 @@ impl Report<'_> {
         waiting.any(|waiting| waiting.reason == reason)
     }
 
-    /// The cluster hibernates or is being stopped for that.
+    /// True if the cluster hibernates, or is being stopped for hibernation.
     fn hibernates(&self) -> bool {
         let mut waiting = self.plan.waiting_for.iter();
         waiting.any(|waiting| waiting.reason.is_hibernation())
     }
 
-    /// The report in the object now, without records.
+    /// The current report in the object, without the records.
     pub fn current(&self) -> EtcdClusterStatus {
         let mut current = self.cluster.status.clone().unwrap_or_default();
         current.conditions.retain(conditions::is_ours);
@@ -75,7 +75,7 @@ impl Report<'_> {
         }
     }
 
-    /// The new report.
+    /// Computes the new report.
     pub fn status(&self, now: &Time) -> EtcdClusterStatus {
         let Self {
             cluster,
@@ -139,7 +139,8 @@ impl Report<'_> {
     }
 }
 
-/// The reasons for waiting. If only another party can continue, only that reason.
+/// The reasons for waiting, as one text. If the operator has nothing to wait for but a problem remains, the text
+/// points to the condition.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     let idle = plan.step.is_empty() && !plan.problems.is_empty();
     match waiting {

@@ -1,11 +1,11 @@
-//! Changing TLS settings while members run: the settings with which members were started, and the next step toward the
-//! spec. Pure, and plain data without key material.
+//! Changes the TLS settings while members run. This module determines the settings with which the members were
+//! started, and the next step toward the spec. Pure, and plain data without keys.
 //!
-//! The status records the settings (`status.TLS`) before the first member starts with them. So a cluster without pods
-//! comes back unchanged, and any operator process can continue the change. Between members, the change passes through
-//! the stages of [`PeerStage`]. For clients it has two steps: members first accept both plain text and TLS
-//! (`spec.TLS.acceptPlaintext`), then only one. The user triggers the second step, because only the user knows when all
-//! clients have changed.
+//! The status records the settings (`status.TLS`) before the first member starts with them. A cluster that has lost
+//! its pods therefore returns with the same settings, and any operator process can continue the change. The
+//! connections between members pass through the stages of [`PeerStage`]. The connections of clients change in two
+//! steps: members first accept both plain text and TLS (`spec.TLS.acceptPlaintext`), and then only one of them. The
+//! user triggers the second step, because only the user knows when all clients have changed.
 
 use std::collections::BTreeMap;
 
@@ -15,36 +15,36 @@ use member::tls::Fault;
 /// Who issues the certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
-    /// Another party, through Secrets.
+    /// The user, through Secrets.
     Others,
     /// The operator.
     Operator,
 }
 
-/// How clients connect.
+/// Whether clients use TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// Without TLS.
+    /// Clients connect without TLS.
     Plain,
-    /// With TLS or without.
+    /// Clients connect with or without TLS.
     Both,
-    /// With TLS.
+    /// Clients connect with TLS.
     Tls,
 }
 
 /// How members communicate with each other and with clients, and who issues their certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsMode {
-    /// Between members.
+    /// Connections between members.
     pub peers: PeerStage,
-    /// With clients.
+    /// Connections of clients.
     pub clients: Clients,
     /// Who issues the certificates; `None` without TLS.
     pub maker: Option<Maker>,
 }
 
 impl TlsMode {
-    /// The communication of members that start with this policy.
+    /// The mode of members that start with this policy.
     pub fn of(policy: Option<&TlsPolicy>) -> Self {
         let encrypts = |tls: &&TlsPolicy| tls.encrypts_peers() || tls.encrypts_clients();
         let maker = policy.filter(encrypts).map(|tls| match tls.generated {
@@ -63,7 +63,7 @@ impl TlsMode {
         }
     }
 
-    /// As text, with members as the subject.
+    /// The mode as a predicate whose subject is the members.
     pub fn words(self) -> String {
         let peers = match self.peers {
             PeerStage::Plain => "communicate with each other without TLS",
@@ -82,17 +82,17 @@ impl TlsMode {
     }
 }
 
-/// The next step of a change.
+/// The next step of a change of the TLS settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// None: members are started with the settings of the spec or equivalent ones.
+    /// No step is needed: members start with the settings of the spec, or with equivalent settings.
     There,
-    /// Start members with this policy.
+    /// Members must be started with this policy next.
     Step(Option<TlsPolicy>),
 }
 
-/// The next step from the settings of running members to the spec. An error explains why running members cannot reach
-/// the spec.
+/// The next step from the settings of the running members to the spec. The error explains why the running members
+/// cannot reach the settings of the spec.
 pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, String> {
     let (here, there) = (TlsMode::of(at), TlsMode::of(wanted));
     if here == there {
@@ -110,12 +110,12 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if leaps {
         let text = match there.clients {
             Clients::Plain => {
-                "TLS for clients cannot be disabled in one step, and the cluster keeps its settings: restore \
-                 spec.TLS with acceptPlaintext: true, change all clients when TLSReady is True, then remove spec.TLS"
+                "TLS for clients cannot be disabled in one step. The cluster keeps its settings. Restore spec.TLS with \
+                 acceptPlaintext: true. When TLSReady is True, change all clients to http://. Then remove spec.TLS"
             }
             _ => {
-                "TLS for clients cannot be enabled in one step, and the cluster keeps its settings: set \
-                 spec.TLS.acceptPlaintext to true, change all clients when TLSReady is True, then remove \
+                "TLS for clients cannot be enabled in one step. The cluster keeps its settings. Set \
+                 spec.TLS.acceptPlaintext to true. When TLSReady is True, change all clients to https://. Then remove \
                  acceptPlaintext"
             }
         };
@@ -125,7 +125,7 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // The certificates of the side that has some.
+    // An intermediate stage uses the certificates of the side that has peer certificates.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
@@ -137,8 +137,8 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     })))
 }
 
-/// Changes from static to generated certificates, or back. Neither set trusts the other. So members first return to
-/// plain text between each other, and clients use plain text meanwhile.
+/// The next step of a change from static to generated certificates, or back. The two sets do not trust each other. The
+/// members therefore first return to plain text between each other, and clients use plain text during the change.
 fn exchange(
     (at, here): (Option<&TlsPolicy>, TlsMode),
     (wanted, there): (Option<&TlsPolicy>, TlsMode),
@@ -170,24 +170,24 @@ fn exchange(
 /// The TLS settings with which members were started, from the status and the pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Started {
-    /// The record in this cluster's status.
+    /// The record in the status of the EtcdCluster; `None` if none exists.
     pub record: Option<TlsStatus>,
-    /// The policy of each pod, by name.
+    /// The TLS policy with which each pod was built, by the pod's name.
     pub made: BTreeMap<String, Option<TlsPolicy>>,
-    /// How each pod's etcd communicates according to its flags, by name.
+    /// The mode that the flags of each pod's etcd show, by the pod's name.
     pub modes: BTreeMap<String, TlsMode>,
 }
 
 /// Progress of a TLS change: the current settings of members and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsRollout {
-    /// The current settings of members.
+    /// The settings with which members start now.
     pub at: Option<TlsPolicy>,
-    /// Whether the status records these settings.
+    /// True if the status records the settings `at`.
     pub recorded: bool,
-    /// The next step, if any.
+    /// The next step; `None` if the members run with the settings of the spec, or cannot reach these settings.
     pub next: Option<Step>,
-    /// How each member communicates, by name, for pods that show it.
+    /// The mode of each member, by name. Only members whose pod shows the mode are included.
     pub modes: BTreeMap<String, TlsMode>,
     /// Why running members cannot reach the settings of the spec.
     pub refused: Option<String>,
@@ -198,14 +198,15 @@ pub struct TlsRollout {
 pub struct Step {
     /// The policy of the next step.
     pub to: Option<TlsPolicy>,
-    /// Problems of the certificates. No member starts with them before the problems are fixed.
+    /// Problems of the certificates in `to`. The operator starts no member with this policy until the problems are
+    /// fixed.
     pub faults: Vec<Fault>,
 }
 
 impl TlsRollout {
-    /// Computes the progress from the settings of running members; `wanted` is the policy of the spec.
+    /// Computes the progress of a change from the settings of the running members. `wanted` is the policy in the spec.
     pub fn of(started: &Started, wanted: Option<&TlsPolicy>) -> Self {
-        // The operator sets the stage, whatever the spec says.
+        // The operator alone decides the peer stage, so the stage in the spec is ignored.
         let wanted = wanted.cloned().map(|tls| TlsPolicy {
             peer_stage: None,
             ..tls
@@ -243,7 +244,7 @@ impl TlsRollout {
         }
     }
 
-    /// The members that have not yet been restarted with the next settings.
+    /// The members that do not run with the settings `at` yet.
     pub fn waits_for(&self) -> Vec<&str> {
         let at = TlsMode::of(self.at.as_ref());
         let others = self.modes.iter().filter(|(_, mode)| **mode != at);
@@ -284,7 +285,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// The stages of the change, including the last.
+    /// The stages of a change, including the last stage.
     fn mode(from: &str, to: &str) -> Vec<PeerStage> {
         let (mut at, to) = (policy(from), policy(to));
         let mut stages = Vec::new();

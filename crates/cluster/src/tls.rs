@@ -1,22 +1,22 @@
-//! The planner's view of a cluster's TLS: whether it is used, and the problems of its certificates. Plain data without
-//! key material.
+//! The planner's view of a cluster's TLS: whether the cluster uses TLS, and the problems of its certificates. Plain
+//! data without keys.
 
 use member::tls::Fault;
 
 /// A cluster's TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// The source of the certificates as text; `None` without TLS.
+    /// A text that names the source of the certificates; `None` without TLS.
     pub from: Option<String>,
     /// The problems of the certificates.
     pub faults: Vec<Fault>,
 }
 
 impl Tls {
-    /// The problems that keep members from being started. `formed`: whether the cluster has formed.
+    /// The problems that prevent the start of members. `formed`: true if the cluster has formed.
     pub fn in_the_way(&self, formed: bool) -> impl Iterator<Item = &Fault> {
-        // The operator's own certificate keeps no member from serving. But the operator must observe a cluster that
-        // forms.
+        // A problem of the operator's own certificate prevents no member from serving. While the cluster forms, the
+        // operator needs this certificate to observe the members.
         let faults = self.faults.iter();
         faults.filter(move |fault| !formed || fault.concerns_members())
     }

@@ -1,8 +1,8 @@
 //! The planner's view of the members' databases: alarms, the recorded defragmentation, and the call in progress.
 //!
-//! A defragmentation may take minutes. The call runs outside the reconciles, so that the cluster stays managed
-//! meanwhile. The memory of a call is optional: a process without it calls the recorded member again, and etcd queues
-//! the second call behind the first.
+//! A defragmentation may take minutes. Its call runs outside the reconciles, so that the operator continues to manage
+//! the cluster meanwhile. Only the process that sent the call knows about it. A new process calls the recorded member
+//! again, and etcd runs the second call after the first.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,30 +17,30 @@ use tokio::task::JoinHandle;
 
 use crate::seen::Seen;
 
-/// A call without queries for this long belongs to a deleted cluster.
+/// A call whose result was not requested for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The observed state of the members' databases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upkeep {
-    /// The raised alarms. Read only if a member reports one.
+    /// The active alarms. They are read only if a member reports an alarm.
     pub alarms: Seen<Vec<Alarm>>,
     /// `status.defragmentation`.
     pub record: Option<DefragmentationStatus>,
-    /// The result of the last call to the recorded member, as far as this process knows.
+    /// The result of the call to the recorded member; `None` if this process has sent no such call.
     pub call: Option<Call>,
-    /// A linearizable read was slow: members should not be loaded further now.
+    /// True if a linearizable read was slow: the operator then starts no work that loads the members.
     pub slow: bool,
 }
 
 impl Upkeep {
-    /// The defragmentation in progress.
+    /// The recorded defragmentation run if it is not complete.
     pub fn open_run(&self) -> Option<&DefragmentationStatus> {
         let record = self.record.as_ref()?;
         record.completion_time.is_none().then_some(record)
     }
 
-    /// The member whose defragmentation call is unanswered.
+    /// The member whose defragmentation is recorded as started and not as ended.
     pub fn defragmenting(&self) -> Option<&str> {
         let last = self.open_run()?.members.last()?;
         last.completion_time.is_none().then_some(&last.name)
@@ -65,20 +65,20 @@ pub enum Call {
     Running,
     /// The defragmentation succeeded.
     Done,
-    /// It failed for this reason.
+    /// The defragmentation failed for this reason.
     Failed(String),
 }
 
-/// `spec.upkeep`, and the needed fields of `spec.etcd`.
+/// The settings in `spec.upkeep`, and the fields of `spec.etcd` that they depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpkeepRule {
     /// The quota of the members in bytes.
     pub quota: i64,
-    /// Whether a full database is only reported and left to a person.
+    /// True if the operator only reports a full database and leaves the remedy to a person.
     pub only_reports: bool,
     /// Number of revisions to keep when a full database is compacted; `None` disables compaction.
     pub keep_revisions: Option<i64>,
-    /// The rule for defragmentation of databases that are not full.
+    /// When databases that are not full are defragmented.
     pub defragmentation: Option<Defragmentation>,
 }
 
@@ -95,13 +95,13 @@ impl Default for UpkeepRule {
     }
 }
 
-/// The calls of this process, one per cluster, by its UID.
+/// The defragmentation calls of this process: at most one per cluster, by the cluster's UID.
 #[derive(Debug, Default)]
 pub struct Calls(Mutex<HashMap<String, Under>>);
 
 #[derive(Debug)]
 struct Under {
-    /// The member, and the time of the record that precedes the call.
+    /// The member, and the time at which its defragmentation was recorded.
     what: (String, Timestamp),
     handle: Option<JoinHandle<Result<(), etcd::Error>>>,
     answer: Option<Call>,
@@ -113,7 +113,7 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a call, unless the same call runs or has run.
+    /// Starts a call, unless this process has already sent a call for the same member and record.
     pub fn begin(
         &self,
         cluster: &str,
@@ -133,7 +133,7 @@ impl Calls {
         calls.insert(cluster.to_owned(), under);
     }
 
-    /// The result of the call to the member in the record.
+    /// The result of the call for the member in the record; `None` if this process has sent no such call.
     pub fn of(&self, cluster: &str, record: Option<&DefragmentationStatus>) -> Option<Call> {
         let last = record?.members.last()?;
         let mut calls = self.calls();

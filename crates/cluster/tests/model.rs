@@ -77,9 +77,9 @@ use event::{Event, Setup};
 use mutation::Mutation;
 use story::{explore, hunt, play, play_seed, tell};
 
-/// Default number of rounds, with one operator and with two.
+/// Default number of rounds, for runs with one operator and for runs with two.
 const ROUNDS: usize = 120_000;
-/// Number of rounds within which each mistake must be found.
+/// Number of rounds within which the model must detect each mistake.
 const HUNT: usize = 600_000;
 
 fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
@@ -117,7 +117,7 @@ fn faults_keep_invariants_and_cluster_converges() {
     check(false);
 }
 
-/// Invariant 11.
+/// Invariant 11 (fencing).
 #[test]
 fn invariant_11_concurrent_operators_do_no_harm() {
     check(true);
@@ -214,8 +214,8 @@ fn old_etcd_grows_with_voters() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4, any operator process that finds the second member marked starts it. The model detects the
-/// deliberate mistake, and the same events pass without the mistake.
+/// Before etcd 3.4, an operator process that finds the Service of the second member marked continues its start. The
+/// model detects the deliberate mistake, and the same events pass without the mistake.
 #[test]
 fn invariant_6_suspended_operator_keeps_starts_of_others() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
@@ -250,7 +250,7 @@ fn reaches_every_size_despite_changed_target() {
     for (from, via, to) in modes {
         let version = ["3.6.16", "3.5.35", "3.3.27"][from % 3];
         let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
-        // The target changes at a different time in each case.
+        // The size changes at a different time in each case.
         let midway = pass((from + via + to) % 9);
         let events = [
             pass(9),

@@ -1,5 +1,5 @@
-//! An API server with slow answers. An observation is valid for only ten seconds, so a step may stop after any write.
-//! Nevertheless, the operator must not replace a member that it has begun to start.
+//! Tests the operator with an API server that answers slowly. An observation is valid for only ten seconds, so a step
+//! may stop after any write. Nevertheless, the operator must not replace a member whose start has begun.
 //!
 //! The API server is real, and the test simulates the kubelets and etcd. The test limits the number of requests,
 //! because each request delays the bootstrap.
@@ -40,7 +40,7 @@ use server::ApiServer;
 use tower::{Layer, Service};
 
 const NAMESPACE: &str = "default";
-/// Limit for an operation that should take a minute.
+/// Time limit for an operation that should take a minute.
 const PATIENCE: Duration = Duration::from_mins(4);
 
 /// Delays every answer, and counts the requests.
@@ -51,7 +51,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// Number of requests, and number of sequential requests: concurrent ones count once.
+    /// Number of requests, and number of sequential requests. Concurrent requests count as one.
     fn counted(&self) -> (usize, usize) {
         let asked = self.asked.lock().unwrap();
         let mut turns = 0;
@@ -110,7 +110,7 @@ where
 /// One cluster and its operator.
 struct Story {
     name: &'static str,
-    /// A client without delay.
+    /// A client without the delay.
     client: Client,
     slow: Slow,
     operator: ClusterOperator,
@@ -183,7 +183,7 @@ impl Story {
         pods.iter().map(ResourceExt::name_any).collect()
     }
 
-    /// The names that members have or had.
+    /// Names of all existing and former members.
     async fn named(&self) -> BTreeSet<String> {
         let of_cluster = ListParams::default().labels(&names::cluster_selector(self.name));
         let services = self.api::<KubeService>().list(&of_cluster).await.unwrap();

@@ -1,4 +1,4 @@
-//! Plans the EtcdBackup of an EtcdCluster, and computes `status.lastBackup`. Pure.
+//! Plans the EtcdBackup that belongs to an EtcdCluster, and computes the cluster's `status.lastBackup`. Pure.
 
 use api::backup::{ClusterReference, EtcdBackupSpec};
 use api::cluster::{ClusterBackup, LastBackup};
@@ -10,20 +10,20 @@ use runtime::apply::is_owned;
 
 use crate::reason::Reason;
 
-/// The change of the EtcdBackup.
+/// The change of the cluster's EtcdBackup.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// The EtcdBackup is as desired, or none is desired and none exists.
+    /// No change: the EtcdBackup is as desired, or none is desired and none exists.
     Nothing,
-    /// Create or change it.
+    /// Create or change the EtcdBackup.
     Apply(Box<EtcdBackup>),
-    /// Delete it: `spec.backup` was removed.
+    /// Delete the EtcdBackup, because `spec.backup` was removed.
     Delete(Box<EtcdBackup>),
-    /// An EtcdBackup of another owner has the name.
+    /// No change: an EtcdBackup of another owner has the name.
     Taken,
 }
 
-/// Compares the EtcdBackup of the cluster's name with `spec.backup`.
+/// Compares the EtcdBackup that has the cluster's name with `spec.backup`.
 pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Action {
     if cluster.meta().deletion_timestamp.is_some() {
         return Action::Nothing;
@@ -55,7 +55,7 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
 fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
     let name = cluster.name_any();
     let mut policy = settings.backup_policy.clone();
-    // A cluster in hibernation has no running members.
+    // A hibernated cluster has no running members, so its backups are suspended.
     policy.suspend |= settings.suspend || cluster.spec.hibernate;
     let spec = EtcdBackupSpec {
         etcd_endpoints: Vec::new(),
@@ -89,7 +89,8 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
     backup
 }
 
-/// The newest backup of the cluster, from the status of all EtcdBackups and from the current status of the cluster.
+/// The newest backup of the cluster. The candidates are in the status of all EtcdBackups and in the current status of
+/// the cluster.
 pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
     let name = cluster.name_any();
     let of_cluster = backups.iter().filter(|backup| {
@@ -114,7 +115,7 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
         .max_by_key(|last| last.time.as_ref().map(|time| time.0))
 }
 
-/// The Event of [`Action::Taken`].
+/// The Event for [`Action::Taken`].
 pub(super) fn taken(cluster: &EtcdCluster) -> Notice {
     let name = cluster.name_any();
     Notice::warning(
@@ -207,7 +208,7 @@ mod tests {
         unowned.metadata.owner_references = None;
         assert_eq!(plan(&without, Some(&unowned)), Action::Nothing);
         assert_eq!(plan(&cluster(|_| ()), Some(&unowned)), Action::Taken);
-        // Owned by an earlier cluster of the same name.
+        // The owner is an earlier EtcdCluster of the same name.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
         assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);
@@ -238,7 +239,7 @@ mod tests {
         let mut cluster = cluster(|_| ());
         let last = last_backup(&cluster, &all.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!((last.name.as_str(), last.revision), ("new", Some(7)));
-        // The record outlives its EtcdBackup.
+        // The EtcdBackup was deleted, but the record in the cluster's status stays.
         cluster.status = Some(EtcdClusterStatus {
             last_backup: Some(last.clone()),
             ..EtcdClusterStatus::default()

@@ -1,4 +1,5 @@
-//! Adds the field and the Secret to a store's denial of access, which names neither. Pure.
+//! Completes a store's denial of access with the denied identity: the Secret and its field. The denial names neither.
+//! Pure.
 
 use api::EtcdBackup;
 use store::secrets_of;
@@ -6,7 +7,7 @@ use store::secrets_of;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Snapshot, Work, WorkState};
 
-/// Prefix of a store's denial. A denial of etcd has another prefix.
+/// Prefix of a denial by a store. A denial by etcd has another prefix.
 const STORE_DENIAL: &str = "access denied: ";
 
 /// Adds the field and the Secret to every denial of a store in the snapshot.
@@ -44,7 +45,7 @@ fn in_work<T>(state: WorkState<T>, complete: &impl Fn(Trouble) -> Trouble) -> Wo
     }
 }
 
-/// The identity that the store denied: a Secret and its field, or the identity of the operator's pod.
+/// The identity that the store denied: a field with its Secret, or the identity of the operator's pod.
 fn identity(backup: &EtcdBackup) -> Option<String> {
     let spec = &backup.spec;
     let blocks = spec.blocks();
@@ -104,7 +105,7 @@ mod tests {
             trouble.message.starts_with("spec.gcs names no Secret"),
             "{trouble:?}"
         );
-        // A directory has no Secret, and a denial of etcd already names its Secret.
+        // A directory has no Secret, and a denial by etcd already names its Secret.
         let local = json!({ "storageType": "Local", "local": { "path": "k" } });
         assert_eq!(name_secret(&backup(&local), snapshot.clone()), snapshot);
         let etcd = Trouble::new(

@@ -1,19 +1,21 @@
-//! Limits the attempts that end together with the operator process. Pure.
+//! Limits the attempts that end together with the operator process, without a report. Pure.
 //!
 //! An attempt that fails reports its error, and its time is limited (`deadline.rs`). An attempt that crashes the
-//! operator, for example by running out of memory, reports nothing, and its deadline is measured again in the next
-//! process. Without a limit it would be repeated indefinitely and would interrupt all other transfers each time.
+//! operator, for example because it runs out of memory, reports nothing. Its time limit starts again in the next
+//! process. Without a limit on the number, the operator would repeat such an attempt indefinitely, and each crash
+//! would interrupt all other transfers.
 //!
-//! The status therefore counts an attempt before its first byte, and no longer counts it after its end was observed. A
-//! restart of the operator and a lost lease also interrupt attempts, so the limit is high.
+//! The status therefore counts an attempt before its first byte is transferred. The count is reduced when the operator
+//! has observed the end of the attempt. A restart of the operator or a lost lease also interrupts attempts, so the
+//! limit is high.
 
 use api::EtcdBackup;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Stored, Work, WorkState};
 
-/// Limit of unfinished attempts. The kubelet restarts a crashing container after ten seconds at first and after five
-/// minutes later, so ten attempts take about half an hour.
+/// Limit of attempts without an observed end. The kubelet restarts a crashing container after ten seconds at first,
+/// and after five minutes later. Ten attempts therefore take about half an hour.
 pub(super) const MAX_UNFINISHED: i32 = 10;
 
 fn unfinished(backup: &EtcdBackup) -> i32 {
@@ -22,7 +24,8 @@ fn unfinished(backup: &EtcdBackup) -> i32 {
     count.unwrap_or_default().max(0)
 }
 
-/// The count including the attempt of this process, which has at most one.
+/// The count in the status, including the current attempt of this process. A process has at most one attempt at a
+/// time.
 pub(super) fn count_with_current(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> i32 {
     let next = unfinished(backup).saturating_add(1);
     transfer.recorded_count.unwrap_or(next)
@@ -33,16 +36,16 @@ pub(super) fn count_without_current(transfer: &WorkState<Stored>) -> Option<i32>
     transfer.recorded_count.map(|count| count.saturating_sub(1))
 }
 
-/// The problem if the limit is reached and this process has made no attempt of its own.
+/// The problem if the limit is reached, and this process has not attempted the backup itself.
 pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Trouble> {
     let unfinished = unfinished(backup);
     (*work == Work::Idle && unfinished >= MAX_UNFINISHED).then(|| {
         Trouble::new(
             Reason::AttemptsCutOff,
             format!(
-                "{unfinished} attempts ended together with the backup operator: check why its container ended \
-                 (kubectl describe pod), and raise backupOperator.resources of the chart if it was OOMKilled; then \
-                 create another EtcdBackup or change the spec, unless the EtcdBackup is periodic"
+                "{unfinished} attempts ended together with the backup operator: check why the operator's container \
+                 ended (kubectl describe pod). If it was OOMKilled, raise backupOperator.resources of the chart. Then \
+                 create another EtcdBackup or change the spec. A periodic EtcdBackup needs neither"
             ),
         )
     })

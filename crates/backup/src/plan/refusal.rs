@@ -1,4 +1,4 @@
-//! The problems for which a spec is rejected. Pure.
+//! The problems for which the operator rejects a spec. Pure.
 
 use api::EtcdBackup;
 use api::problem::{Problem, summary};
@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use super::schedule::{self, Schedule};
 use crate::reason::{Reason, Trouble};
 
-/// The problem of a rejected spec; `None` if the spec is accepted.
+/// The problem of a spec that the operator rejects; `None` if the operator accepts the spec.
 pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     let mut problems = api::backup::validate(backup);
     if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
@@ -31,8 +31,8 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     (!problems.is_empty()).then(|| Trouble::new(Reason::NotSupported, summary(&problems)))
 }
 
-/// The right to create EtcdBackups must not suffice to read a Secret. A password is therefore sent over TLS, whose CA
-/// is in a Secret too, or to Services and pods of the namespace.
+/// The right to create EtcdBackups must not suffice to read a Secret. The operator therefore sends a password only in
+/// two cases: over TLS with a CA from a Secret, or to Services and pods of the EtcdBackup's namespace.
 fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     backup.spec.auth_secret.as_ref()?;
     let namespace = backup.namespace().unwrap_or_default();
@@ -49,8 +49,8 @@ fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     ))
 }
 
-/// Whether a URL names a Service, or a pod behind a Service, of the namespace. Accepts only letters, digits, dots and
-/// hyphens, so that no client finds another host in the URL.
+/// True if the URL names a Service of the namespace, or a pod behind such a Service. Only letters, digits, dots and
+/// hyphens are accepted, so that no client finds another host in the URL.
 fn is_in_namespace(url: &str, namespace: &str) -> bool {
     let address = url.strip_prefix("http://").unwrap_or(url);
     let address = address.strip_suffix('/').unwrap_or(address);

@@ -9,13 +9,14 @@ use crate::reason::{Reason, Trouble};
 /// The state of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum PodState {
-    /// An earlier pod of the name is being deleted.
+    /// The pod is terminating.
     Terminating,
-    /// Another object owns the pod.
+    /// The pod belongs to another owner.
     Foreign,
-    /// The pod has a node, and its container has not started. The text is the message of the kubelet, which may be empty.
+    /// The pod is assigned to a node, but its container has not started. The text is the kubelet's message, which may
+    /// be empty.
     Starting(String),
-    /// The pod is running.
+    /// The container is running.
     Working,
     /// The pod cannot start.
     Stuck(Trouble),
@@ -23,7 +24,7 @@ pub(crate) enum PodState {
     Ended(Box<Report>),
 }
 
-/// The state of the pod for this order.
+/// The state of a pod that was found under the name for this order.
 pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
     if !is_owned(&pod.metadata, &order.uid) {
         return PodState::Foreign;
@@ -35,8 +36,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         .and_then(|container| container.state.clone());
     let deleting = pod.metadata.deletion_timestamp.is_some();
     match state.as_ref().and_then(ended) {
-        // The failure of a pod that is being deleted was reported before, and the order needs a new pod. A success
-        // counts.
+        // A terminating pod with a failure: the failure was already reported, and the order needs a new pod. A success
+        // always counts.
         Some(report) if !deleting || !matches!(report, Report::Failed { .. }) => {
             return PodState::Ended(Box::new(report));
         }
@@ -86,7 +87,7 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
                 condition.message.unwrap_or_default()
             ),
         )),
-        // The volume may be attached to another node, or its mount may fail. Only Events of the pod tell the reason.
+        // The volume may be attached to another node, or its mount may fail. Only the pod's Events contain the reason.
         (Some((_, message)), None) => PodState::Starting(message),
         (None, None) if status.phase.as_deref() == Some("Pending") => {
             PodState::Starting(String::new())

@@ -1,4 +1,4 @@
-//! Creates the pod of an order or finds it, waits for its report, and deletes it.
+//! Creates or finds the pod of an order, waits for its report, and deletes the pod.
 
 use std::time::{Duration, Instant};
 
@@ -18,15 +18,16 @@ use super::pod_state::{PodState, pod_state};
 use crate::reason::{Reason, Trouble};
 use crate::workers::{Progress, Worker};
 
-/// Times of the start of a pod.
+/// Time limits for the start of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StartTimes {
     /// Interval between two reads of the pod.
     poll: Duration,
-    /// After this time, a pod that has not started is reported. A pod that cannot start is replaced.
+    /// Time after which the operator reports a pod that has not started. It replaces a pod that cannot start after the
+    /// same time.
     report: Duration,
-    /// After this time, a pod that has not started is replaced: another node may be able to start it. Kubernetes takes six
-    /// minutes to detach a volume from a lost node.
+    /// Time after which the operator replaces a pod that has not started, because another node may be able to start
+    /// it. Kubernetes takes six minutes to detach a volume from a lost node.
     replace: Duration,
     /// Interval between two reads of the Events of the pod.
     events: Duration,
@@ -43,19 +44,19 @@ impl Default for StartTimes {
     }
 }
 
-/// How long requests to the API server may fail.
+/// Time for which requests to the API server may fail before the attempt fails.
 const API_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The worker of an order that a pod carries out.
+/// The worker for an order that a pod carries out.
 pub(crate) struct PodWorker<T> {
     pub(crate) client: Client,
-    /// The pod, in the namespace of the EtcdBackup.
+    /// The pod to create, in the namespace of the EtcdBackup.
     pub(crate) pod: Pod,
-    /// The order of the pod.
+    /// The order that the pod carries out.
     pub(crate) order: Order,
-    /// Canceled when this process shuts down. The pod is then kept, because the next process waits for it.
+    /// Canceled when this process shuts down. The worker then keeps the pod, because the next process waits for it.
     pub(crate) shutdown: CancellationToken,
-    /// Converts the report to the result.
+    /// Converts the report of the pod to the result of the worker.
     pub(crate) read: fn(Report, &Order) -> Result<T, Trouble>,
     pub(crate) times: StartTimes,
 }
@@ -93,7 +94,7 @@ impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
 }
 
 impl<T> PodWorker<T> {
-    /// The objects in the namespace of the pod.
+    /// A client for objects in the namespace of the pod.
     fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -150,7 +151,7 @@ impl<T> PodWorker<T> {
         }
     }
 
-    /// Reports a pod that does not start, and fails if it should be replaced.
+    /// Reports a pod that has not started in time. Fails if the operator should replace the pod.
     async fn check_start(
         &self,
         pod: &Pod,
@@ -181,14 +182,14 @@ impl<T> PodWorker<T> {
         Trouble::new(
             Reason::PodNotStarting,
             format!(
-                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, has a node, but its \
-                 container has not started within a minute: {reason}"
+                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, is assigned to a \
+                 node, but its container has not started within a minute: {reason}"
             ),
         )
     }
 
-    /// The newest warning about the pod, else the message in its status. An operator without the right to list Events
-    /// names the command that shows them.
+    /// The newest warning Event about the pod, or the given message without one. If the operator may not list Events,
+    /// the text names the command that shows them.
     async fn reason_of_kubelet(&self, pod: &Pod, message: String) -> String {
         let events: Api<Event> = self.api();
         let uid = pod.uid().unwrap_or_default();
@@ -227,7 +228,8 @@ impl<T> PodWorker<T> {
         })
     }
 
-    /// Deletes the pod of this order. If that fails, garbage collection deletes the pod together with the EtcdBackup.
+    /// Deletes the pod of this order. If the deletion fails, Kubernetes deletes the pod together with its owner, the
+    /// EtcdBackup.
     async fn remove(&self) {
         let pods: Api<Pod> = self.api();
         let found = pods.get_opt(&self.pod.name_any()).await;
@@ -241,7 +243,7 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The start of a pod that has a node.
+/// The start of a pod that is assigned to a node.
 struct Start {
     since: Instant,
     reported: Option<Instant>,
@@ -258,7 +260,7 @@ impl Start {
     }
 }
 
-/// Reads the progress from the pod, for display only.
+/// Reads the progress from the pod. The progress is only displayed.
 async fn update_progress(pod: &Pod, meter: &Meter) {
     let status = pod.status.as_ref();
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
@@ -298,7 +300,7 @@ mod tests {
 
     const MULTI_ATTACH: &str = "Multi-Attach error for volume \"pvc-1\": already used by pod other";
 
-    /// An API server with one pod, whose volume is attached to another node.
+    /// A fake API server with one pod, whose volume is attached to another node.
     fn api_server(may_list_events: bool) -> Client {
         let service = service_fn(move |request: Request<Body>| async move {
             let path = request.uri().path().to_owned();

@@ -1,5 +1,5 @@
-//! Finds the backup of an operator process that ended before it reported it. A complete backup of the same EtcdBackup is
-//! adopted; an incomplete one is replaced.
+//! Finds a backup of an operator process that ended before it reported the backup. The operator adopts a complete
+//! backup of the same EtcdBackup, and replaces an incomplete one.
 
 use api::backup::name;
 use api::manifest::{BackupManifest, manifest_key};
@@ -17,19 +17,20 @@ use crate::snapshot::Stored;
 pub enum EarlierAttempt {
     /// The backup is complete.
     Complete(Stored),
-    /// The backup is missing or incomplete. The next attempt uses this name and replaces the leftover.
+    /// The backup is missing or incomplete. The next attempt uses this name, and replaces an incomplete object.
     Incomplete(ObjectName),
 }
 
-/// The EtcdBackup whose backup is searched.
+/// The EtcdBackup whose backup is searched in the store.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The UID of the EtcdBackup.
     pub uid: &'a str,
-    /// The name of the EtcdCluster in the spec, if any, in the same namespace. The manifest must name the same cluster,
-    /// because its time in whole seconds cannot exclude a backup from before a change of the spec.
+    /// Name of the EtcdCluster in the spec, if any; it is in the same namespace. The manifest must name the same
+    /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup from before a change
+    /// of the spec.
     pub cluster: Option<&'a str>,
-    /// Whether the content is read if the store has no tags. Too slow for a reconcile.
+    /// True if the content is read when the store has no tags. The read takes too long for a reconcile.
     pub verify_content: bool,
 }
 
@@ -63,22 +64,23 @@ pub async fn earlier_attempt(
         }
         ObjectName::Numbered { path, time, .. } => (path.clone(), *time),
     };
-    // Without permission to list, the attempt starts again under another name.
+    // If the operator may not list objects, the attempt starts again under another name.
     let listed = match store.list(&name::prefix(&path)).await {
         Err(store::Error::AccessDenied(_)) => Vec::new(),
         listed => listed.map_err(|error| in_store(&error))?,
     };
     let mut leftover = None;
     for object in listed {
-        // Invariant 13: objects of other paths can have the same prefix.
+        // Invariant 13: the names of objects of other paths can have the same prefix.
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // An object without a manifest is a leftover, and so is one with the owner's manifest that another writer
-            // has overwritten. The manifest of another EtcdBackup belongs to a backup that started in the same second.
+            // An object without a manifest is a leftover. An object with the owner's manifest is a leftover too:
+            // another writer has overwritten the object. An object with the manifest of another EtcdBackup belongs to
+            // a backup that started in the same second.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}
                 _ => leftover = Some(object.key),
@@ -92,9 +94,9 @@ pub async fn earlier_attempt(
     }))
 }
 
-/// Like [`complete_backup`], and the object must not have been overwritten after its manifest was written. The process
-/// that wrote both may have ended before its own confirmation (`confirm`). Used only for adoption, because a valid copy
-/// of a backup has another tag.
+/// Finds the backup at a key like [`complete_backup`], and also requires that the object was not overwritten after its
+/// manifest was written. The process that wrote both may have ended before it confirmed them (`confirm`). Only the
+/// adoption uses this check, because a valid copy of a backup has another tag.
 async fn unchanged(
     store: &dyn Store,
     key: &str,
@@ -123,7 +125,8 @@ pub(crate) async fn complete_backup(
     Ok(found.map(|(manifest, _)| stored(store, key, &manifest)))
 }
 
-/// The manifest, if `accepts` returns true for it, and its object, if it has the recorded size.
+/// The manifest if `accepts` returns true for it, with its object if the object has the recorded size. Otherwise
+/// `None`.
 async fn pair(
     store: &dyn Store,
     key: &str,
@@ -138,7 +141,7 @@ async fn pair(
     Ok(object.map(|object| (manifest, object)))
 }
 
-/// The manifest of a backup; `None` if it is missing or not a manifest.
+/// The manifest of a backup; `None` if it is missing or cannot be parsed as a manifest.
 pub(crate) async fn manifest_of(
     store: &dyn Store,
     key: &str,

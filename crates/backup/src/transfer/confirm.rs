@@ -1,13 +1,14 @@
-//! The end of a transfer: writes the manifest, and confirms that the store returns the object and the manifest.
+//! The end of a transfer: writes the manifest, and confirms that the store returns both the object and the manifest.
 //!
-//! Another writer may use the same path. It may replace the committed object before the manifest is written, and then
-//! the manifest of one backup would describe the data of another, which no restore accepts. A proxy may also answer for a
-//! store that contains nothing. A backup therefore succeeds only after the store has returned both as they were written.
+//! Another writer may use the same path and replace the committed object before the manifest is written. The manifest
+//! would then describe the data of another backup, and no restore would accept it. A proxy may also acknowledge writes
+//! although the store contains nothing. A backup therefore succeeds only after the store has returned the object and
+//! the manifest as they were written.
 //!
-//! A store without tags (a directory) cannot show that an object was overwritten. There the whole object is read and
-//! compared. A new manifest since the commit proves only that another writer exists, and an object of another writer
-//! may not have a manifest yet. The read of a large object takes minutes and does not notice a replacement of the
-//! object, so the manifest is checked again after the read.
+//! A store without tags, such as a directory, cannot show that an object was overwritten. For such a store, the
+//! operator reads the whole object and compares it. Checking the manifest alone is not sufficient: the object of
+//! another writer may not have a manifest yet. Reading a large object takes minutes and does not notice a replacement
+//! of the object, so the operator checks the manifest again after the read.
 
 use std::time::Duration;
 
@@ -19,11 +20,11 @@ use super::content::{matches_manifest, matches_unchanged_manifest};
 use super::{canceled, in_store, manifest_of};
 use crate::reason::{Reason, Trouble};
 
-/// Time to write the manifest after a cancellation. An object without a manifest has no known owner, so
-/// `deletionPolicy: Delete` would not delete it.
+/// Time for writing the manifest after a cancellation. Without a manifest, the owner of an object is unknown, so
+/// `deletionPolicy: Delete` would not delete the object.
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
 
-/// Pauses between reads of the manifest from a store that is eventually consistent.
+/// Pauses between the reads of the manifest, for a store that is eventually consistent.
 const READ_RETRIES: [Duration; 3] = [
     Duration::from_millis(100),
     Duration::from_millis(400),
@@ -35,13 +36,14 @@ pub(super) struct Written<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) key: &'a str,
     pub(super) committed: &'a Committed,
-    /// The stored manifest just before the commit.
+    /// The manifest that was stored just before the commit, if any.
     pub(super) previous: Option<&'a BackupManifest>,
-    /// The manifest to write.
+    /// The manifest of the committed object, which is to be written.
     pub(super) manifest: &'a BackupManifest,
 }
 
-/// The stored manifest. Without permission to list, S3 denies access to a missing object.
+/// Reads the stored manifest. Denied access counts as a missing manifest: without permission to list objects, S3
+/// denies access to a missing object.
 pub(super) async fn current_manifest(
     store: &dyn Store,
     key: &str,
@@ -52,7 +54,7 @@ pub(super) async fn current_manifest(
     }
 }
 
-/// Writes the manifest and confirms that the store contains both.
+/// Writes the manifest, and confirms that the store contains the object and the manifest.
 pub(super) async fn confirm(
     written: &Written<'_>,
     cancelled: &CancellationToken,
@@ -81,7 +83,7 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
     let manifest_key = manifest_key(key);
-    // Invariant 12: another writer that has changed the manifest may also have replaced the object.
+    // Invariant 12: if another writer has changed the manifest, it may also have replaced the object.
     let without_tags = committed.tag.is_none();
     if without_tags {
         let found = current_manifest(store, key).await?;
@@ -95,7 +97,7 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let put = store.put(&manifest_key, text.into()).await;
     put.map_err(|error| in_store(&error))?;
     fail::fail_point!("backup-after-manifest");
-    // Invariant 12.
+    // Invariant 12 (complete backups).
     if !has_manifest(store, key, manifest).await? {
         return Err(replaced(store, key));
     }
@@ -104,8 +106,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     {
         return Ok(());
     }
-    // The own manifest would describe the object of another writer, so it is deleted. The manifest of another writer is
-    // kept.
+    // The manifest would describe the object of another writer, so the operator deletes its own manifest. It keeps the
+    // manifest of another writer.
     if manifest_of(store, key).await?.as_ref() == Some(manifest)
         && let Err(error) = store.delete(&manifest_key).await
     {
@@ -114,7 +116,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     Err(replaced(store, key))
 }
 
-/// Whether the store returns the manifest. An eventually consistent store may return the previous one for a moment.
+/// True if the store returns the manifest. An eventually consistent store may return the previous manifest for a
+/// moment.
 async fn has_manifest(
     store: &dyn Store,
     key: &str,
@@ -129,7 +132,7 @@ async fn has_manifest(
     Ok(manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
-/// Whether the store still contains the committed object.
+/// True if the store still contains the committed object.
 async fn is_stored(store: &dyn Store, key: &str, committed: &Committed) -> Result<bool, Trouble> {
     let object = store.head(key).await.map_err(|error| in_store(&error))?;
     Ok(object.is_some_and(|object| {

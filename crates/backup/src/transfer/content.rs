@@ -1,5 +1,5 @@
-//! Compares the content of a stored backup with its manifest by reading all of it. Used for stores without tags, which
-//! cannot show that an object was overwritten.
+//! Compares a stored backup with its manifest by reading the whole object. Used for stores without tags, which cannot
+//! show that an object was overwritten.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use store::{ObjectStream, Store};
 use super::{in_store, manifest_of};
 use crate::reason::Trouble;
 
-/// Whether the object has the size and SHA-256 of the manifest. A missing object does not match.
+/// True if the object has the size and the SHA-256 checksum of the manifest. False if the object is missing.
 pub(super) async fn matches_manifest(
     store: &dyn Store,
     key: &str,
@@ -31,8 +31,8 @@ pub(super) async fn matches_manifest(
     }))
 }
 
-/// Like [`matches_manifest`], and the stored manifest is unchanged after the read. Another writer can replace the object
-/// during the read without an effect on the read.
+/// True if [`matches_manifest`] is true and the stored manifest is unchanged after the read. Another writer can
+/// replace the object during the read, and the read would not notice that.
 pub(super) async fn matches_unchanged_manifest(
     store: &dyn Store,
     key: &str,

@@ -6,21 +6,21 @@ use jiff::Timestamp;
 /// The name of a backup in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectName {
-    /// The key of the spec, for a single backup. A new backup replaces the old one.
+    /// The key in the spec, for a single backup. A new backup replaces the old one.
     Exact(String),
     /// `<path>_v<revision>_<time>`, for a periodic backup.
     Numbered {
         /// The path of the spec.
         path: String,
-        /// The start of the backup in whole seconds. The next operator process recognizes the backup by this time.
+        /// The start of the backup in whole seconds. A later operator process recognizes the backup by this time.
         time: Timestamp,
-        /// The key of an incomplete object from an earlier attempt. The next attempt replaces the object.
+        /// The key of an incomplete object of an earlier attempt, which the next attempt replaces.
         leftover: Option<String>,
     },
 }
 
 impl ObjectName {
-    /// The numbered name for a start time, or exactly the path.
+    /// The numbered name with this start time; without a start time, exactly the path.
     pub fn of(path: String, numbered: Option<Timestamp>) -> Self {
         match numbered {
             Some(time) => Self::Numbered {
@@ -32,7 +32,7 @@ impl ObjectName {
         }
     }
 
-    /// The key of the leftover of an earlier attempt.
+    /// The key of the incomplete object of an earlier attempt, if there is one.
     pub fn leftover(self) -> Option<String> {
         match self {
             Self::Numbered { leftover, .. } => leftover,
@@ -40,7 +40,7 @@ impl ObjectName {
         }
     }
 
-    /// The same name with this leftover of an earlier attempt. An exact name does not change.
+    /// The same name, for an attempt that replaces this incomplete object. An exact name does not change.
     #[must_use]
     pub fn replacing(self, leftover: Option<String>) -> Self {
         match self {

@@ -1,7 +1,8 @@
-//! Admits tasks within the limits: in all, per namespace and per store.
+//! Admits tasks within three limits: for all tasks, per namespace and per store.
 //!
-//! A waiting task holds nothing, so tasks of a busy store or namespace delay no others. Of the waiting tasks within the
-//! limits, the one whose namespace has the fewest running tasks is admitted next, and of these the oldest.
+//! A waiting task uses no slot, so the tasks of a busy store or namespace delay no other tasks. Among the waiting
+//! tasks within the limits, the next is from the namespace with the fewest running tasks. Among those, the oldest is
+//! the next.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ pub(super) struct Place {
     pub(super) namespace: String,
     /// The endpoint and location of the store.
     pub(super) store: String,
-    /// Whether a pod does the work.
+    /// True if a pod does the work.
     pub(super) in_pod: bool,
 }
 
@@ -29,7 +30,7 @@ struct Waiting {
 #[derive(Default)]
 struct Tasks {
     running: Vec<Place>,
-    /// Oldest first.
+    /// The waiting tasks, oldest first.
     waiting: VecDeque<Waiting>,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Slots {
     tasks: Mutex<Tasks>,
 }
 
-/// The permission to run. Dropping the slot admits the next task.
+/// The permission to run. When it is dropped, the next task is admitted.
 pub(super) struct Slot {
     slots: Arc<Slots>,
     place: Place,
@@ -66,7 +67,7 @@ impl Slots {
         })
     }
 
-    /// Waits for a slot. Dropping the future leaves the queue.
+    /// Waits for a slot. If the future is dropped, the task leaves the queue.
     pub(super) async fn acquire(self: &Arc<Self>, place: Place) -> Option<Slot> {
         let (admit, admitted) = oneshot::channel();
         self.tasks().waiting.push_back(Waiting { place, admit });
@@ -88,7 +89,7 @@ impl Slots {
                 slots: self.clone(),
                 place,
             };
-            // A task that no longer waits returns its slot, without the lock.
+            // If the task no longer waits, this drops the slot, which admits the next task. The lock is not held here.
             drop(admit.send(slot));
         }
     }
@@ -159,7 +160,7 @@ mod tests {
         for store in ["s1", "s2"] {
             running.push(slots.acquire(place("greedy", store)).await);
         }
-        // The third task of the tenant waits, and holds nothing.
+        // The third task of the namespace waits, and uses no slot.
         let mut third = Box::pin(slots.acquire(place("greedy", "s3")));
         assert!(third.as_mut().now_or_never().is_none());
         for namespace in ["a", "b"] {

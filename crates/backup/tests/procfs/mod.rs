@@ -1,4 +1,4 @@
-//! Processor time, reads and memory from `/proc`.
+//! Reads processor time, disk reads and memory from `/proc`.
 
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ fn own_and_started(file: &str) -> impl Iterator<Item = String> {
     found.filter_map(move |process| std::fs::read_to_string(process.path().join(file)).ok())
 }
 
-/// The sum of the first times. The first two are those of the process itself, the next two those of its ended children.
+/// The sum of the first `count` times. The first two are the times of the process itself, and the next two those of
+/// its ended child processes.
 fn times(stat: &str, count: usize) -> Duration {
     /// Linux counts in hundredths of a second.
     const TICK: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! The next operator process adopts the backup of an interrupted process, and no other object.
+//! A new operator process adopts the backup of an interrupted process, but no other object.
 
 use api::backup::name;
 use api::manifest::ManifestCluster;
@@ -120,7 +120,8 @@ async fn periodic_backup_is_found_by_its_start_time() {
         EarlierAttempt::Incomplete(numbered(begun))
     );
 
-    // After a crash between object and manifest, the next attempt replaces the object under the same name.
+    // After a crash between the writes of the object and the manifest, the next attempt replaces the object under the
+    // same name.
     store.delete(&manifest_key(key)).await.unwrap();
     fill(&etcd.client_url, 1).await;
     let EarlierAttempt::Incomplete(name) = find("uid-1", begun).await else {

@@ -23,7 +23,7 @@ impl Key {
             .map_err(|_| Error::Key)
     }
 
-    /// Parses a key as [`Self::pem`] writes it.
+    /// Parses a key that [`Self::pem`] has written.
     pub(crate) fn read(pem: &[u8]) -> Result<Self, Error> {
         let der = PrivatePkcs8KeyDer::from_pem_slice(pem).map_err(|_| Error::Key)?;
         EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, der.secret_pkcs8_der())
@@ -39,7 +39,8 @@ impl Key {
         Ok(pem::encode_config(&block, lines).into_bytes())
     }
 
-    /// Whether a certificate has this key: its public key ends with the point on the curve.
+    /// True if the certificate contains the public key of this key. Its public key ends with the encoded point on the
+    /// curve.
     pub(crate) fn is_of(&self, certificate: &Certificate) -> bool {
         certificate.public_key.ends_with(self.der_bytes())
     }

@@ -1,4 +1,4 @@
-//! Certificates as Secrets: their format, and the planner's view of them, which contains no key.
+//! The format of the Secrets with generated certificates, and the planner's view of such a Secret without its keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,36 +14,36 @@ use sha2::{Digest, Sha256};
 use super::{CaScope, Key, Made, Rule, renewal};
 use crate::diff::is_of_others;
 
-/// Keys of the Secrets, in the form cert-manager and `kubectl create secret tls` write.
+/// Keys of the Secrets, as cert-manager and `kubectl create secret tls` name them.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
 /// The trusted CAs.
 pub(crate) const AUTHORITIES: &str = "ca.crt";
-/// The CA that signs next, while members learn to trust it.
+/// The CA that signs next. Before it signs, all members must trust it.
 pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";
 pub(crate) const NEXT_KEY: &str = "next.key";
 
 /// A certificate in a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// Start of its validity.
+    /// Start of the validity.
     pub not_before: Timestamp,
-    /// End of its validity.
+    /// End of the validity.
     pub not_after: Timestamp,
-    /// The name of its issuer.
+    /// Distinguished name of the issuer, in DER.
     pub issuer: Vec<u8>,
-    /// Its own name.
+    /// Distinguished name of the certificate, in DER.
     pub subject: Vec<u8>,
-    /// The DNS names and addresses in it.
+    /// The DNS names and IP addresses in the certificate.
     pub names: BTreeSet<String>,
-    /// Its digest.
+    /// Digest of the certificate.
     pub fingerprint: String,
-    /// It is a CA certificate, and the operator can write its name as an issuer.
+    /// True for a CA certificate whose name the operator can write as the issuer of other certificates.
     pub can_sign: bool,
 }
 
 impl Leaf {
-    /// Its renewal time.
+    /// The time at which the certificate is renewed.
     pub fn renewal(&self) -> Timestamp {
         renewal(self.not_before, self.not_after)
     }
@@ -52,36 +52,36 @@ impl Leaf {
 /// A CA in a trust bundle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Anchor {
-    /// Its name, to which certificates refer as their issuer.
+    /// Distinguished name of the CA, in DER. Certificates refer to it as their issuer.
     pub subject: Vec<u8>,
-    /// End of its validity.
+    /// End of the validity.
     pub not_after: Timestamp,
     /// The certificate, in PEM.
     pub pem: Vec<u8>,
 }
 
-/// A Secret of a cluster's generated certificates, without its keys.
+/// A Secret with a generated certificate or a CA of the cluster, without its private keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// UID of the Secret, the precondition of deletes.
+    /// UID of the Secret, the precondition for deleting it.
     pub uid: String,
-    /// The resourceVersion precondition of writes.
+    /// The resourceVersion of the Secret, the precondition for writing it.
     pub resource_version: String,
-    /// The Secret belongs to this cluster, or has no owner and carries the cluster's label.
+    /// True if the Secret belongs to this cluster, or has no owner and has the cluster's label.
     pub owned: bool,
-    /// Its owner and its labels are as created.
+    /// True if the owner and the labels of the Secret are as the operator created them.
     pub marked: bool,
-    /// The member whose certificate it contains.
+    /// The member whose certificate the Secret contains; `None` for other Secrets.
     pub member: Option<String>,
-    /// The certificate in `tls.crt`; `None` if it cannot be parsed or does not match `tls.key`.
+    /// The certificate in `tls.crt`; `None` if it cannot be parsed, or does not belong to the key in `tls.key`.
     pub certificate: Option<Leaf>,
-    /// The certificate in `next.crt`; `None` as for `tls.crt`.
+    /// The certificate in `next.crt`; `None` if it cannot be parsed, or does not belong to the key in `next.key`.
     pub next: Option<Leaf>,
     /// The CAs in `ca.crt`, by fingerprint.
     pub trusts: BTreeMap<String, Anchor>,
-    /// The earliest expiry of these CAs.
+    /// The latest expiry of the CAs in `ca.crt`: after this time, none of them is valid.
     pub trusts_until: Option<Timestamp>,
-    /// The text by which a person requested this CA.
+    /// The value of the annotation by which a person requested this CA.
     pub rotated_for: Option<String>,
 }
 
@@ -91,13 +91,13 @@ impl Held {
         digest(self.trusts.keys().map(String::as_str))
     }
 
-    /// Whether `ca.crt` contains a CA of this name.
+    /// True if `ca.crt` contains a CA of this name.
     pub fn trusts_issuer(&self, subject: &[u8]) -> bool {
         let mut anchors = self.trusts.values();
         anchors.any(|anchor| anchor.subject == subject)
     }
 
-    /// Reads the Secret as that of a CA: certificates that cannot sign do not count.
+    /// Reads the Secret as the Secret of a CA: drops certificates that cannot sign.
     pub(crate) fn of_authority(self) -> Self {
         Self {
             certificate: self.certificate.filter(|leaf| leaf.can_sign),
@@ -107,7 +107,7 @@ impl Held {
     }
 }
 
-/// A digest of sixteen hexadecimal digits of these texts.
+/// A digest of these texts, as sixteen hexadecimal digits.
 pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {
@@ -117,7 +117,7 @@ pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     hex::encode(hasher.finalize()).chars().take(16).collect()
 }
 
-/// The labels of a Secret by its name; `None` if the Secret does not belong to the cluster.
+/// The labels of the cluster's Secret with this name; `None` if no Secret of the cluster has this name.
 pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, String>> {
     let with = |mut labels: BTreeMap<String, String>, kind: &str| {
         labels.insert(LABEL_CERTIFICATE.to_owned(), kind.to_owned());
@@ -146,7 +146,7 @@ pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, Strin
     })
 }
 
-/// The planner's view of a Secret of this cluster, given by name and UID.
+/// Converts a Secret to the planner's type. The tuple contains the name and the UID of the EtcdCluster.
 pub(crate) fn held(secret: &Secret, (cluster, cluster_uid): (&str, &str)) -> Held {
     let metadata = &secret.metadata;
     let value = |key: &str| {
@@ -198,8 +198,9 @@ fn leaf_of(one: Certificate) -> Leaf {
     }
 }
 
-/// The distinguished name with this common name alone, in DER, as the signer writes it: a sequence of one set of one
-/// pair of `commonName` and a UTF-8 string. `None` for a name too long for lengths of one byte.
+/// The distinguished name that consists only of this common name, in DER, exactly as the signer writes it. The
+/// encoding is a sequence of one set with one pair of `commonName` and a UTF-8 string. `None` if the name is too long
+/// for length fields of one byte.
 fn name_of(common_name: &str) -> Option<Vec<u8>> {
     const COMMON_NAME: [u8; 5] = [6, 3, 85, 4, 3];
     let text = common_name.as_bytes();
@@ -211,7 +212,7 @@ fn name_of(common_name: &str) -> Option<Vec<u8>> {
     Some(der)
 }
 
-/// With its fingerprint.
+/// Converts a CA certificate. The text is its fingerprint.
 fn anchor_of(one: Certificate) -> (String, Anchor) {
     let block = pem::Pem::new("CERTIFICATE", one.der.to_vec());
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
@@ -235,7 +236,7 @@ pub(crate) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a [u8]>) -> Ve
     all
 }
 
-/// The Secret of a CA: the signer, the trusted CAs, and the next signer.
+/// Builds the Secret of a CA: the signer, the next signer, and the trusted CAs.
 pub(crate) fn authority_secret(
     rule: &Rule,
     scope: CaScope,
@@ -277,10 +278,10 @@ pub(crate) fn authority_secret(
     }
 }
 
-/// Label of a Secret with the use of its certificate.
+/// Label that names the use of the certificate in a Secret.
 const LABEL_CERTIFICATE: &str = "etcd.database.coreos.com/certificate";
 
-/// The Secret of a certificate, in the form of `kubernetes.io/tls`.
+/// Builds the Secret of a certificate, in the format of type `kubernetes.io/tls`.
 pub(crate) fn leaf_secret(
     rule: &Rule,
     (owned_by, used): (&str, CertificateUse),

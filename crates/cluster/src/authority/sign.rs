@@ -1,4 +1,4 @@
-//! Issues CA certificates, and certificates signed by them.
+//! Creates CA certificates, and the certificates that they sign.
 
 use api::names::CertificateUse;
 use jiff::Timestamp;
@@ -19,7 +19,7 @@ use super::{CaScope, Error, Key, life};
 pub(crate) struct Made {
     /// The certificate.
     pub(crate) certificate: Vec<u8>,
-    /// Its private key.
+    /// The private key of the certificate.
     pub(crate) key: Vec<u8>,
 }
 
@@ -28,14 +28,14 @@ pub(crate) struct Made {
 pub(crate) struct Request<'a> {
     /// The subject's common name.
     pub(crate) common_name: &'a str,
-    /// DNS names and addresses.
+    /// DNS names and IP addresses.
     pub(crate) names: &'a [String],
-    /// Its permitted use.
+    /// The use that the certificate permits.
     pub(crate) used: CertificateUse,
     pub(crate) validity: Duration,
 }
 
-/// Makes a new CA with a unique name, so that a certificate identifies its signer.
+/// Creates a CA with a unique name. The issuer name in a certificate therefore identifies its signer.
 pub(crate) fn authority(scope: CaScope, validity: Duration, now: Timestamp) -> Result<Made, Error> {
     let key = Key::draw()?;
     let (serial, text) = serial();
@@ -52,7 +52,7 @@ pub(crate) fn authority(scope: CaScope, validity: Duration, now: Timestamp) -> R
     })
 }
 
-/// Makes a certificate, signed by the CA with this certificate and key.
+/// Creates a certificate that the CA with this certificate and key signs.
 pub(crate) fn leaf(
     request: &Request<'_>,
     (signer, signer_key): (&Certificate, &[u8]),
@@ -70,8 +70,8 @@ pub(crate) fn leaf(
         .collect::<Result<_, _>>()?;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = match request.used {
-        // A member uses its serving certificate also to dial its peers, and to dial its own listener for the JSON
-        // gateway.
+        // A member uses its serving certificate also as a client certificate: for connections to its peers, and for
+        // the connection of the JSON gateway to its own listener.
         CertificateUse::Peer | CertificateUse::Server => vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,
@@ -105,7 +105,7 @@ fn params(common_name: &str, serial: SerialNumber) -> CertificateParams {
     params
 }
 
-/// Random, positive and never zero; as bytes and as hexadecimal digits.
+/// A random serial number, positive and never zero, as bytes and as hexadecimal digits.
 fn serial() -> (SerialNumber, String) {
     let mut bytes: [u8; 16] = rand::random();
     bytes[0] = bytes[0] & 0x7f | 0x40;

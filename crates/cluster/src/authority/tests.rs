@@ -39,7 +39,7 @@ fn made(used: CertificateUse, signer: &Made) -> Made {
     leaf(&request, (&authority, &signer.key), now()).unwrap()
 }
 
-/// Whether rustls verifies the certificate for this use with this CA as the trust anchor.
+/// True if rustls verifies the certificate for this use with this CA as the trust anchor.
 fn verifies(made: &Made, trusted: &Made, usage: KeyUsage, at: Timestamp) -> bool {
     let leaf = certificates(&made.certificate).unwrap().remove(0);
     let root = certificates(&trusted.certificate).unwrap().remove(0);
@@ -100,7 +100,7 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
     }
     assert!(!one.covers("db-bbbbbbbbbb.prod.svc"));
     assert!(one.dns_names.iter().all(|name| !name.contains('*')));
-    // The same as rustls reads.
+    // rustls finds the same names in the certificate.
     let end = EndEntityCert::try_from(&one.der).unwrap();
     let host = ServerName::try_from("db-client.prod.svc").unwrap();
     assert!(end.verify_is_valid_for_subject_name(&host).is_ok());

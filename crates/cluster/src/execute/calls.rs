@@ -1,4 +1,4 @@
-//! Calls etcd.
+//! Sends calls to etcd.
 
 use std::sync::Arc;
 
@@ -9,8 +9,7 @@ use crate::action::{AuthChange, EtcdCall};
 use crate::execute::{Error, ExecuteContext};
 
 impl ExecuteContext<'_> {
-    /// Sends one call. `via` are the client URLs of the members that are asked for a change of the member list; `text`
-    /// is the call in words.
+    /// Sends one call. `via` contains the client URLs for a change of the member list; `text` describes the call.
     pub(super) async fn call(
         &self,
         call: &EtcdCall,
@@ -37,7 +36,8 @@ impl ExecuteContext<'_> {
             }
             EtcdCall::Downgrade { to } => self.etcd.downgrade(via, to.as_deref()).await,
             EtcdCall::Defragment { member, recorded } => {
-                // It may take minutes. No reconcile waits for it, and the next observation has the result.
+                // The call may take minutes. The reconcile does not wait for it, and a later observation reads the
+                // result.
                 let (etcd, url) = (Arc::clone(self.etcd), self.client_url(member));
                 let call = async move { etcd.defragment(&url).await };
                 let cluster = self.cluster.uid().unwrap_or_default();
@@ -70,7 +70,8 @@ impl ExecuteContext<'_> {
         members.iter().map(|name| self.client_url(name)).collect()
     }
 
-    /// The client URL of a member: the address of its pod, or an endpoint of the joined cluster; otherwise its Service.
+    /// The client URL of a member: the address of its pod, or the endpoint of an external member. Without either, the
+    /// URL of its Service.
     fn client_url(&self, member: &str) -> String {
         let known = self.urls.get(member);
         let known = known.or(self.observed.elsewhere.get(member));

@@ -1,4 +1,4 @@
-//! Observes access control. The Secrets and the NetworkPolicy are read with the other objects, and etcd is asked
+//! Observes access control: reads the Secrets and the NetworkPolicy together with the other objects, and asks etcd
 //! whether it accepts the credentials.
 
 use api::names;
@@ -12,7 +12,8 @@ use super::{DEADLINE, Error, KubeSnapshot, children, seen};
 use crate::diff;
 use crate::snapshot::Observed;
 
-/// The NetworkPolicy of this name, whoever created it. It is read concurrently with the other objects.
+/// Reads the NetworkPolicy of this name, whoever owns it. The read runs concurrently with the reads of the other
+/// objects.
 pub async fn policy(
     client: &Client,
     namespace: &str,
@@ -28,7 +29,7 @@ pub async fn policy(
     })
 }
 
-/// Completes the read objects of a cluster with the Secrets that its spec names.
+/// Adds the Secrets that the spec names to the objects of a cluster.
 pub async fn complete(
     client: &Client,
     (operators, policy): (&Operators, Option<NetworkPolicy>),
@@ -38,7 +39,7 @@ pub async fn complete(
     let namespace = cluster.namespace().unwrap_or_default();
     let auth = ClusterAuth::read(client, cluster).await;
     let uid = cluster.uid().unwrap_or_default();
-    // A NetworkPolicy of the same name with another owner is left alone.
+    // The operator does not change a NetworkPolicy of this name that has another owner.
     let policy = policy.filter(|policy| children::belongs(&policy.metadata, &uid) == Some(true));
     let members = Members::of(cluster, &namespace, "", None);
     let wanted = cluster.spec.network_policy.clone().unwrap_or_default();
@@ -53,7 +54,7 @@ pub async fn complete(
     snapshot.auth = auth;
 }
 
-/// Asks etcd whether it accepts the credentials. Usually the previous calls have already answered this.
+/// Asks etcd whether it accepts the credentials. Usually the answers to the previous calls already show this.
 pub(super) async fn ask(etcd: &dyn Etcd, via: &[String], observed: &mut Observed) {
     if observed.members.known().is_some() {
         observed.access.login = seen(etcd.login(via).await);

@@ -1,4 +1,4 @@
-//! PVCs and the Services of members. Pure.
+//! Converts PVCs, and the Services of members, to the planner's types. Pure.
 
 use api::names;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};
@@ -10,8 +10,8 @@ use crate::diff;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Removal};
 
-/// `Some(true)`: owned by the cluster. `Some(false)`: without owner, with a cluster token by which the cluster can
-/// adopt it. `None`: another owner's object.
+/// Whose object this is. `Some(true)`: the EtcdCluster with this UID owns it. `Some(false)`: the object has no owner,
+/// but a cluster token by which the cluster can adopt it. `None`: any other object.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     match diff::owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),
@@ -19,7 +19,7 @@ pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     }
 }
 
-/// The annotation, if present and not empty.
+/// The value of an annotation; `None` if it is missing or empty.
 pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
     metadata
         .annotations
@@ -29,7 +29,7 @@ pub(super) fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
         .cloned()
 }
 
-/// A member's PVC. `owned`: it belongs to the cluster and carries its labels.
+/// Converts a member's PVC. `owned`: the EtcdCluster owns the PVC, and the PVC has its labels.
 pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
     Disk {
         uid: claim.uid().unwrap_or_default(),
@@ -51,16 +51,17 @@ pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
     }
 }
 
-/// Whether the PVC lost its volume: its PersistentVolume does not exist, or belongs to another PVC (`syncBoundClaim` in
-/// Kubernetes' `pkg/controller/volume/persistentvolume/pv_controller.go`). If a person restores the PersistentVolume,
-/// the PVC is bound again. No other phase, nor a missing phase, indicates a loss.
+/// True if the PVC has lost its volume: the PersistentVolume does not exist, or belongs to another PVC
+/// (`syncBoundClaim` in Kubernetes' `pkg/controller/volume/persistentvolume/pv_controller.go`). If a person restores
+/// the PersistentVolume, Kubernetes binds the PVC again. No other phase indicates a loss, and neither does a missing
+/// phase.
 fn is_lost(claim: &PersistentVolumeClaim) -> bool {
     let status = claim.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());
     phase == Some("Lost")
 }
 
-/// Requested and actual properties of a PVC.
+/// The requested and the actual properties of a PVC.
 fn volume(claim: &PersistentVolumeClaim) -> Claim {
     let spec = claim.spec.as_ref();
     let asked = spec
@@ -88,14 +89,14 @@ fn volume(claim: &PersistentVolumeClaim) -> Claim {
     }
 }
 
-/// A member's own Service; `None` for the Services of the whole cluster and for other owners' Services.
+/// Converts the Service of a member; `None` for the Services of the whole cluster and for Services of other owners.
 pub fn member_service(
     members: &Members,
     service: &Service,
     uid: &str,
 ) -> Option<snapshot::Service> {
     let name = service.name_any();
-    // By its name if the label was changed by hand.
+    // A person may have changed the label. The name then identifies the Service.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
     let owner = diff::owner(&service.metadata);

@@ -1,8 +1,8 @@
-//! How long an observation waits for the member list.
+//! Decides how long an observation waits for the member list.
 //!
-//! The list needs a quorum, so it comes late or never while too few voters can take part. Work that needs no list, such
-//! as recreating pods on their disks, must not wait for it. During an election each member still answers for itself.
-//! Then the list has its full time: an election is no outage.
+//! The member list needs a quorum. While too few voters can take part, the answer is late or never arrives. Work that
+//! does not need the list, such as recreating pods on their disks, must not wait for it. An election is no outage:
+//! each member still answers its own status then, and the list gets its full deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use etcd::{MemberId, Status};
 use crate::plan::quorum_of;
 use crate::snapshot::{Observed, Pod};
 
-/// Time for the list after too few members have answered for themselves.
+/// How long the observation waits for the list after it knows that too few voters can take part.
 const LEFT: Duration = Duration::from_millis(250);
 
-/// Both answers, requested concurrently. No list if `too_few` of the members' own answers arrive and the list does not
-/// follow soon.
+/// Requests the member list and the members' own statuses concurrently. The list is `None` if `too_few` returns true
+/// for the statuses and the list does not arrive soon after.
 pub(super) async fn both<L, S>(
     list: impl Future<Output = L>,
     own: impl Future<Output = S>,
@@ -34,10 +34,10 @@ pub(super) async fn both<L, S>(
     (Some(list.await), own)
 }
 
-/// Whether fewer voters than a quorum can take part, by the last report: their pods end, are missing, or are not ready
-/// and do not answer. External members are unknown here. The report does not count if a stable member has a stable
-/// leader: after a recovery or a restore this member is the whole quorum, and with authentication its list needs a
-/// login first.
+/// True if fewer voters than a quorum can take part, according to the voters in the last status report. A voter cannot
+/// take part if its pod is missing or terminating, or if the pod is not ready and the member does not answer. External
+/// members are not included. The report does not count if a running member is the leader that a member reports. That
+/// member may be the whole quorum after a recovery or a restore, and with authentication its list needs a login first.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
     let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());
@@ -63,7 +63,7 @@ mod tests {
     use crate::plan::tests::scene::Scene;
     use crate::snapshot::Seen;
 
-    /// The called members and their answers in the scene.
+    /// Calls `too_few` with the members and the answers of the scene.
     fn few(scene: &Scene) -> bool {
         let statuses = scene.observed.statuses.iter();
         let (asked, own): (Vec<String>, Vec<_>) = statuses
@@ -93,7 +93,7 @@ mod tests {
             },
             &|| three().terminating("a"),
             &|| three().without_pod("a").silent_voter("b"),
-            // Ready a moment ago and slow, or not ready because of a sidecar.
+            // These pods became ready a moment ago and are slow, or are not ready because of a sidecar.
             &|| three().down("a").down("b"),
             &|| unready(unready(three(), "a"), "b"),
         ] {
@@ -107,7 +107,7 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // A serving seed, while the report names the previous members.
+        // A seed that serves is the quorum, although the report in the status names the members before the restore.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));

@@ -1,8 +1,9 @@
 //! The exit reason of a member's etcd container, from its exit code and its termination message. Pure.
 //!
-//! The kubelet keeps the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this file
-//! come from the sources of etcd and bbolt, and were tested with 3.5, 3.6 and 3.7 on damaged data directories. An
-//! unknown text is [`Cause::Failed`]: then time and the other members decide, not the text.
+//! The kubelet reports the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this
+//! file come from the sources of etcd and bbolt. They were tested with etcd 3.5, 3.6 and 3.7 on damaged data
+//! directories. An unknown text yields [`Cause::Failed`]: the fate of the member then depends on time and on the other
+//! members.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 
@@ -17,34 +18,36 @@ const DAMAGED: [&str; 20] = [
     "wal: slice bounds out of range",
     "wal: conflicting metadata found",
     "failed to read WAL, cannot be repaired",
-    // Its records, if the file contains no valid record (protobuf's own messages, from 3.7 on and before).
+    // WAL records, if the file contains no valid record. The messages are protobuf's: the first from etcd 3.7 on, the
+    // others before.
     "cannot parse invalid wire-format data",
     "proto: illegal wireType",
     "proto: wrong wireType",
-    // Snapshot and database do not match, or one is missing (`etcdserver/bootstrap.go`).
+    // The snapshot and the database do not match, or one of them is missing (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
-    // The database (`bbolt/errors` and its assertions about pages).
+    // The database (`bbolt/errors`, and bbolt's assertions about pages).
     "invalid database",
     "checksum error",
     "file size too small",
     "Page expected to be",
     "invalid freelist page",
     "unexpected page type",
-    // Raft: the log ends before what the member had acknowledged.
+    // Raft: the log lacks entries that the member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
     // The comparison with the other members at the start (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",
 ];
 
-/// The cluster knows this member, but its disk does not: the data directory is empty.
+/// etcd's message for an empty data directory: the cluster's list contains the member as started, but the disk has no
+/// data.
 const EMPTY: &str = "has already been bootstrapped";
-/// The same for a member whose `--initial-cluster` names only itself, as for all members that get a new pod on their
-/// disk.
+/// The message for an empty data directory if `--initial-cluster` names only the member itself, as in every pod that
+/// the operator recreates on an existing disk.
 const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
 
-/// Failures that the data did not cause, and that the next member would have as well.
+/// Failures whose cause is not the data. The next member would fail in the same way.
 const SURROUNDINGS: [&str; 9] = [
     "no space left on device",
     "permission denied",
@@ -57,14 +60,15 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
-/// Packages in a stack trace from within the database: bbolt, and the code that opens it (3.6 and later, before).
+/// Go packages in a stack trace from within the database: bbolt, and the package that opens it in etcd 3.6 and later,
+/// and before.
 const DATABASE: [&str; 3] = [
     "go.etcd.io/bbolt",
     "etcd/server/v3/storage/backend.",
     "etcd/server/v3/mvcc/backend.",
 ];
 
-/// The start of the final message; text before it is ordinary log.
+/// Texts with which etcd's final message starts. The text before it is ordinary log.
 const LAST_WORDS: [&str; 4] = [
     "\"level\":\"fatal\"",
     "\"level\":\"panic\"",
@@ -72,7 +76,8 @@ const LAST_WORDS: [&str; 4] = [
     "fatal error: ",
 ];
 
-/// The last exit of a container. `alone`: its `--initial-cluster` names no other member.
+/// The last exit of a container; `None` if it has not exited. `alone`: the pod's `--initial-cluster` names no other
+/// member.
 pub(super) fn ending(status: &ContainerStatus, alone: bool) -> Option<Ending> {
     let terminated = |state: &Option<k8s_openapi::api::core::v1::ContainerState>| {
         state.as_ref().and_then(|state| state.terminated.clone())
@@ -89,15 +94,16 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     if ended.reason.as_deref() == Some("OOMKilled") {
         return Cause::Memory;
     }
-    // Exited normally, killed, and terminated.
+    // The process exited normally, was killed, or was terminated.
     if matches!(ended.exit_code, 0 | 137 | 143) {
         return Cause::Ended;
     }
     let text = ended.message.as_deref().unwrap_or_default();
-    // A long stack trace may cut off the message before it.
+    // A long stack trace may have pushed the final message out of the 2048 bytes.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // A fault prints every goroutine, so the frames of bbolt may be cut off as well as the message before them.
+    // After a fault, Go prints the stacks of all goroutines. The frames of bbolt may then be cut off, as well as the
+    // message before them.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],
@@ -107,7 +113,7 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     } else if says(&SURROUNDINGS) {
         Cause::Surroundings(sentence(text))
     } else if ended.exit_code == 2 && says(in_database) {
-        // A panicking Go program exits with 2, and bbolt panics about invalid pages.
+        // A Go program exits with code 2 after a panic. bbolt panics if a page is invalid.
         Cause::Data("its database cannot be read".to_owned())
     } else if text.is_empty() {
         Cause::Failed(format!("exit code {}", ended.exit_code))
@@ -116,12 +122,12 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     }
 }
 
-/// The position of the final message.
+/// The position of the final message in the text.
 fn begin(text: &str) -> Option<usize> {
     LAST_WORDS.iter().filter_map(|word| text.find(word)).min()
 }
 
-/// The container's message in one sentence: the final message, or else the last line.
+/// The container's message in one sentence: the final message, or the last line if there is no final message.
 pub(super) fn sentence(text: &str) -> String {
     let line = match begin(text) {
         Some(at) => text[at..].lines().next(),
@@ -249,7 +255,7 @@ mod tests {
             "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
         );
         assert!(matches!(after(1, "Error", &text, true), Cause::Data(_)));
-        // With other members in its list, it may just have failed to reach them.
+        // If `--initial-cluster` names other members, the member may only have failed to reach them.
         assert!(matches!(after(1, "Error", &text, false), Cause::Failed(_)));
     }
 

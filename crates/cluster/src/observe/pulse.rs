@@ -1,9 +1,9 @@
-//! Members that do not serve clients yet: the same observation calls their health listener.
+//! Calls the health listener of members that may not serve clients yet.
 //!
-//! A joining member serves clients after it has applied its own entry, which may take 7 s longer than all else
-//! (docs/benchmarks.md). Its health listener is open from the start. Only members that have not been seen serving are
-//! called there. If the member itself answers on its client listener, that answer counts, except for the leader
-//! connection.
+//! A joining member serves clients only after it has applied the entry with its own client URLs. That may take 7 s
+//! longer than the rest of the start (docs/benchmarks.md), but the health listener is open from the start. The
+//! operator calls the health listener only of members that have not been observed to serve. If such a member also
+//! answers on its client listener, that answer takes precedence, except for the connection to the leader.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,15 +21,15 @@ use super::{IMPATIENCE, status as serving};
 use crate::plan::is_late_to_serve;
 use crate::snapshot::{Pod, Role};
 
-/// The flag of etcd for that listener. The operator never uses TLS on it. The operator calls only listeners that it
-/// configured itself, which this flag shows.
+/// etcd's flag for the health listener. The operator configures this listener without TLS, and calls it only if the
+/// pod has this flag.
 const LISTENER: &str = "--listen-metrics-urls";
 
-/// How long a member whose health listener has answered may take on its client listener: a serving member answers
-/// equally fast on both.
+/// How long the operator still waits for the client listener after the health listener has answered. A serving member
+/// answers equally fast on both.
 const BESIDE: Duration = Duration::from_millis(50);
 
-/// The health address of each pod's etcd.
+/// The address of the health listener in each pod, by the pod's name.
 pub(super) fn addresses(pods: &[PodObject]) -> BTreeMap<String, String> {
     let address = |pod: &PodObject| {
         let address: IpAddr = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
@@ -43,8 +43,8 @@ fn heard(pulse: Result<Result<Pulse, Error>, Elapsed>) -> Option<Pulse> {
     pulse.ok().and_then(Result::ok)
 }
 
-/// One member's answer on the client listener. For a member that has not been seen serving, also the answer of its
-/// health listener.
+/// Calls the client listener of one member. For a member that has not been observed to serve, also calls its health
+/// listener.
 pub(super) async fn status(
     etcd: &dyn Etcd,
     url: &str,
@@ -70,7 +70,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A pod is ready before its etcd serves, so its answer is known. Later the member is one that answers slowly.
+        // A pod is ready before its etcd serves. If the health listener does not answer, or the member should serve by
+        // now, the member only answers slowly.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }
@@ -78,12 +79,13 @@ pub(super) async fn status(
     }
 }
 
-/// A learner, or a voter that is drained because it has not served yet.
+/// True for a learner, and for a voter that is drained because it has not served yet.
 fn may_be_joining(pod: &Pod) -> bool {
     matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
 }
 
-/// A voter that was drained for a while serves; its answer may wait for the disk.
+/// True for a voter whose pod is ready: after its time out of the client Service it serves, and its answer may only
+/// wait for the disk.
 fn has_served(pod: &Pod) -> bool {
     pod.ready && pod.role != Some(Role::Learner)
 }
@@ -133,7 +135,7 @@ mod tests {
         (answer.is_ok(), pulse.is_some())
     }
 
-    /// Invariant 24.
+    /// Invariant 24 (members that do not serve clients yet).
     #[tokio::test]
     async fn invariant_24_only_unserved_members_get_health_calls() {
         let busy = Role::Busy {
@@ -141,19 +143,20 @@ mod tests {
         };
         for role in [Role::Learner, busy] {
             assert_eq!(asked(false, &pod(role)).await, (false, true));
-            // A learner that was cut off keeps answering.
+            // A learner that lost its connection to the leader still answers clients.
             assert_eq!(asked(true, &pod(role)).await, (true, true));
         }
         for up in [false, true] {
             assert_eq!(asked(up, &pod(Role::Voter)).await, (up, false));
         }
-        // A pod of the old operator: its listener may use TLS, or not exist.
+        // A pod of coreos/etcd-operator: its metrics listener may use TLS, or not exist.
         let mut old = pod(Role::Learner);
         old.flags.clear();
         assert_eq!(asked(false, &old).await, (false, false));
     }
 
-    /// Otherwise a slow member would count as one that does not serve yet, and would be kept from clients forever.
+    /// With the shorter deadline for all members, a slow member would count as not serving yet and would never become
+    /// an endpoint.
     #[tokio::test]
     async fn joining_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {
@@ -175,8 +178,8 @@ mod tests {
         }
     }
 
-    /// Otherwise each observation of a joining member would take that long. The operator acts on its health answer at
-    /// once.
+    /// Without the shorter deadline, each observation of a joining member would take the full deadline. The answer of
+    /// the health listener is sufficient for a promotion.
     #[tokio::test]
     async fn health_answer_shortens_client_deadline() {
         let asked = async |tells: bool| {
@@ -195,7 +198,7 @@ mod tests {
         let (tells, does_not) = (std::pin::pin!(asked(true)), std::pin::pin!(asked(false)));
         let first = future::select(tells, does_not).await;
         let Either::Left(((), does_not)) = first else {
-            panic!("who has told its health was waited for");
+            panic!("the answer of the health listener did not shorten the deadline");
         };
         does_not.await;
     }

@@ -1,4 +1,4 @@
-//! Reads for the case that no quorum answers: the local member lists, and the seed of a recovery.
+//! Requests that are only needed without a quorum: the members' local lists, and the answers of a recovery's seed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,13 +15,14 @@ use crate::observe::{KubeSnapshot, seen};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Recovery, SeedAnswer, Seen};
 
-/// Deadline of the list during a recovery.
+/// Deadline of the request for the member list during a recovery.
 const UNDER_WAY: Duration = Duration::from_millis(500);
 
-/// The records in the object.
+/// Reads the records of a recovery from the EtcdCluster.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
-    // A restore that replaced the cluster also ended its recovery.
+    // A restore that replaced the cluster also ended its recovery. The record then names the token of the former
+    // cluster.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
@@ -35,7 +36,8 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
-        // A cluster that was stopped on purpose has lost nothing: the time starts when it should serve again.
+        // A hibernated cluster is unavailable on purpose. The unavailable time starts when the cluster should serve
+        // again.
         unavailable_since: available
             .filter(|condition| {
                 condition.status == "False" && !Reason::is_of_hibernation(condition)
@@ -47,16 +49,18 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
     }
 }
 
-/// Deadline of the list. It must not delay a recovery in progress. A returned quorum answers at once, and a quorum that
-/// returns later cannot have acknowledged writes through the client Service.
+/// Deadline of the request for the member list. The deadline is short during a recovery, so that the request does not
+/// delay the recovery. If the quorum has returned, it answers at once. A quorum that returns later cannot have
+/// acknowledged writes through the client Service.
 pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
     if under_way { UNDER_WAY } else { Duration::MAX }
 }
 
-/// Only coreos/etcd-operator wrote member names in this form alone. Every report of this operator contains more about
-/// each member, and such a report may belong to an earlier object of the same name.
+/// Names of the members in a status that coreos/etcd-operator wrote. Only that operator wrote names without further
+/// details. A report of this operator contains more about each member, and may belong to an earlier object of the same
+/// name.
 fn named_before(status: &EtcdClusterStatus) -> BTreeSet<String> {
     let ours = status.bootstrap.is_some() || !status.member_details.is_empty();
     let members = status.members.iter().filter(|_| !ours);
@@ -72,7 +76,7 @@ fn backup(last: &LastBackup) -> String {
     }
 }
 
-/// Reads that are only useful without a quorum.
+/// Sends the requests that are only needed without a quorum.
 pub(super) async fn ask(
     (etcd, asks_seed): (&dyn Etcd, &dyn Etcd),
     snapshot: &KubeSnapshot,
@@ -90,7 +94,7 @@ pub(super) async fn ask(
     observed.recovery.seed = seed;
 }
 
-/// The first member of the new cluster; `None` if no such member can answer.
+/// Calls the seed of a recovery, the first member of the new cluster; `None` if there is no seed that can answer.
 async fn seed(
     etcd: &dyn Etcd,
     snapshot: &KubeSnapshot,
@@ -98,7 +102,7 @@ async fn seed(
 ) -> Option<Seen<SeedAnswer>> {
     let record = observed.recovery.record.as_ref()?;
     let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
-    // Before its data is complete, etcd does not listen.
+    // etcd in the seed's pod does not listen before the seed has copied all data.
     observed.pods.get(name).filter(|pod| pod.running)?;
     let url = snapshot.urls.get(name)?;
     let via = [url.clone()];

@@ -1,19 +1,20 @@
 //! Member pods with containers besides etcd: a sidecar from the user's spec, or one that a webhook added.
 //!
-//! A pod is ready if all of its containers are ready. So its condition `Ready` does not describe etcd while a sidecar
-//! is slow: a member may have served for days in a pod that was never ready. If its etcd ends then, a long run ended.
-//! The operator must not count this as a failed start.
+//! A pod is ready only if all its containers are ready. While a sidecar is slow, the condition `Ready` therefore does
+//! not describe etcd: a member may have served for days in a pod that was never ready. If the etcd container of such a
+//! pod exits, the operator must not count the exit as a failed start.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
-/// An etcd that ran for longer has started on its data.
+/// An etcd container that ran for longer than this has started on its data.
 const LONG: Duration = Duration::from_mins(10);
 
-/// Time since which etcd itself has not been ready. `since`: when the pod became unready. With sidecars, the result is
-/// not before the last run of etcd's container, and not within that run if it was long.
+/// The time since which etcd itself has not been ready. `since`: the time at which the pod became unready. In a pod
+/// with sidecars, the result is at least the start of the last run of etcd's container, or its end if the run was
+/// long.
 pub(super) fn unready_since(
     pod: &Pod,
     etcd: Option<&ContainerStatus>,
@@ -29,7 +30,7 @@ pub(super) fn unready_since(
     bound.map_or(since, |bound| since.max(bound))
 }
 
-/// Containers that count for the pod's readiness: all except init containers that end.
+/// True if the pod has containers besides etcd that count for its readiness. Init containers that exit do not count.
 fn has_sidecars(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| {
         let mut init = spec.init_containers.iter().flatten();
@@ -54,7 +55,7 @@ mod tests {
     use crate::observe::pods;
     use crate::snapshot::Pod;
 
-    /// A member's pod with a sidecar that is not ready. `etcd`: the state of etcd's container.
+    /// A member's pod with a sidecar that is not ready. `etcd`: the state of the etcd container.
     fn seen(sidecars: &Value, etcd: &Value) -> Pod {
         let object = json!({
             "metadata": { "name": "db-aaaaaaaaaa" },

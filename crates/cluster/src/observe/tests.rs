@@ -1,4 +1,4 @@
-//! Objects as the API server returns them, and the planner's view of them.
+//! Converts objects as the API server returns them to the planner's types.
 
 use api::EtcdCluster;
 use api::cluster::{BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus};
@@ -45,7 +45,7 @@ fn durable() -> EtcdClusterSpec {
     serde_json::from_value(spec).unwrap()
 }
 
-/// All objects that the builders make for one member.
+/// All objects that the builders make for a cluster with one member.
 fn made(spec: EtcdClusterSpec) -> Objects {
     let cluster = cluster(spec);
     let members = Members::of(&cluster, "prod", "token", Some("ff"));
@@ -84,18 +84,18 @@ fn made(spec: EtcdClusterSpec) -> Objects {
     }
 }
 
-/// With the spec in effect.
+/// Reads the objects with the spec in effect.
 fn look_at(objects: Objects) -> KubeSnapshot {
     let effective = Effective::of(&objects, jiff::Timestamp::UNIX_EPOCH);
     objects.snapshot(effective)
 }
 
-/// A cached read, for tests that only store it.
+/// A read for tests of the cache.
 pub(crate) fn snapshot() -> KubeSnapshot {
     look_at(made(durable()))
 }
 
-/// The same for a cluster whose status names its member.
+/// The objects of a cluster whose status names its member.
 pub(crate) fn made_durable() -> Objects {
     let mut objects = made(durable());
     let status = objects.cluster.status.as_mut().unwrap();
@@ -149,7 +149,7 @@ fn isolated_first_members_are_not_awaited() {
     };
     assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
     assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
-    // A learner without endpoints has contacted the other members when its health listener answers.
+    // The answer of the health listener shows that the learner has finished its requests to the other members.
     assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 
@@ -186,7 +186,8 @@ fn built_objects_have_no_drift() {
     );
 }
 
-/// Defaults set by the API server are no difference; otherwise the operator would write forever.
+/// The API server adds defaults to the objects. If they counted as drift, the operator would write the objects again
+/// and again.
 #[test]
 fn api_server_defaults_are_no_drift() {
     let observed = seen(|objects| {
@@ -253,7 +254,7 @@ fn children_of_another_object_are_strangers() {
     assert_eq!(observed.strangers.len(), 2);
 }
 
-/// Invariant 7.
+/// Invariant 7 (no second bootstrap).
 #[test]
 fn invariant_7_orphans_with_a_token_are_found_again() {
     let observed = seen(|objects| {
@@ -341,7 +342,7 @@ fn object_lists_of_different_kinds_do_not_mix() {
     );
 }
 
-/// A seed's failure is reported as text, not as the JSON of its termination message.
+/// The seed reports its failure as JSON in its termination message. The status shows only the text.
 #[test]
 fn seed_failure_is_reported_as_text() {
     let observed = seen(|objects| {
@@ -360,7 +361,7 @@ fn seed_failure_is_reported_as_text() {
     );
 }
 
-/// The timestamp of the condition survives a restart of the operator.
+/// The unavailable time comes from the condition in the status, so it survives a restart of the operator.
 #[test]
 fn reads_recovery_records_of_object() {
     let observed = seen(|objects| {
@@ -381,7 +382,7 @@ fn reads_recovery_records_of_object() {
     assert_eq!(since.to_string(), "2026-01-01T00:00:07Z");
 }
 
-/// Objects without their labels still belong to the cluster, and get their labels back.
+/// An object without its labels still belongs to the cluster. The operator restores the labels.
 #[test]
 fn unlabeled_member_is_unowned_until_relabeled() {
     let owned = |label: &'static str| {
@@ -431,11 +432,12 @@ fn same_named_objects_of_other_owners_are_distinguished() {
         metadata.owner_references = None;
         metadata.labels = None;
     }));
-    // Left behind when the object was deleted without its children.
+    // The Service remains from a former EtcdCluster that was deleted without its children.
     assert!(!shared(&|metadata| metadata.owner_references = None));
 }
 
-/// Invariant 7: a cluster of coreos/etcd-operator without any remaining object is not silently bootstrapped again.
+/// Invariant 7: the operator does not bootstrap a new cluster if the status shows a cluster of coreos/etcd-operator,
+/// even if no object of that cluster exists.
 #[test]
 fn old_operator_status_proves_earlier_cluster() {
     let named = |status: serde_json::Value| {
@@ -446,12 +448,12 @@ fn old_operator_status_proves_earlier_cluster() {
     };
     let old = json!({ "phase": "Running", "members": { "ready": ["db-a"], "unready": ["db-b"] } });
     assert_eq!(named(old), ["db-a", "db-b"].map(String::from).into());
-    // A late report about an earlier object of this name.
+    // This operator wrote the report about an earlier EtcdCluster of this name.
     let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
     assert_eq!(named(ours), [].into());
 }
 
-/// Neither `Pending` nor a missing phase is a loss.
+/// Neither the phase `Pending` nor a missing phase indicates a lost volume.
 #[test]
 fn only_phase_lost_means_lost_volume() {
     let lost = |phase: Option<&str>| {

@@ -1,9 +1,9 @@
-//! Objects whose labels were removed. They are read by name, so that no member counts as lost while its pod or PVC
-//! exists (invariant 1).
+//! Reads objects whose labels were removed by name, so that no member counts as lost while its pod or PVC exists
+//! (invariant 1).
 //!
-//! The operator lists a cluster's objects by label. If the status names a member that no list contains, the operator
-//! reads its objects by name. A healthy cluster needs no such read, and a lost member costs three requests until it is
-//! replaced.
+//! The operator lists a cluster's objects by label. If the status names a member without any listed object, the
+//! operator reads the objects of this member by name. A healthy cluster needs no such read. A lost member costs three
+//! requests per observation until it is replaced.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ type Objects<'a> = (
     &'a mut Vec<Service>,
 );
 
-/// Completes the lists in the order in which they were read, so that concurrent writes of a second operator never
-/// appear as a loss.
+/// Adds the missing objects to the lists. The order is the same as that of the lists, so that concurrent writes of a
+/// second operator process never appear as a loss.
 pub(super) async fn complete(
     client: &Client,
     cluster: &EtcdCluster,
@@ -59,7 +59,7 @@ where
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Members in the status without any listed object, and the Services of the whole cluster.
+/// The members in the status without any listed object, and the missing Services of the whole cluster.
 fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
     let Some(status) = cluster.status.as_ref() else {
         return Missing::default();
@@ -69,7 +69,7 @@ fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Miss
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),
     };
-    // External members have no objects here.
+    // External members have no Kubernetes objects in this namespace.
     let name = cluster.name_any();
     let ours = |member: &&String| names::cluster_of_member(member) == Some(name.as_str());
     let members = || members.iter().filter(ours).cloned();
@@ -92,14 +92,14 @@ fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Ve
     names.filter(|name| !there.contains(name)).collect()
 }
 
-/// Whether an object of a member carries the labels for listing and for Service selectors.
+/// True if an object of a member has the labels by which the operator lists objects and Services select pods.
 pub(super) fn is_labelled(metadata: &ObjectMeta, cluster: &str, member: &str) -> bool {
     let has = metadata.labels.as_ref();
     let mut wanted = names::member_labels(cluster, member).into_iter();
     wanted.all(|(key, value)| has.is_some_and(|labels| labels.get(&key) == Some(&value)))
 }
 
-/// Whether the client Service selects a pod with a token.
+/// True if the pod has the token label by which the client Service selects pods, or has no token.
 pub(super) fn is_led_to(metadata: &ObjectMeta) -> bool {
     let token = annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN);
     let label = metadata.labels.as_ref();

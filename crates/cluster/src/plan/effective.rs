@@ -1,8 +1,8 @@
-//! The spec in effect: the user's spec, with the TLS stage that the members have reached, completed from the TLS
-//! Secrets. Pure; the user's object stays unchanged.
+//! The spec in effect: the user's spec with the TLS settings that the members currently use, completed from the TLS
+//! Secrets. Pure: the user's object stays unchanged.
 //!
-//! Builders, the planner and drift detection use the spec in effect. A user may change `spec.TLS` in one step, and
-//! the members follow in several (invariant 23).
+//! The builders, the planner and the comparison of objects use the spec in effect. A user may change `spec.TLS` in one
+//! step, but the members change in several steps (invariant 23).
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -14,7 +14,7 @@ use member::tls::{ClusterTls, Fault, FaultKind};
 use crate::objects::Objects;
 use crate::switch::TlsRollout;
 
-/// The spec in effect, and the progress of a TLS rollout.
+/// The spec in effect, and the progress of a TLS change.
 #[derive(Clone, Debug)]
 pub struct Effective {
     cluster: EtcdCluster,
@@ -26,10 +26,11 @@ impl Effective {
     pub fn of(objects: &Objects, now: Timestamp) -> Self {
         let mut cluster = objects.cluster.clone();
         let mut rollout = TlsRollout::of(&objects.started, cluster.spec.tls.as_ref());
-        // A running cluster keeps its TLS settings until its members are moved to others.
+        // A running cluster keeps its TLS settings until the operator starts its members with other settings.
         cluster.spec.tls.clone_from(&rollout.at);
         let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
-        // A running cluster keeps its form of address, whatever its certificates cover now.
+        // The members of a running cluster keep the form of their addresses, even if their certificates now cover
+        // another form.
         let form = objects.form.clone();
         let tls = &objects.tls;
         tls.complete_spec(&mut cluster.spec, (&namespace, &name), form);
@@ -39,7 +40,7 @@ impl Effective {
         Self { cluster, rollout }
     }
 
-    /// For a cluster without members, which uses the spec as written.
+    /// The effective spec of a cluster without members: the spec as written.
     #[cfg(test)]
     pub(crate) fn as_written(cluster: EtcdCluster) -> Self {
         let started = crate::switch::Started::default();
@@ -47,19 +48,19 @@ impl Effective {
         Self { cluster, rollout }
     }
 
-    /// The object with the spec in effect.
+    /// The EtcdCluster with the spec in effect.
     pub fn cluster(&self) -> &EtcdCluster {
         &self.cluster
     }
 
-    /// The progress of a TLS rollout.
+    /// The progress of a TLS change.
     pub fn tls_rollout(&self) -> &TlsRollout {
         &self.rollout
     }
 }
 
-/// Problems of the certificates for the next stage. The operator creates missing generated certificates in that
-/// stage.
+/// Problems of the certificates for the next TLS stage. Missing generated certificates are no problem, because the
+/// operator creates them in that stage.
 fn faults(
     cluster: &EtcdCluster,
     held: &ClusterTls,

@@ -1,8 +1,8 @@
-//! Evidence about a cluster whose quorum does not answer. This module judges and decides nothing.
+//! Evidence about a cluster without a serving quorum. This module only classifies members; other modules decide.
 //!
-//! The voters are known from the report in the status and from the local lists of the members. Each of them may be
-//! stale. So a loss counts only if every available list confirms it, and without a list nothing counts as lost
-//! (invariant 1).
+//! The voters are known from two sources: the report in the status, and the local member lists of the members. Each
+//! list may be stale. A loss therefore counts only if every available list confirms it. Without any list, nothing
+//! counts as lost (invariant 1).
 
 use std::collections::BTreeSet;
 
@@ -28,15 +28,15 @@ pub(super) enum Member {
 /// The remains of the cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Evidence {
-    /// All names that any list contains as a voter.
+    /// Names of all members that at least one list contains as a voter.
     pub(super) voters: BTreeSet<String>,
     /// The members that have data.
     pub(super) members: Vec<(String, Member)>,
-    /// The data of a majority is lost, or will be deleted with pods that are terminating.
+    /// The data of a majority is lost, or will be deleted together with terminating pods.
     pub(super) is_lost: bool,
-    /// The data of a majority is lost, and no Kubernetes object of those members is left.
+    /// The data of a majority is lost, and no Kubernetes object of the lost members exists.
     pub(super) is_lost_for_sure: bool,
-    /// No quorum answers, whatever is left of the other members.
+    /// No quorum of voters answers, whether or not the other voters have their data.
     pub(super) is_silent: bool,
 }
 
@@ -51,7 +51,7 @@ impl Evidence {
             .map(|name| (name.clone(), member(observed, cluster_id, name)))
             .collect();
         let led = members.iter().any(|(_, member)| *member == Member::Led);
-        // True if every list has fewer than a quorum of such members.
+        // True if in every list, fewer members than a quorum satisfy `counts`.
         let too_few = |counts: &dyn Fn(&str) -> bool| {
             let few = |list: &BTreeSet<String>| {
                 list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
@@ -84,7 +84,7 @@ impl Evidence {
                 !status.is_learner,
             )
         };
-        // Of equal survivors the first wins, so that concurrent operators choose the same.
+        // Among equal survivors the first wins, so that concurrent operator processes select the same survivor.
         survivors.fold(None, |best: Option<(&str, &Status)>, next| match best {
             Some(best) if progress(best.1) >= progress(next.1) => Some(best),
             _ => Some(next),
@@ -114,12 +114,12 @@ impl Evidence {
             .collect()
     }
 
-    /// Whether the member answers and has its data.
+    /// True if the member answers and has its data.
     pub(super) fn survives(&self, name: &str) -> bool {
         survives(&self.members, name)
     }
 
-    /// The voters that do not answer, whatever is left of them.
+    /// The voters that do not answer, whether or not they have their data.
     pub(super) fn absent(&self) -> Vec<&str> {
         let absent = self.voters.iter().filter(|name| !self.survives(name));
         absent.map(String::as_str).collect()
@@ -142,7 +142,8 @@ fn survives(members: &[(String, Member)], name: &str) -> bool {
     found.any(|(_, member)| matches!(member, Member::Survives(_)))
 }
 
-/// The voters in each list: the report, unless it describes the cluster before a recovery, and the members' answers.
+/// The voters of each list: the members' own lists, and the report in the status unless the report describes the
+/// cluster before a recovery.
 fn lists(observed: &Observed, cluster_id: ClusterId) -> Vec<BTreeSet<String>> {
     let mut lists = Vec::new();
     let report = &observed.reported_voters;
@@ -175,7 +176,8 @@ fn voters(list: &Members) -> BTreeSet<String> {
     voters.map(view::name_of).collect()
 }
 
-/// An object without a token belongs to this cluster: only a different token proves otherwise.
+/// An object without a token belongs to this cluster. Only a different token proves that an object belongs to another
+/// cluster.
 fn is_ours(token: Option<&String>, intent: &Intent) -> bool {
     token.is_none_or(|token| *token == intent.token)
 }
@@ -192,16 +194,16 @@ fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a D
 
 fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let (pod, disk) = (pod(observed, intent, name), disk(observed, intent, name));
-    // A pod has an address only after its volumes are mounted. On a lost volume, a pod without an address never
-    // mounted it.
+    // Kubernetes assigns a pod's address only after the volumes are mounted. A pod without an address therefore never
+    // mounted its lost volume.
     let lost = disk.is_some_and(|disk| disk.lost);
     let pod = pod.filter(|pod| pod.addressed || !lost);
     (pod.is_some() || disk.is_some())
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// Whether a container may run or data may return. A terminating pod can have a running container on an unreachable
-/// node. A PVC whose volume is lost can be given that volume back by a person. A member that other software runs has
+/// True if a container of the member may still run, or its data may return. A terminating pod on an unreachable node
+/// can have a running container. A person can restore the lost volume of a PVC. A member that other software runs has
 /// no Kubernetes object here, and may be part of a serving quorum.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
@@ -238,8 +240,8 @@ fn unheard(observed: &Observed, name: &str) -> String {
     trouble.map_or_else(|| "its pod is starting".to_owned(), str::to_owned)
 }
 
-/// Whether the member can send a snapshot. Before 3.5 a learner refuses every stream (`isRPCSupportedForLearner` and
-/// the interceptors in etcd's `api/v3rpc`).
+/// True if the member can send a snapshot. Before etcd 3.5, a learner rejects every stream (`isRPCSupportedForLearner`
+/// and the interceptors in etcd's `api/v3rpc`).
 fn gives_snapshots(status: &Status) -> bool {
     let version = semver::Version::parse(status.version.trim_start_matches('v'));
     !status.is_learner || version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))

@@ -1,7 +1,7 @@
 //! The fate of each member: the member stays, is replaced while it serves, or counts as lost.
 //!
-//! [`RULES`] is the only place that decides a fate. A fate changes nothing and permits nothing: every removal asks
-//! the quorum guard first (invariant 3).
+//! [`RULES`] is the only place that decides a fate. A fate alone permits no change: every removal also needs the
+//! consent of the quorum guard (invariant 3).
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::plan::view::{Data, Fate, MemberState};
 use crate::plan::{adoption, disks, roll, upkeep};
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Observed, Pod};
 
-/// A rule returns the fate of a member, or `None` if the rule does not apply.
+/// A rule returns the fate of a member, or `None` if the rule does not apply to the member.
 type Rule = fn(&Facts, &MemberState) -> Option<Fate>;
 
 /// Rules in order of precedence: the first rule that applies decides. A member to which no rule applies stays.
@@ -29,8 +29,8 @@ const RULES: [Rule; 8] = [
     corrupt,                  // Invariant 19.
 ];
 
-/// The rules for failed members. While one of them applies to any member, no other member is replaced because of its
-/// pod.
+/// The rules for failed members. While one of these rules applies to any member, no other member is replaced because
+/// of its pod.
 const FAILURES: [Rule; 4] = [
     without_data_but_serving,
     without_data,
@@ -38,26 +38,28 @@ const FAILURES: [Rule; 4] = [
     out_of_service,
 ];
 
-/// Number of restarts after which etcd's error about its data is accepted: a third start would read the same data.
+/// Number of restarts after which etcd's error about damaged data is accepted. One more start would read the same
+/// data.
 const DAMAGED_RESTARTS: i32 = 2;
-/// Number of restarts after a change to another minor release until the error comes from the new release. Before the
-/// new container ends, Kubernetes reports the end of the old container, which may have been restarted during the
-/// change.
+/// Number of restarts after a change to another minor release until the reported error comes from the new release.
+/// Until the new container ends, Kubernetes reports the end of the old container. The kubelet may also have restarted
+/// the old container during the change.
 const REREAD_RESTARTS: i32 = 4;
-/// Number of restarts after which a member that fails for an unknown reason may be replaced. The kubelet waits 10,
-/// 20, 40 and 80 s in between.
+/// Number of restarts after which a member that fails for an unknown reason may be replaced. The kubelet waits 10, 20,
+/// 40 and 80 s between these restarts.
 const FAILED_RESTARTS: i32 = 5;
 
 /// Text for a PVC in phase `Lost`.
 const VOLUME_LOST: &str =
     "its volume is lost: the volume claim exists, but its PersistentVolume does not";
 
-/// The fate of a member, and the time at which it changes without an event.
+/// The fate of a member, and the time at which the fate changes although no event arrives.
 pub(super) struct Decision {
     pub(super) fate: Fate,
-    /// Time at which the member counts as lost if its state does not change.
+    /// Time at which the member counts as lost if its state does not change; `None` if the fate does not depend on
+    /// time.
     pub(super) lost_at: Option<Timestamp>,
-    /// The member leaves, and its replacement joins first.
+    /// True if the replacement joins before the member is removed.
     pub(super) followed: bool,
 }
 
@@ -66,15 +68,15 @@ struct Facts<'f, 'a> {
     members: &'f [MemberState<'a>],
     desired: &'f Desired,
     observed: &'f Observed,
-    /// Current time by the slower of the two clocks (invariant 5).
+    /// The earlier of the operator's time and the API server's time (invariant 5).
     now: Timestamp,
-    /// The member to replace because of its pod, and the reason. Its replacement joins first.
+    /// The member to replace because its pod must be recreated, and the reason.
     outdated: Option<(MemberId, String)>,
-    /// Members that etcd reports as corrupt.
+    /// IDs of the members that etcd reports as corrupt.
     corrupt: Vec<MemberId>,
 }
 
-/// Decides the fate of all members. `leader` is the leader on which the members agree.
+/// Decides the fate of all members. `leader`: the leader that the members report.
 pub(super) fn decide(
     members: &[MemberState],
     (desired, observed, now): (&Desired, &Observed, Timestamp),
@@ -126,8 +128,8 @@ fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
         .filter(|_| member.data == Data::There && !member.serves())
 }
 
-/// Replaces a member that another operator or a person runs, once enough members of this cluster vote. As for each
-/// removal, leadership moves first.
+/// Replaces a member that another operator or a person runs, as soon as enough members of this cluster are voters. The
+/// leadership is transferred before the removal, as before each removal of a leader.
 fn of_joined_cluster(facts: &Facts, member: &MemberState) -> Option<Fate> {
     adoption::is_replaced(facts.observed, member).then(|| {
         let why = "it is an external member, and this cluster replaces it";
@@ -190,34 +192,35 @@ fn is_lost(fate: &Fate) -> bool {
     matches!(fate, Fate::Lost(_))
 }
 
-/// The pod must be recreated and holds the data: the replacement joins first.
+/// The pod contains the data and must be recreated: the replacement joins before the member is removed.
 fn outdated_in_its_pod(facts: &Facts, member: &MemberState) -> Option<Fate> {
     let (id, why) = facts.outdated.as_ref()?;
     (*id == member.id()).then(|| Fate::Leaves(why.clone()))
 }
 
-/// The volume cannot be changed to meet the spec.
+/// The volume does not meet the spec, and Kubernetes cannot change the volume accordingly.
 fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
     disks::unfit(facts.desired, member).map(Fate::Leaves)
 }
 
-/// etcd reports that the data of the member differs from the others'.
+/// etcd reports that the data of this member differs from the data of the other members.
 fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
     facts.corrupt.contains(&member.id()).then(|| {
-        let why = "etcd reports that its data differs from the other members (alarm CORRUPT)";
+        let why =
+            "etcd reports that its data differs from that of the other members (alarm CORRUPT)";
         Fate::Leaves(why.to_owned())
     })
 }
 
-/// Exception to invariant 5: a volume on a lost node exists but is unreachable, maybe forever. The member counts as
-/// lost after the time that the user has set.
+/// Exception to invariant 5: a volume on a lost node exists, but may be unreachable forever. The member counts as lost
+/// after the time that the user has set.
 ///
-/// The removal is safe because the quorum guard demands that the remaining voters that answer are a quorum. Every
+/// The removal is safe because the quorum guard requires a quorum among the remaining voters that answer. Every
 /// acknowledged write is in the log of a majority of the old voters. A majority of the remaining voters commits the
-/// removal. Two majorities share a member, which passes on the log.
+/// removal. The two majorities share at least one member, which passes on the log.
 ///
-/// If the node returns, its etcd learns that it was removed. It can neither vote nor be restarted under its name, and
-/// its pod and volume are deleted as leftovers.
+/// If the node returns, etcd on that node learns from the other members that it was removed. The removed member can
+/// neither vote nor restart under its name. The operator deletes its pod and volume as leftovers.
 fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timestamp>) {
     let Some(since) = pod.lost_since else {
         return (Fate::Stays, None);
@@ -229,13 +232,13 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
     (Fate::Stays, since.checked_add(after).ok())
 }
 
-/// A member that cannot start on its data. Its removal loses nothing: the guard demands that the other voters are a
-/// quorum. They have every acknowledged write, and data on this member alone was never acknowledged.
+/// A member whose etcd cannot start on its data. The removal loses no acknowledged write: the quorum guard requires
+/// that the other voters form a quorum, and a quorum has every acknowledged write.
 ///
 /// etcd's own error about damaged data is accepted early. Any other failure may come from a setting, an image or the
-/// machine, which would cost one member after another. Such a failure counts as damaged data only under two
-/// conditions: it has lasted as long as a lost node may, and every other voter is healthy, one of them with the same
-/// image and settings.
+/// machine, and would then affect one member after another. Such a failure counts as damaged data only under two
+/// conditions. The failure has lasted as long as a node may be lost. Every other voter is healthy, and one of them
+/// runs with the same image and settings.
 fn unusable(
     member: &MemberState,
     pod: &Pod,
@@ -246,10 +249,10 @@ fn unusable(
     let Some(Ending { at, cause }) = &pod.ending else {
         return (Fate::Stays, None);
     };
-    // A member that failed after a change of its image is repaired by setting the version back, not by a replacement.
-    // This does not hold for a member that was already set back. Nor does it hold if etcd reports damaged data
-    // repeatedly: no release of the same minor reads the data differently. Nor does it hold if neither minor release
-    // can read the data: no image repairs that, and the way back may be closed (`repair`).
+    // The version of a member that failed after a change of its image is set back, and the member is not replaced.
+    // There are three exceptions. First, the member already has its former version again. Second, etcd reports damaged
+    // data repeatedly, and both versions belong to one minor release, so both read the data in the same way. Third,
+    // neither minor release can read the data, so no image repairs the member (`repair`).
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);
@@ -257,13 +260,14 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A learner is replaced: it failed before the change (`roll`), and its replacement starts with the version of the
-    // others.
+    // A learner is replaced instead: its failure preceded the change of the image (`roll`), and its replacement starts
+    // with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
-    // The pod was not ready before the container ended, so the container did not end after a long healthy run.
+    // If the pod was ready before the container ended, the container ended after a healthy run. Such an end is no
+    // failure to start.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);
     };
@@ -291,8 +295,8 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
     runs.is_some() && runs == minor(from)
 }
 
-/// Whether all other voters are healthy and one of them runs with the same image and settings. A learner whose image
-/// was changed is compared by its former version, with which it failed.
+/// True if all other voters are healthy, and one of them runs with the same image and settings. For a learner whose
+/// image was changed, the former version counts, because the learner failed with that version.
 fn is_alone_in_it(member: &MemberState, pod: &Pod, members: &[MemberState]) -> bool {
     let others = || {
         members

@@ -1,12 +1,13 @@
 //! Members that follow the leader and do not serve clients yet.
 //!
-//! A member takes part in Raft seconds before it serves clients: it first applies its own entry, for which it may
-//! wait 7 s (docs/benchmarks.md). During that time it reports its ID, its leader, its connections and its applied
-//! index on its health listener. This report contains more than the planner requires of a serving member. The process
-//! itself gives it, during the current reconcile.
+//! A member takes part in Raft seconds before it serves clients. It first applies the entry with its own client URLs,
+//! for which it may wait 7 s (docs/benchmarks.md). During that time, the member's health listener reports its ID, its
+//! leader, its connections and its applied index. The operator reads this report during the current reconcile. For a
+//! serving member the planner requires less information than this report contains.
 //!
-//! Invariant 24: such a member counts for promotions only. It is not healthy: it receives no requests and no
-//! leadership, no removal counts on it, and it is in no client Service until it serves.
+//! Invariant 24: such a member counts only for promotions. It does not count as healthy. The operator sends it no
+//! requests, transfers no leadership to it, and counts it for no removal. The client Service does not select the
+//! member until it serves.
 
 use std::time::Duration;
 
@@ -17,13 +18,13 @@ use crate::plan::age::age;
 use crate::plan::view::{Data, Health, MemberState};
 use crate::snapshot::{Observed, Pod, Role, Seen};
 
-/// Maximum time in which a voter may not serve before the operator reports a problem: etcd waits 7 s for its own
-/// entry.
+/// Time after which the operator reports a voter that does not serve yet. etcd waits up to 7 s for the entry with the
+/// member's client URLs.
 const LATE: Duration = Duration::from_secs(30);
 
-/// Returns the applied index of a member that follows the leader and does not serve yet. Only for a member that has
-/// not served before: a learner, or a voter that has been out of the client Service since its promotion, for a
-/// limited time.
+/// Returns the applied index of a member that follows the leader and does not serve clients yet; `None` for every
+/// other member. Learners qualify. A voter qualifies for a limited time after its promotion, while the client Service
+/// does not select it yet.
 pub(super) fn applied(
     member: &Member,
     (name, pod): (&str, Option<&Pod>),
@@ -36,15 +37,15 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: the defragmentation is the reason for its silence.
+    // Invariant 19: a member that is being defragmented does not answer, but it is not joining.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
-    // The member's own entry, with its client URLs, is committed.
+    // The entry that publishes the member's client URLs is committed.
     let joined = !member.client_urls.is_empty();
     let silent = matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
     let pulse = observed.pulses.get(name).filter(|_| joined && silent)?;
-    // A learner never gives up its leader: without a connection to that leader, the reported leader is stale.
+    // A learner keeps its last known leader. If the learner is not connected to that leader, its report is stale.
     let connected = is_connected(pulse, observed.leader()?);
     let follows = pulse.member_id == member.id && pulse.has_leader && connected;
     follows.then_some(pulse.raft_applied_index)
@@ -54,8 +55,8 @@ fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
     leader == pulse.member_id || pulse.peers.contains(&leader)
 }
 
-/// Whether a learner reports that it is not connected to the leader: all its answers to clients are stale then,
-/// including the leader it names. A learner that is not asked for its health reports nothing.
+/// True if a learner reports that it is not connected to the leader. Its answers to clients are then stale, including
+/// the leader that it names. The result is false for a learner whose health listener was not called.
 pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
     let pulse = observed.pulses.get(&member.name);
     let pulse = pulse.filter(|pulse| pulse.member_id == member.id());
@@ -64,7 +65,7 @@ pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
         .is_some_and(|(pulse, leader)| !is_connected(pulse, leader))
 }
 
-/// Whether the member would already serve if it were only joining.
+/// True if the member has not served for longer than joining takes.
 pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
     let since = match pod.role {
         Some(Role::Busy { since }) => Some(since),
@@ -74,19 +75,20 @@ pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
     since.is_some_and(|since| age(since, now) >= LATE)
 }
 
-/// Whether etcd would promote the member: it needs nine tenths of the committed entries (`isLearnerReady` in etcd's
-/// `server/etcdserver/server.go`).
+/// True if etcd would promote the member: etcd requires nine tenths of the committed entries (`isLearnerReady` in
+/// etcd's `server/etcdserver/server.go`).
 pub(super) fn has_caught_up(applied: u64, committed: u64) -> bool {
     applied >= committed - committed / 10
 }
 
-/// Invariant 24: a member counts for a promotion as soon as it follows the leader.
+/// Invariant 24: for a promotion, a joining member counts as soon as it follows the leader.
 pub(super) fn takes_part(member: &MemberState, committed: u64) -> bool {
     let follows = member.follows.filter(|_| member.is_joining());
     member.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))
 }
 
-/// A voter that has not served yet stays out of the client Service: its pod may become ready earlier.
+/// True for a voter that has not served yet: the client Service must not select it, although its pod may already be
+/// ready.
 pub(super) fn is_yet_to_serve(member: &MemberState) -> bool {
     let ours = member.data != Data::Elsewhere && member.votes();
     ours && !member.serves() && member.health != Health::Busy

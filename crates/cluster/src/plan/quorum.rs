@@ -1,14 +1,14 @@
-//! The quorum guard: computed once from the member list, and asked by every step that could cost a voter.
+//! The quorum guard. The planner computes it from the member list, and every step that could cost a voter asks it.
 //!
-//! Invariant 3: no step reduces the healthy voters below a quorum. No step removes a member if the quorum might be
-//! lost by the removal.
+//! Invariant 3: no step reduces the number of healthy voters below a quorum. No step removes a member if the remaining
+//! voters might have no quorum.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use etcd::MemberId;
 
-/// The voters. A healthy voter answers, keeps its data and knows a leader.
+/// The voters and their health. A healthy voter answers, reports a leader, and does not count as lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quorum {
     healthy: BTreeMap<MemberId, bool>,
@@ -40,7 +40,7 @@ pub(crate) fn quorum_of(voters: usize) -> usize {
 }
 
 impl Quorum {
-    /// Takes the ID of each voter, and whether it is healthy and stays.
+    /// Creates the guard from the ID of each voter, and whether the voter is healthy.
     pub fn new(voters: impl IntoIterator<Item = (MemberId, bool)>) -> Self {
         Self {
             healthy: voters.into_iter().collect(),
@@ -57,7 +57,7 @@ impl Quorum {
         self.healthy.values().filter(|healthy| **healthy).count()
     }
 
-    /// Whether the removal of this voter is unsafe; `None` if it is safe.
+    /// The counts after the removal of this voter if the removal is unsafe; `None` if it is safe.
     pub fn unsafe_without(&self, voter: MemberId) -> Option<Unsafe> {
         let others = self.healthy.iter().filter(|(id, _)| **id != voter);
         let (mut healthy, mut voters) = (0, 0);
@@ -65,11 +65,11 @@ impl Quorum {
             voters += 1;
             healthy += usize::from(*is_healthy);
         }
-        // A cluster without voters is not a smaller cluster.
+        // The removal of the last voter is never safe.
         (voters == 0 || healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
     }
 
-    /// Whether the addition of a healthy voter is unsafe; `None` if it is safe.
+    /// The counts after the addition of one healthy voter if the addition is unsafe; `None` if it is safe.
     pub fn unsafe_with_one_more(&self) -> Option<Unsafe> {
         let (healthy, voters) = (self.healthy() + 1, self.voters() + 1);
         (healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })

@@ -25,7 +25,7 @@ impl<'a> View<'a> {
             .collect();
         let names = members.iter().map(|member| member.name.clone()).collect();
         for member in &mut members {
-            // The `emptyDir` of a member that can never join has no useful data.
+            // A member that can never join has no useful data in its `emptyDir`.
             if member.cannot_join(&names) && member.pod.is_some_and(|pod| !pod.durable) {
                 member.data = Data::Gone;
             }
@@ -36,10 +36,10 @@ impl<'a> View<'a> {
             (member.fate, member.gone_at) = (decision.fate, decision.lost_at);
             member.followed = decision.followed;
         }
-        // Invariant 19: nothing counts on the member until it is defragmented. From 3.6 on it does not even answer
-        // for itself meanwhile: its status contains the version of its storage, which it reads under the lock
-        // (`StorageVersion` in etcd's `server/etcdserver/server.go`, `defrag` in
-        // `server/storage/backend/backend.go`).
+        // Invariant 19: the member does not count as healthy until its defragmentation is complete. From etcd 3.6 on,
+        // the member does not even return its own status meanwhile. The status contains the storage version, which
+        // etcd reads under a lock that the defragmentation holds (`StorageVersion` in etcd's
+        // `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
         if let Some(name) = observed.upkeep.defragmenting() {
             let asked = observed.upkeep.call == Some(Call::Running);
             for member in members.iter_mut().filter(|member| member.name == name) {
@@ -56,7 +56,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name under which objects of a member exist: its own name, or a name in its peer URLs.
+/// The name under which Kubernetes objects of a member exist: etcd's name of the member, or a name in its peer URLs.
 fn known_as(member: &Member, observed: &Observed) -> Option<String> {
     let urls = member.peer_urls.iter();
     let told = urls.filter_map(|url| member_of_url(url));

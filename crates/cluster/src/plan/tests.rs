@@ -1,4 +1,4 @@
-//! Scenarios for the planner. Each builds an observed state in a line or two and checks the plan.
+//! Scenarios for the planner. Each test builds an observed state in a few lines and checks the plan.
 
 mod actions;
 mod adoption;
@@ -40,7 +40,7 @@ use scene::Scene;
 
 // ---- bootstrap ----
 
-/// Invariant 10.
+/// Invariant 10 (record before acting).
 #[test]
 fn records_first_members_before_creating_objects() {
     let plan = Scene::nothing(3).plan();
@@ -101,7 +101,7 @@ fn opens_services_once_a_first_member_runs() {
         scene.young(member).not_running(member)
     });
     assert_eq!(opened(&young), [false; 3]);
-    // The Services open after a time limit, whatever the state of the pods.
+    // The Services get endpoints after a time limit, even if the pods are not ready.
     let slow = young.aged();
     assert_eq!(opened(&slow), [true; 3]);
 }
@@ -209,12 +209,12 @@ fn invariant_7_volumes_without_pods_prevent_bootstrap() {
 
 // ---- lost members ----
 
-/// Invariant 5.
+/// Invariant 5 (dead members).
 #[test]
 fn removes_dead_member_before_adding_replacement() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
-    // The Service of the new member is created in the meantime.
+    // The operator creates the Service of the replacement before the removal is complete.
     assert_eq!(scene::reserved(&scene.plan().step.chains), [false]);
 }
 

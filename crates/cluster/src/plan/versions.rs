@@ -1,7 +1,7 @@
 //! The etcd version that the members should run, and the state of a downgrade in etcd.
 //!
-//! The version path follows the rules of [`api::version::path`], applied to the answers of the members. This module
-//! changes nothing; `roll` changes the members, one at a time.
+//! The rules of [`api::version::path`], applied to the versions that the members report, decide the next version. This
+//! module changes nothing; `roll` changes the members, one at a time.
 
 use api::version::EtcdVersion;
 use api::version::path::{UpgradeDirection, direction};
@@ -15,30 +15,31 @@ use crate::snapshot::{Desired, Disk, Observed, Pod, Seen};
 /// The planned change of the members' version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Course {
-    /// The version for all members; `None` if each member keeps its version.
+    /// The version that all members should run; `None` if each member keeps its version.
     pub(crate) target: Option<EtcdVersion>,
-    /// The direction from the lowest running version.
+    /// The direction from the lowest running version to the version in the spec.
     pub(crate) direction: Option<UpgradeDirection>,
     /// Why the members cannot reach the version in the spec, and the remedy.
     pub(crate) refused: Option<String>,
 }
 
-/// The state of a downgrade to the previous minor release in etcd.
+/// The state of a downgrade to the previous minor release, as etcd reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Downgrade {
     /// No downgrade.
     None,
-    /// etcd must enable the downgrade to this version first.
+    /// A downgrade to this version is needed, and etcd must enable it first.
     Allow(String),
-    /// The downgrade is enabled; the text names the members that are not ready.
+    /// The downgrade is enabled, but some members are not ready for it. The text names these members.
     Settling(String),
-    /// The downgrade is enabled, and the previous version can read every member's volume.
+    /// The downgrade is enabled, and the previous version can read the data of every member.
     Ready,
-    /// The downgrade is enabled and no longer wanted.
+    /// The downgrade is enabled, but no longer wanted.
     TakeBack,
 }
 
-/// The version that a member runs: its own answer, or without an answer the last version known to have run.
+/// The version that a member runs: the version in its own answer. Without an answer, the last version known to have
+/// run.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.statuses.get(name).and_then(Seen::known);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -49,16 +50,16 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
     answered.or_else(before).or_else(|| made_for(pod))
 }
 
-/// The version of a pod's image.
+/// The etcd version of a pod's image; `None` if the pod does not record one.
 pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
     pod.version
         .as_ref()
         .and_then(|version| EtcdVersion::parse(version).ok())
 }
 
-/// The versions of the members; while the member list is unknown, those of the pods.
+/// The versions of the listed members; of all pods while the member list is unknown.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // Ignores the versions of clusters replaced by a restore, and of removed members.
+    // The versions of removed members, and of clusters that a restore replaced, do not count.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
     let list = observed.members.known();
     let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
@@ -66,7 +67,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
     let is_member = |name: &String| listed.as_ref().is_none_or(|names| names.contains(name));
     let pods = observed.pods.iter();
     let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
-    // Members that other software runs and this cluster joins: new members must be compatible with them.
+    // External members of the cluster that this cluster joins also count: new members must be compatible with them.
     let elsewhere = observed.elsewhere.keys();
     let answers = elsewhere.filter_map(|name| observed.statuses.get(name)?.known());
     let answers = answers.filter_map(|status| EtcdVersion::parse(&status.version).ok());
@@ -75,7 +76,8 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
         .collect()
 }
 
-/// The version of the cluster: the lowest of its members; without pods, that of its volumes.
+/// The version of the cluster: the lowest version of its members. Without pods, the lowest version recorded on its
+/// volumes.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
     let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
     let disks = observed.disks.values();
@@ -106,9 +108,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // Members of the next minor release are in the middle of an upgrade or a downgrade. Both directions are open to
-    // them, because the cluster version is that of the lowest member. Every member of the lowest minor release must
-    // be able to take the path.
+    // Members on two adjacent minor releases are in the middle of an upgrade or a downgrade. Both directions are
+    // possible for the members of the higher release, because the cluster version is that of the lowest member. The
+    // change must be possible for every member of the lowest minor release.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let directions: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();
@@ -131,9 +133,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     }
 }
 
-/// The state of a downgrade by a minor release. etcd first lowers the cluster version and the storage version
-/// (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`). It ends the downgrade when all members
-/// run the previous version.
+/// The state of a downgrade by one minor release. etcd first lowers the cluster version and the storage version
+/// (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`). etcd ends the downgrade when all
+/// members run the previous version.
 pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let Some(target) = &course.target else {
         return Downgrade::None;
@@ -173,15 +175,15 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     }
 }
 
-/// Major and minor number of `3.5` and of `3.5.0`.
+/// The major and the minor number of a version such as `3.5` or `3.5.0`.
 fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
     let mut numbers = text.as_ref().trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next()?, numbers.next()?);
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The version for a new member: the lowest running version, with which every other member is compatible. The
-/// replacement of a member whose pod cannot change to the target gets the target.
+/// The version for a new member: the lowest running version, which is compatible with every member. If the new member
+/// replaces a member whose pod cannot change to the target version, it gets the target version.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view
         .members
@@ -198,12 +200,12 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
     )
 }
 
-/// The version for a recreated pod: the last version that used the volume, which only `roll` changes.
+/// The version for a recreated pod: the version recorded on the member's volume. Only `roll` changes that record.
 pub(super) fn returning(desired: &Desired, observed: &Observed, member: &MemberState) -> String {
     noted(desired, observed, member.disk)
 }
 
-/// The version recorded on a volume.
+/// The version recorded on a volume; without a record, the version of the cluster.
 pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>) -> String {
     let noted = disk.and_then(|disk| disk.version.as_ref());
     let noted = noted.and_then(|version| EtcdVersion::parse(version).ok());
@@ -213,8 +215,8 @@ pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>)
     )
 }
 
-/// Whether the container can restart with the image of another version: that version knows the pod's flags, which are
-/// immutable, and answers the readiness probe.
+/// True if the container of a running pod can restart with the image of this version. The version must know the pod's
+/// flags and answer its readiness probe, because both are immutable.
 pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     let has = |flag: &str| pod.flags.contains(flag);
     let learners = !has(MAX_LEARNERS_FLAG) || version.has_max_learners();
@@ -223,20 +225,21 @@ pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     learners && metrics && probe
 }
 
-/// Flag with which pods of the first release limited concurrent learners.
+/// Flag with which the first release of the operator set the limit of learners.
 const MAX_LEARNERS_FLAG: &str = "--max-learners";
 
-/// Whether the member accepts several learners at once, from 3.6 on.
+/// True if the member was started with a limit of more than one learner, which etcd knows from 3.6 on.
 pub(super) fn takes_several_learners(pod: &Pod) -> bool {
     pod.flags.contains(MAX_LEARNERS_FLAG) || pod.flags.contains(VARIABLE_MAX_LEARNERS)
 }
 
-/// The features of the cluster's etcd version; the lowest member counts.
+/// The etcd features that all members have; the lowest version counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRules {
-    /// Members join as learners (3.4 and later).
+    /// True if members join as learners (etcd 3.4 and later).
     pub learners: bool,
-    /// Several learners at once (3.6 and later, started with `--max-learners`).
+    /// True if several members may join as learners at the same time (etcd 3.6 and later, started with
+    /// `--max-learners`).
     pub several_learners: bool,
 }
 
@@ -253,8 +256,8 @@ impl VersionRules {
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));
-        // Each member applies the limit of its own flag to committed changes (`ValidateConfigurationChange` in etcd).
-        // A member that started with an older release has no limit.
+        // Each member checks a change of the members against the limit in its own flag (`ValidateConfigurationChange`
+        // in etcd). A member that was started with an older release has no such flag.
         Self {
             learners: lowest >= (3, 4),
             several_learners: lowest >= (3, 6)

@@ -1,6 +1,7 @@
 //! The members in etcd's list, each with its Kubernetes objects.
 //!
-//! Members are matched by name and addressed by ID, never by position. The name is the first label of the peer URL.
+//! The operator matches members with objects by name, and addresses members by ID. The position in the list has no
+//! meaning. The name of a member is the first label of its peer URL.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +15,14 @@ use crate::snapshot::{Disk, Observed, Pod, Service};
 /// State of a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// The data is on a volume that exists and is not being deleted.
+    /// The data exists on a volume that is not being deleted, or in a pod that keeps it.
     There,
     /// The data existed, or may have existed, and is deleted or being deleted.
     Gone,
-    /// The member never started, and certainly no pod was ever created for it.
+    /// The member never started, and no pod was ever created for it.
     NeverMade,
-    /// No Kubernetes object belongs to the member, and its name is not one of this cluster's: the operator does not
-    /// run it.
+    /// The operator does not run the member: no Kubernetes object belongs to the member, and its name does not have
+    /// the form of this cluster's names.
     Elsewhere,
 }
 
@@ -30,87 +31,90 @@ pub enum Data {
 pub enum Fate {
     /// The member stays.
     Stays,
-    /// The member serves and is replaced when that is safe, for this reason.
+    /// The member serves. It is replaced, for this reason, as soon as the replacement is safe.
     Leaves(String),
-    /// The member does not serve and never will again, for this reason.
+    /// The member does not serve and is expected never to serve again, for this reason.
     Lost(String),
 }
 
 /// Health of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// The member answers for itself and knows a leader.
+    /// The member itself answers and reports a leader.
     Healthy,
-    /// The member does not answer, or knows no leader, for this reason.
+    /// The member does not answer, or reports no leader, for this reason.
     Unhealthy(String),
-    /// The member is being defragmented, and serves again afterwards.
+    /// The member is being defragmented. It serves again afterwards.
     Busy,
 }
 
-/// A member of the list.
+/// A member of etcd's list, with its objects and its state.
 #[derive(Clone, Debug)]
 pub struct MemberState<'a> {
     /// The member's entry in the list.
     pub listed: &'a Member,
     /// Name of the member, its pod, its PVC and its Service.
     pub name: String,
-    /// Pod of the member.
+    /// Pod of the member, if it exists.
     pub pod: Option<&'a Pod>,
-    /// The persistent volume claim (PVC) of the member.
+    /// The persistent volume claim (PVC) of the member, if it exists.
     pub disk: Option<&'a Disk>,
-    /// Service of the member.
+    /// Service of the member, if it exists.
     pub service: Option<&'a Service>,
     /// State of the data.
     pub data: Data,
-    /// Whether the member serves.
+    /// Health of the member.
     pub health: Health,
-    /// The planned fate.
+    /// The planned fate of the member.
     pub fate: Fate,
-    /// Time at which the member counts as lost if its state does not change.
+    /// Time at which the member counts as lost if its state does not change; `None` if it does not count as lost by
+    /// time.
     pub gone_at: Option<Timestamp>,
-    /// The member leaves because its pod must be recreated; the replacement joins first.
+    /// True if the member is replaced because its pod must be recreated. Its replacement joins before the member is
+    /// removed.
     pub followed: bool,
-    /// Applied index of a member that follows the leader and does not serve clients yet. Only promotions use it.
+    /// Applied index of a member that follows the leader and does not serve clients yet; `None` for every other
+    /// member. Only promotions use it.
     pub follows: Option<u64>,
 }
 
 impl MemberState<'_> {
-    /// The ID that membership changes use.
+    /// The ID that calls to etcd use.
     pub fn id(&self) -> MemberId {
         self.listed.id
     }
 
-    /// Whether the member is a voter.
+    /// True if the member is a voter.
     pub fn votes(&self) -> bool {
         !self.listed.is_learner
     }
 
-    /// Whether the member has joined: it published its client URLs through a quorum.
+    /// True if the member has joined: it has published its client URLs, which a quorum has committed.
     pub fn joined(&self) -> bool {
         !self.listed.client_urls.is_empty()
     }
 
-    /// Whether the member answers for itself and knows a leader.
+    /// True if the member itself answers and reports a leader.
     pub fn serves(&self) -> bool {
         self.health == Health::Healthy
     }
 
-    /// Whether the member does not answer, without a known cause.
+    /// True if the member is not healthy, and is neither being defragmented nor joining.
     pub fn is_down(&self) -> bool {
         !self.is_healthy() && self.health != Health::Busy && !self.is_joining()
     }
 
-    /// Whether the member follows the leader and does not serve clients yet.
+    /// True if the member follows the leader and does not serve clients yet.
     pub fn is_joining(&self) -> bool {
         self.follows.is_some() && !self.is_lost() && self.health != Health::Busy
     }
 
-    /// Whether the member serves and is expected to continue.
+    /// True if the member serves and does not count as lost.
     pub fn is_healthy(&self) -> bool {
         self.serves() && !self.is_lost()
     }
 
-    /// Whether the member counts as lost.
+    /// True if the member counts as lost.
     pub fn is_lost(&self) -> bool {
         matches!(self.fate, Fate::Lost(_))
     }
@@ -120,7 +124,7 @@ impl MemberState<'_> {
         matches!(self.fate, Fate::Leaves(_))
     }
 
-    /// The reason for the replacement.
+    /// The reason for the replacement or the loss; empty for a member that stays.
     pub fn why(&self) -> &str {
         match &self.fate {
             Fate::Stays => "",
@@ -128,8 +132,9 @@ impl MemberState<'_> {
         }
     }
 
-    /// Whether the pod was started with an outdated member list and etcd has refused it. etcd compares the two lists
-    /// only at its first start, and its flags do not change. First members compare nothing.
+    /// True if the pod was started with an outdated member list and etcd has therefore exited. etcd compares its list
+    /// with the cluster's list only at its first start, and the flags of a pod cannot change. The first members of a
+    /// bootstrap do not compare the lists.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
         let stale =
             |pod: &Pod| pod.restarts > 0 && !pod.ready && pod.joins && pod.initial != *names;
@@ -137,14 +142,14 @@ impl MemberState<'_> {
     }
 }
 
-/// All members of the list.
+/// All members in etcd's list.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
     /// The list as etcd returned it.
     pub list: &'a Members,
-    /// Sorted by ID.
+    /// The members, sorted by ID.
     pub members: Vec<MemberState<'a>>,
-    /// The leader on which the members agree.
+    /// The leader that a member reports for the highest Raft term; `None` if no member reports one.
     pub leader: Option<MemberId>,
 }
 
@@ -167,16 +172,16 @@ impl<'a> View<'a> {
         self.members.iter().filter(|member| !member.votes())
     }
 
-    /// The members that stay or are not started yet. Members to be replaced do not count. Members added by other
-    /// software do not count either: no member is removed in their favor.
+    /// The members that are neither scheduled for replacement nor lost, including unstarted ones. Members that other
+    /// software added are excluded: no member of this cluster is removed because of them.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
         let ours = |member: &&MemberState| member.data != Data::Elsewhere;
         let all = self.members.iter().filter(ours);
         all.filter(|member| member.fate == Fate::Stays)
     }
 
-    /// Whether enough voters stay for the size in the spec and all voters are healthy. Only then may volumes that the
-    /// cluster no longer needs be deleted (invariant 9).
+    /// True if all voters are healthy, and at least `size` voters stay. Only then may the operator delete volumes that
+    /// the cluster no longer needs (invariant 9).
     pub fn is_complete(&self, size: usize) -> bool {
         let staying = self.staying().filter(|member| member.votes()).count();
         let quorum = self.quorum();
@@ -191,7 +196,8 @@ impl<'a> View<'a> {
         )
     }
 
-    /// The members to which a change is sent: healthy voters, staying members first, the leader before all others.
+    /// Names of the healthy voters to which a change is sent, without the member `without`. Staying members come
+    /// first, and among them the leader.
     pub fn via(&self, without: Option<MemberId>) -> Vec<String> {
         let able = |member: &&MemberState| {
             member.health == Health::Healthy && Some(member.id()) != without
@@ -203,8 +209,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name of a member: the first label of its peer URL, else its own name, else its ID. For a started member of
-/// this cluster, etcd's name is the name of the pod, whatever the peer URLs are.
+/// The name of a member: etcd's own name if it has the form of an operator's member name. Otherwise the first label of
+/// its peer URL, else etcd's name, else the ID.
 pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();
@@ -217,7 +223,7 @@ pub fn name_of(member: &Member) -> String {
     }
 }
 
-/// Whether no Kubernetes object belongs to the member and its name is not one of this cluster's.
+/// True if no Kubernetes object belongs to the member, and its name does not have the form of this cluster's names.
 pub(super) fn is_elsewhere(observed: &Observed, name: &str) -> bool {
     !is_known(observed, name) && cluster_of_member(name) != Some(&observed.cluster)
 }
@@ -228,23 +234,23 @@ pub(super) fn is_known(observed: &Observed, name: &str) -> bool {
         || observed.services.contains_key(name)
 }
 
-/// Returns the state of a member's data. `may_have_run`: etcd reports that the member joined, or it was a first
-/// member.
+/// Returns the state of a member's data. `may_have_run`: the member has joined according to etcd, or was a first
+/// member of the cluster.
 pub(super) fn data(
     pod: Option<&Pod>,
     disk: Option<&Disk>,
     service: Option<&Service>,
     may_have_run: bool,
 ) -> Data {
-    // A PVC that is being deleted, or whose volume is lost, is only of use to a pod that has the volume mounted. A
-    // pod without its PVC has no data.
+    // A pod that has mounted its volume can still use a PVC that is being deleted or has lost its volume. A new pod
+    // cannot. A pod on a PVC has no data if the PVC does not exist.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;
     }
     let had_volume = disk.is_some_and(|disk| disk.lost);
     match service {
-        // The mark is set before a pod is created: without a mark and without a pod, no pod ever existed.
+        // The mark precedes the pod. Without a mark and a pod, no pod ever existed.
         Some(service) if !service.started && !may_have_run && pod.is_none() && !had_volume => {
             Data::NeverMade
         }

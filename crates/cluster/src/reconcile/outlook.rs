@@ -1,4 +1,4 @@
-//! The end of a reconcile: its report, and the time of the next one.
+//! The end of a reconcile: its report, and the time of the next reconcile.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::execute::{self, Acted};
 use crate::outcome::{Error, notices};
 use crate::reconcile::ClusterOperator;
 
-/// Delay until a postponed step (a lost race, an etcd that is not ready) is planned again.
+/// Delay until the operator plans a postponed step again, for example after a lost race or while etcd is not ready.
 const POSTPONED: Duration = Duration::from_millis(200);
-/// Pauses of at least this length are spread, so that many clusters are not reconciled at the same instant.
+/// Requeue delays of at least this length are randomized, so that many clusters are not reconciled at the same moment.
 const SPREAD_FROM: Duration = Duration::from_secs(5);
 
 impl ClusterOperator {
@@ -32,7 +32,7 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // New failures come before backed-off actions, and the earliest retry comes first.
+        // New failures take precedence over backed-off actions. Among the latter, the earliest retry takes precedence.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,
@@ -46,7 +46,7 @@ impl ClusterOperator {
     }
 }
 
-/// Shortens the pause by up to a fifth, at random.
+/// Shortens a delay by up to a fifth. `chance` is a random number from 0 to 1.
 fn spread(pause: Duration, chance: f64) -> Duration {
     if pause < SPREAD_FROM {
         pause

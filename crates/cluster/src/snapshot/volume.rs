@@ -8,37 +8,39 @@ use jiff::Timestamp;
 /// A member's PVC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// UID of the PVC, the precondition of deletes.
+    /// UID of the PVC, the precondition for deleting it.
     pub uid: String,
-    /// Resource version of the PVC, the precondition for recording a removal.
+    /// The resourceVersion of the PVC, the precondition for recording a removal.
     pub resource_version: String,
-    /// Who removed the member from etcd, as recorded on the PVC.
+    /// Who removed the member from etcd, as recorded on the PVC; `None` without a record.
     pub removal: Option<Removal>,
-    /// `false` if the PVC has no owner, or if its labels were removed.
+    /// True if the PVC is owned by the EtcdCluster and has its labels.
     pub owned: bool,
     /// The cluster token in the PVC's annotations.
     pub token: Option<String>,
     /// The cluster ID in the PVC's annotations.
     pub cluster_id: Option<ClusterId>,
-    /// The etcd version for which the PVC was made.
+    /// The etcd version that is recorded on the PVC. A recreated pod of the member starts with this version.
     pub version: Option<String>,
-    /// The first members, on the PVC of a first member.
+    /// Names of all first members, recorded only on the PVC of a first member.
     pub initial: BTreeSet<String>,
-    /// The PVC is being deleted; it disappears with its pod.
+    /// True if the PVC is being deleted. Kubernetes keeps it until its pod is deleted.
     pub terminating: bool,
-    /// Kubernetes reports the volume as lost. A pod that has mounted it may continue to run; no other pod can mount it.
+    /// True if Kubernetes reports the volume as lost. A pod that has mounted the volume may continue to run. No other
+    /// pod can mount it.
     pub lost: bool,
-    /// Requested and actual size and class.
+    /// The requested and the actual size and class.
     pub claim: Claim,
 }
 
 impl Disk {
-    /// The data outlives the pod: the PVC is not being deleted, and its volume exists.
+    /// True if the data survives the deletion of the pod: the PVC is not being deleted, and its volume exists.
     pub fn stays(&self) -> bool {
         !self.terminating && !self.lost
     }
 
-    /// Invariant 25: another party removed the member from etcd. No member is started on this PVC.
+    /// Invariant 25: true if other software or a person removed the member from etcd. The operator starts no member on
+    /// this PVC.
     pub(crate) fn is_evidence(&self) -> bool {
         matches!(self.removal, Some(Removal::ByOthers { .. }))
     }
@@ -47,13 +49,13 @@ impl Disk {
 /// Who removed the member of a PVC from etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// This operator. Recorded before the request to etcd.
+    /// This operator. It records the removal on the PVC before it sends the request to etcd.
     ByOperator,
-    /// Another party.
+    /// Other software or a person.
     ByOthers {
         /// Time at which the operator noticed the removal.
         since: Timestamp,
-        /// A majority of the voters was missing from the member list.
+        /// True if a majority of the voters was missing from the member list at that time.
         majority: bool,
     },
 }
@@ -62,7 +64,8 @@ const BY_OPERATOR: &str = "operator";
 const MAJORITY: &str = "majority";
 
 impl Removal {
-    /// Parses the annotation of a PVC. An annotation that cannot be parsed keeps the volume until a person decides.
+    /// Parses the annotation of a PVC. If the annotation cannot be parsed, the removal counts as done by others: the
+    /// operator keeps the volume until a person decides.
     pub fn read(note: &str) -> Self {
         if note == BY_OPERATOR {
             return Self::ByOperator;
@@ -80,7 +83,7 @@ impl Removal {
         }
     }
 
-    /// The annotation of a PVC.
+    /// The value of the annotation on the PVC.
     pub(crate) fn note(self) -> String {
         match self {
             Self::ByOperator => BY_OPERATOR.to_owned(),
@@ -93,17 +96,17 @@ impl Removal {
     }
 }
 
-/// Requested and actual properties of a PVC, or those that it should have.
+/// Requested and actual properties of a PVC, or the properties that a PVC should have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// The storage class.
+    /// Name of the StorageClass.
     pub class: Option<String>,
-    /// The requested bytes.
+    /// Requested size in bytes.
     pub requested: Option<u64>,
-    /// The requested size as written in the spec.
+    /// Requested size as written in the spec.
     pub text: String,
-    /// The actual bytes.
+    /// Actual size in bytes.
     pub capacity: Option<u64>,
-    /// Progress of the resize, as Kubernetes reports it.
+    /// Progress of a resize of the volume, as Kubernetes reports it.
     pub resizing: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! The conditions: those of v1beta2 and the usual ones, each with its True and its False state.
+//! Computes the conditions: those of v1beta2 and the usual ones. Each is reported both when it is true and when it is
+//! false.
 
 use api::cluster::{EtcdClusterStatus, not_in_effect};
 use api::conditions::{ConditionType, Finding, is_true, set};
@@ -29,7 +30,8 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // The unavailable time of a cluster counts from when it should serve again.
+        // The unavailable time of a hibernated cluster starts when the cluster should serve again, so the old
+        // condition is dropped.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -47,14 +49,16 @@ pub(super) fn conditions(
     conditions
 }
 
-/// Whether the cluster hibernates or is being stopped for that, as text.
+/// The reason and the text of the hibernation; `None` if the cluster neither hibernates nor is being stopped for
+/// hibernation.
 fn hibernation(report: &Report) -> Option<(Reason, String)> {
     let mut waiting = report.plan.waiting_for.iter();
     let found = waiting.find(|waiting| waiting.reason.is_hibernation())?;
     Some((found.reason, found.message.clone()))
 }
 
-/// Other writers own other conditions: whether the object can be parsed, and which operator manages it.
+/// True if this module writes the condition. Others write, for example, whether the object can be parsed and which
+/// operator manages it.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
         ConditionType::Available,
@@ -70,7 +74,7 @@ pub(super) fn is_ours(condition: &Condition) -> bool {
     ours.iter().any(|kind| kind.as_str() == condition.type_)
 }
 
-/// The state of the certificates; `None` without TLS.
+/// The condition about the certificates; `None` without TLS.
 fn tls_ready(report: &Report) -> Option<Finding> {
     let (kind, tls) = (ConditionType::TlsReady, &report.observed.tls);
     let rollout = report.observed.tls_rollout.as_ref();
@@ -93,7 +97,7 @@ fn tls_ready(report: &Report) -> Option<Finding> {
     })
 }
 
-/// Available: a linearizable member list was answered, so a quorum serves.
+/// Available: etcd has answered a linearizable request for the member list, so a quorum serves.
 fn available(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Available;
     let Some(cluster_id) = report.observed.cluster_id else {
@@ -142,8 +146,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why the client Service has no usable endpoints although a quorum serves. A client that waits for Available connects
-/// next.
+/// Why the client Service has no usable endpoints although a quorum serves; `None` if it has some. A client that waits
+/// for the condition Available connects to this Service next.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service does not exist yet"),
@@ -151,7 +155,8 @@ fn shut(observed: &Observed) -> Option<&'static str> {
         Kept::AsMade(false) => return Some("the client Service has no endpoints yet"),
         Kept::Drifted | Kept::AsMade(true) => {}
     }
-    // The endpoints of a Service are its selected ready pods. Pods being deleted are used only if there are no others.
+    // The endpoints of a Service are the selected pods that are ready. Kubernetes uses terminating pods only if no
+    // other pod is ready.
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_endpoint = |pod: &Pod| pod.ready && !pod.failed && pod.token.as_ref() == token;
     let leads = observed.pods.values().any(is_endpoint);
@@ -278,7 +283,7 @@ fn is_short(view: &View) -> bool {
     view.voters().any(MemberState::is_down)
 }
 
-/// Recovering: from the loss of a member until the desired number of voters is healthy again.
+/// Recovering: true from the loss of a member until the desired number of voters is healthy again.
 fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
     let kind = ConditionType::Recovering;
     let awake = hibernation(report).is_none();
@@ -346,7 +351,7 @@ fn advisable(report: &Report) -> Finding {
         let voters = if parsed.has_learners() {
             ""
         } else {
-            "; before 3.4 members join with a vote, which costs quorum until they run"
+            ". Before 3.4, a new member is a voter at once, so the quorum is larger before the member runs"
         };
         let text = format!(
             "spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}"

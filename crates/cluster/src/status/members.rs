@@ -1,5 +1,5 @@
-//! The status of each member. Figures change only after a large difference: a status that followed every byte would be
-//! written, and trigger the operator, all the time.
+//! The status of each member. Sizes and lags change in the status only after a large difference. Otherwise the
+//! operator would write the status at each change of a byte, and each write triggers a reconcile.
 
 use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};
@@ -7,9 +7,9 @@ use etcd::{AlarmKind, Status};
 use crate::plan::{MemberState, View};
 use crate::snapshot::{Observed, Seen};
 
-/// Tolerance of a reported size in bytes.
+/// Difference in bytes below which a reported size does not change.
 const SIZE_STEP: i64 = 1 << 20;
-/// Number of revisions by which a member may lag without a report: entries in transit.
+/// Number of revisions by which a member may lag without a report, because entries are in transit.
 const LAG_STEP: i64 = 1000;
 
 pub(super) fn leader(view: &View) -> Option<String> {
@@ -20,7 +20,7 @@ pub(super) fn leader(view: &View) -> Option<String> {
         .map(|member| member.name.clone())
 }
 
-/// The alarms, each with the name of its member.
+/// The active alarms, each with the name of its member.
 pub(super) fn alarms(
     view: Option<&View>,
     observed: &Observed,
@@ -89,8 +89,8 @@ pub(super) fn details(
     members
 }
 
-/// Without a list: the members in the last status, none of them healthy; before a cluster has formed, the first
-/// members.
+/// The members while the member list is unknown: the members in the last status, none of them healthy. Before the
+/// cluster has formed: the first members.
 fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {
@@ -109,7 +109,7 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
         ..old
     })
     .map(|old| match old.role {
-        // Without an answer the leader is unknown.
+        // The current leader is unknown, so the former leader is reported as a voter.
         Some(MemberRole::Leader) => MemberStatus {
             role: Some(MemberRole::Voter),
             ..old
@@ -167,7 +167,7 @@ fn detail(
     }
 }
 
-/// Keeps the old figure while the new one is close to it.
+/// Returns the old value while the new value is close to it.
 fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     match (now, old) {
         (Some(now), Some(old)) if (now - old).abs() < step.max(old / 10) => Some(old),
@@ -176,7 +176,8 @@ fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     }
 }
 
-/// Rounded down to a power of two of the step, so that a member that catches up is not reported at each write.
+/// The lag, rounded down to a power of two times the step. The report of a member that catches up therefore changes
+/// only rarely.
 fn lag(behind: i64) -> i64 {
     let mut shown = LAG_STEP;
     while shown <= behind / 2 {

@@ -86,7 +86,7 @@ fn healthy_cluster_is_only_available() {
     assert!(status.member_details.iter().all(|member| member.healthy));
 }
 
-/// Invariant 24.
+/// Invariant 24 (members that do not serve clients yet).
 #[test]
 fn invariant_24_new_unserved_voter_is_unhealthy_without_problem() {
     let since = |seconds: i64| {
@@ -113,8 +113,8 @@ fn invariant_24_new_unserved_voter_is_unhealthy_without_problem() {
     }
 }
 
-/// A status that triggered the operator would never rest. A condition that the status does not recognize as its own
-/// would be dropped at each reconcile and written again.
+/// A report must equal the report that is read back. If the status did not recognize one of its own conditions, the
+/// operator would drop that condition and write it again in each reconcile.
 #[test]
 fn only_own_conditions_are_compared() {
     let mut status = report(&Scene::formed(&["a", "b", "c"]), None, None);
@@ -169,7 +169,7 @@ fn unformed_cluster_is_not_available() {
     assert_eq!(status.member_details.len(), 3);
 }
 
-/// A client that waits for Available connects next.
+/// A client that waits for the condition Available connects to the client Service next.
 #[test]
 fn available_requires_ready_client_endpoint() {
     let available = |change: &dyn Fn(&mut Observed)| {
@@ -183,7 +183,7 @@ fn available_requires_ready_client_endpoint() {
     assert_eq!(available(&closed), shut);
     let unready = |seen: &mut Observed| seen.pods.values_mut().for_each(|pod| pod.ready = false);
     assert_eq!(available(&unready), shut);
-    // A pod of a previous cluster is no endpoint of this one.
+    // A pod of a former cluster is no endpoint of this cluster.
     let foreign = |seen: &mut Observed| {
         for pod in seen.pods.values_mut() {
             pod.token = Some("another".to_owned());
@@ -198,7 +198,7 @@ fn available_requires_ready_client_endpoint() {
     assert_eq!(available(&one), pair("True", "QuorumHealthy"));
 }
 
-/// coreos/etcd-operator #2044: Available=True with members that do not exist.
+/// Regression (coreos/etcd-operator #2044): the status reported Available=True for members that did not exist.
 #[test]
 fn lost_quorum_is_unavailable_and_lists_members() {
     let before = report(&Scene::formed(&["a", "b", "c"]), None, None);
@@ -220,7 +220,7 @@ fn lost_quorum_is_unavailable_and_lists_members() {
         is(&status, &ConditionType::Degraded),
         pair("True", "QuorumLost")
     );
-    // The members are still known; the leader and the healthy members are not.
+    // The members are still known, but the leader and the healthy members are not.
     assert_eq!(status.member_details.len(), 3);
     assert!(
         status

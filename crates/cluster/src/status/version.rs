@@ -1,4 +1,4 @@
-//! The report about a version change: the condition `Upgrading`, and the target version of the members.
+//! Reports a version change: the condition `Upgrading`, and the target version of the members.
 
 use api::conditions::{ConditionType, Finding};
 use api::version::EtcdVersion;
@@ -11,13 +11,13 @@ use crate::status::{Report, finding};
 /// Progress of a version change.
 struct Progress {
     target: EtcdVersion,
-    /// Members that report the target version.
+    /// Number of members that report the target version.
     done: usize,
-    /// All running members.
+    /// Number of all members with a pod.
     of: usize,
 }
 
-/// `None` if every member runs the version of the spec, or the members do not change to it.
+/// The progress of a version change; `None` if no member changes to another version.
 fn progress(report: &Report) -> Option<Progress> {
     report.observed.cluster_id?;
     let observed = report.observed;

@@ -1,6 +1,5 @@
-//! Generated certificates whose Secrets are lost while members run. CAs, members' certificates and the operator's own
-//! are deleted, emptied or replaced, one by one and all at once. Only runs with `Setup::authorities` contain these
-//! faults.
+//! Lost Secrets of generated certificates while members run. The Secrets of CAs, of members and of the operator are
+//! deleted, emptied or replaced, one by one and all at once. Only runs with `Setup::authorities` contain these faults.
 //!
 //! A pod keeps its files after their Secret is lost, and etcd reads its trust bundle only when it starts. The model
 //! partitions members that do not accept each other's certificates. A member does not answer an operator whose
@@ -45,12 +44,12 @@ struct Files {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pki {
     secrets: BTreeMap<String, Held>,
-    /// By the pods' UIDs.
+    /// The annotations of each pod, by the pod's UID.
     noted: BTreeMap<u64, Noted>,
     files: BTreeMap<(u64, CaScope), Files>,
-    /// The trust bundle with which an etcd was started.
+    /// The trust bundle with which the etcd of each pod was started.
     loaded: BTreeMap<(u64, CaScope), BTreeSet<String>>,
-    /// Certificates were lost together with CAs: members may trust no common CA.
+    /// True if certificates were lost together with CAs, so that members may have no common CA.
     torn: bool,
 }
 
@@ -291,8 +290,8 @@ impl World {
         }
     }
 
-    /// The kubelet mounts the content of the Secrets. Files stay mounted after a Secret is lost. Returns `false` if a
-    /// file was never available.
+    /// The kubelet mounts the content of the Secrets. A mounted file stays after its Secret is lost. Returns false if
+    /// a file was never available.
     pub(crate) fn mounts(&mut self, name: &str) -> bool {
         if !self.plays_authorities() {
             return true;
@@ -340,7 +339,7 @@ impl World {
         loaded.is_some_and(|all| all.iter().any(|one| one.as_bytes() == issuer))
     }
 
-    /// Whether one member accepts the certificate of another.
+    /// True if one member accepts the certificate of another.
     fn lets_in(&self, member: &str, other: &str) -> bool {
         let uid = |name: &str| self.pods.get(name).map(|pod| pod.uid);
         let (Some(member), Some(other)) = (uid(member), uid(other)) else {
@@ -554,7 +553,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 
 const ROUNDS: usize = 20_000;
 
-/// Invariants 3, 18 and 20.
+/// Invariants 3, 18 and 20 (quorum guard; rolling updates; certificates).
 #[test]
 fn lost_cas_keep_invariants() {
     play_drawn(drawn, ROUNDS);

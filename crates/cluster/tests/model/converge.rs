@@ -14,7 +14,8 @@ use crate::writes::Plan;
 const ROUNDS: usize = 450;
 
 impl crate::world::World {
-    /// A TLS change or a new CA restarts all members several times.
+    /// Number of rounds for the convergence. A TLS change or a new CA restarts all members several times, and needs
+    /// more rounds.
     fn patience(&self) -> usize {
         if self.plays_tls() || self.plays_authorities() {
             6 * ROUNDS
@@ -59,7 +60,7 @@ impl Run {
         ));
     }
 
-    /// Whether the cluster has converged, or reports why it cannot converge.
+    /// True if the cluster has converged, or if the operator reports why it cannot converge.
     fn rests(&mut self, plan: &Plan) -> bool {
         if !self.world.late.is_empty() || self.world.deleting {
             return false;
@@ -95,9 +96,9 @@ impl Run {
         true
     }
 
-    /// Whether a quorum of the voters may return, as far as the operator knows: the volumes of a quorum exist, with any
-    /// content and on any node. The operator knows the voters from the status and from the members' lists, which may
-    /// differ.
+    /// True if a quorum of the voters may return, as far as the operator knows: the volumes of a quorum exist, with
+    /// any content and on any node. The operator knows the voters from the status and from the members' lists, which
+    /// may differ.
     fn looks_recoverable(&self) -> bool {
         let left = |names: &mut dyn Iterator<Item = &String>| {
             let (all, left) = names.fold((0, 0), |(all, left), name| {
@@ -110,7 +111,7 @@ impl Run {
         if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
             return true; // The report describes the cluster before the recovery.
         }
-        // The local list of a member may be older.
+        // The local list of a member may be outdated.
         let lists = cluster.into_iter().flat_map(|all| {
             let token = self
                 .world

@@ -1,14 +1,15 @@
-//! A model of one etcd cluster: Raft's log as positions, elections, membership changes, and rejected requests.
+//! A model of one etcd cluster: the positions in Raft's log, elections, membership changes, and rejected requests.
 //!
-//! A log is named by its last entry: by Raft's log matching, term and index identify all entries before it. The model
-//! elects the worst leader that Raft allows, so that a write that can be lost is lost. The rejections are those of
-//! `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` in etcd's `server/etcdserver/server.go`.
+//! A log is identified by its last entry: by Raft's log matching property, term and index identify all entries before
+//! it. The model elects the worst leader that Raft allows, so that every write that can be lost is lost. The model
+//! rejects requests as `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` in etcd's
+//! `server/etcdserver/server.go` do.
 
 use std::collections::BTreeMap;
 
 use api::cluster::PeerListener;
 
-/// The last entry of a log; ordered as Raft compares logs.
+/// The last entry of a log. Positions are ordered as Raft compares logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Spot {
     pub(crate) term: usize,
@@ -20,9 +21,9 @@ pub(crate) struct Spot {
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) learner: bool,
-    /// The member started once and published its client URLs through a quorum.
+    /// True if the member has started once, and a quorum has committed its client URLs.
     pub(crate) joined: bool,
-    /// Its peer URL, which the others dial.
+    /// The peer URL of the member, to which the others connect.
     pub(crate) dialled: PeerListener,
 }
 
@@ -33,15 +34,15 @@ pub(crate) type Config = BTreeMap<u64, Member>;
 pub(crate) struct Data {
     pub(crate) token: String,
     pub(crate) member: u64,
-    /// Its log.
+    /// The last entry of the member's log.
     pub(crate) last: Spot,
-    /// The newest term that the member knows, for example because it voted in it.
+    /// The newest term that the member knows, for example because it voted in that term.
     pub(crate) term: usize,
-    /// The configuration that the member knows, as an index into [`Cluster::configs`].
+    /// The newest configuration that the member knows, as an index into [`Cluster::configs`].
     pub(crate) config: usize,
-    /// The member knows that it was removed, so etcd exits after each start.
+    /// True if the member knows that it was removed. etcd then exits after each start.
     pub(crate) removed: bool,
-    /// etcd cannot read the data.
+    /// True if etcd cannot read the data.
     pub(crate) corrupt: bool,
 }
 
@@ -63,25 +64,26 @@ impl Data {
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
-    /// Members with the same number reach each other.
+    /// The group of the process: processes with the same number reach each other.
     pub(crate) group: usize,
-    /// The time at which the process was connected to its group.
+    /// The time at which the process joined its group.
     pub(crate) since: u64,
-    /// The term in which the process is the leader.
+    /// The term in which the process is the leader; `None` if it is not the leader.
     pub(crate) leads: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
     pub(crate) id: u64,
-    /// All configurations so far. A change is committed at once or not at all, so the last one is the newest.
+    /// All configurations so far. A change is either committed at once or not at all, so the last configuration is the
+    /// newest.
     pub(crate) configs: Vec<Config>,
     /// For each term, the last entry of the elected leader at its election.
     pub(crate) terms: Vec<Spot>,
     pub(crate) running: BTreeMap<u64, Process>,
-    /// The log index up to which the leader knows each follower to match, as `isLearnerReady` requires.
+    /// For each follower, the log index up to which the leader knows that the logs match. `isLearnerReady` uses it.
     pub(crate) matched: BTreeMap<u64, u64>,
-    /// Whether a leader was ever elected.
+    /// True if a leader was ever elected.
     pub(crate) formed: bool,
     /// The newest write that was acknowledged to a client.
     pub(crate) acknowledged: Option<Spot>,
@@ -132,7 +134,7 @@ impl Cluster {
         found.map(|(id, _)| *id)
     }
 
-    /// Whether a log that ends at `last` has the entry at `entry`.
+    /// True if a log that ends at `last` contains the entry `entry`.
     pub(crate) fn contains(&self, last: Spot, entry: Spot) -> bool {
         let mut at = last;
         while at.term > entry.term {
@@ -158,7 +160,7 @@ impl Cluster {
             .map(|process| process.group)
     }
 
-    /// Whether the member runs and reaches the leader.
+    /// True if the member runs and reaches the leader.
     pub(crate) fn is_up(&self, id: u64) -> bool {
         let group = self.running.get(&id).map(|process| process.group);
         group.is_some() && group == self.serving()
@@ -194,7 +196,7 @@ impl Cluster {
         None
     }
 
-    /// Applies the rules of `mayRemoveMember`. `asked` is the member that received the request.
+    /// Applies the rules of `mayRemoveMember`. `asked` is the member that receives the request.
     pub(crate) fn refuses_removal(
         &self,
         config: &Config,
@@ -240,7 +242,7 @@ impl Cluster {
     }
 }
 
-/// The number of voters, and of those that have started.
+/// The number of voters, and the number of voters that have started.
 fn started(config: &Config) -> (usize, usize) {
     let joined = voters(config).filter(|(_, member)| member.joined);
     (voters(config).count(), joined.count())
@@ -253,7 +255,8 @@ pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
 #[derive(Default)]
 pub(crate) struct Moved {
     pub(crate) elected: Option<u64>,
-    /// A write was acknowledged; `false` if the log does not contain the previous acknowledged write.
+    /// The result of a client's write: `None` if no write was acknowledged, `false` if the log lacks the previous
+    /// acknowledged write.
     pub(crate) acknowledged: Option<bool>,
 }
 
@@ -284,7 +287,7 @@ impl Cluster {
         moved
     }
 
-    /// Ends leaders without a quorum in their group (CheckQuorum), and leaders of an older term. Returns whether a
+    /// Deposes leaders without a quorum in their group (CheckQuorum), and leaders of an older term. Returns true if a
     /// leader remains.
     fn keeps_leader(&mut self, group: usize, logs: &Logs) -> bool {
         let inside = |process: &Process| process.group == group;
@@ -309,7 +312,7 @@ impl Cluster {
         kept
     }
 
-    /// Elects the electable member with the shortest log: a write that can be lost is lost.
+    /// Elects the member with the shortest log that can be elected, so that every write that can be lost is lost.
     fn elect(&mut self, group: usize, logs: &mut Logs) -> Option<u64> {
         let inside = |id: &u64| {
             self.running
@@ -324,14 +327,14 @@ impl Cluster {
         Some(winner)
     }
 
-    /// The present members that vote for this candidate, if they are a quorum.
+    /// The members of the group that vote for this candidate; `None` if they are no quorum.
     fn votes(&self, id: u64, present: &[u64], logs: &Logs) -> Option<Vec<u64>> {
         let views = present.iter().map(|id| (*id, logs[id].last));
         self.electors(id, logs[&id].last, logs[&id].config, views)
     }
 
-    /// The members that vote for this candidate, if they are a quorum. By Raft's rule, a voter votes for a log that is
-    /// not shorter than its own. The candidate counts the votes by the configuration that it knows.
+    /// The members that vote for this candidate; `None` if they are no quorum. By Raft's rule, a voter votes only for
+    /// a log that is not shorter than its own. The candidate counts the votes by the configuration that it knows.
     pub(crate) fn electors(
         &self,
         id: u64,
@@ -351,7 +354,7 @@ impl Cluster {
         (granted.len() >= quorum(config)).then_some(granted)
     }
 
-    /// Replicates the leader's log to members that keep up, and to lagging members only as far as a quorum needs them.
+    /// Replicates the leader's log. Lagging members get only the entries for which a quorum needs them.
     fn replicate(&mut self, leader: u64, logs: &mut Logs, lagging: &[u64]) {
         let (last, config, term) = {
             let log = &logs[&leader];
@@ -377,7 +380,7 @@ impl Cluster {
         }
     }
 
-    /// Started followers publish their client URLs, and removed members learn of their removal.
+    /// Started followers publish their client URLs, and removed members are informed of their removal.
     fn publish(&mut self, leader: u64, logs: &mut Logs, now: u64) {
         let (config, last) = (logs[&leader].config, logs[&leader].last);
         let group = self.running[&leader].group;

@@ -9,45 +9,45 @@ use crate::others::Begun;
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) size: usize,
-    /// The spec has `bootstrap: Seed`.
+    /// True if the spec has `bootstrap: Seed`.
     pub(crate) seed: bool,
     pub(crate) durable: bool,
-    /// Each volume can be used on one node only.
+    /// True if each volume can be used on one node only.
     pub(crate) local: bool,
     pub(crate) version: &'static str,
     pub(crate) nodes: usize,
     /// Number of ticks after which the pods of a silent node are evicted.
     pub(crate) evicts: u64,
-    /// `memberReplacement.after`, in ticks.
+    /// `memberReplacement.after` in the spec, in ticks.
     pub(crate) patience: u64,
     /// Maximum number of ticks until a pod starts.
     pub(crate) slow: u8,
-    /// `recovery.policy: Automatic`.
+    /// True if the spec has `recovery.policy: Automatic`.
     pub(crate) automatic: bool,
     pub(crate) two: bool,
     pub(crate) begun: Begun,
-    /// Joining members follow the leader for some time before they serve clients.
+    /// True if joining members follow the leader for some time before they serve clients.
     pub(crate) silent: bool,
     /// The first TLS policy, in runs with TLS changes (`switch`).
     pub(crate) tls: Option<u8>,
-    /// Certificates are generated, and their Secrets are lost. Only in the runs of `authorities`.
+    /// True if certificates are generated and their Secrets are lost. Only in the runs of `authorities`.
     pub(crate) authorities: bool,
 }
 
 /// An event. Its numbers select among the objects that exist when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The operator observes, plans and executes the whole step.
+    /// The operator observes, plans, and executes the whole step. The other events call this a round.
     Round,
-    /// One tick passes for nodes, kubelets and members.
+    /// One tick of time passes for nodes, kubelets and members.
     Tick,
     /// A round in which the operator process crashes after this number of writes.
     Crash { after: u8 },
-    /// The operator's machine dies in the middle of a round, and the newest pod with it.
+    /// The operator's machine fails during a round, and the newest pod is lost with it.
     DieTogether { after: u8, ticks: u8 },
-    /// A round with one write whose answer is lost.
+    /// A round in which the answer to one write is lost.
     LoseReply { after: u8 },
-    /// A round with one unanswered write that arrives this number of ticks later.
+    /// A round with one write that gets no answer and arrives this number of ticks later.
     Delay { after: u8, ticks: u8 },
     /// A round in which the API server rejects one write permanently.
     Refuse { after: u8 },
@@ -55,7 +55,7 @@ pub(crate) enum Event {
     ApiFails { after: u8, ticks: u8 },
     /// The API server is unavailable.
     ApiAway { ticks: u8 },
-    /// A round with late writes: ticks pass between the plan and its writes.
+    /// A round with late writes: ticks pass between the plan and its first write.
     ActLate { ticks: u8, after: u8 },
     /// A round in which ticks pass between one read and the next.
     LookSlowly { ticks: u8 },
@@ -63,15 +63,15 @@ pub(crate) enum Event {
     DeletePod(u8),
     /// A user deletes all pods.
     DeletePods,
-    /// A pod and its data are lost at once.
+    /// A pod is lost together with its data.
     LosePod(u8),
     /// A PVC and its data are lost.
     LoseDisk(u8),
-    /// A volume is lost, and the pod that has mounted it continues. Only in the runs of `volumes`.
+    /// A volume is lost, and the pod that has mounted it continues to run. Only in the runs of `volumes`.
     LoseVolume(u8),
-    /// A user deletes a PVC; it stays until its pod is deleted.
+    /// A user deletes a PVC. Kubernetes keeps it until its pod is deleted.
     DeleteClaim(u8),
-    /// A fault hits a member that does not serve clients yet. Only in the runs of `joining`.
+    /// A fault affects a member that does not serve clients yet. Only in the runs of `joining`.
     StrikeJoining(u8),
     /// etcd can no longer read a member's data.
     Corrupt(u8),
@@ -79,7 +79,7 @@ pub(crate) enum Event {
     CrashLoop(u8),
     /// A member is isolated from all others.
     Isolate(u8),
-    /// The members are partitioned in two.
+    /// The members are partitioned into two groups.
     Partition(u8),
     /// The operators cannot reach a member, but the other members can.
     Hide(u8),
@@ -87,15 +87,15 @@ pub(crate) enum Event {
     Lag(u8),
     /// No node accepts a pod.
     Hold(u8),
-    /// A node's machine is off.
+    /// The machine of a node is switched off.
     NodeOff(u8),
-    /// A node cannot be reached; its containers continue.
+    /// A node is disconnected, and its containers continue to run.
     NodeCut(u8),
-    /// All nodes are off at once, and on again.
+    /// All nodes are switched off at once, and on again.
     Reboot,
-    /// A node is restored.
+    /// A node that is switched off or disconnected returns.
     NodeBack(u8),
-    /// A node is lost permanently and replaced.
+    /// A node is lost permanently and replaced by another node.
     NodeGone(u8),
     /// All reversible faults end.
     Heal,
@@ -107,7 +107,7 @@ pub(crate) enum Event {
     SwitchTls(u8),
     /// A Secret with generated certificates is deleted, emptied or replaced.
     LoseSecret(u8),
-    /// A user edits a member's Service.
+    /// A user changes a member's Service.
     DriftService(u8),
     /// A user deletes a member's Service.
     DeleteService(u8),
@@ -115,7 +115,7 @@ pub(crate) enum Event {
     DeleteShared,
     /// A user moves leadership to another member.
     MoveLeader(u8),
-    /// A PVC of another cluster with the same name loses its owner.
+    /// The PVC of another cluster that uses the same name loses its owner.
     Foreign,
     /// A person approves a recovery, or withdraws the approval.
     Approve,
@@ -129,7 +129,7 @@ pub(crate) enum Event {
     Hibernate,
     /// The databases are full: etcd raises NOSPACE.
     Fill,
-    /// etcd reports that a member's data differs from the others': CORRUPT.
+    /// etcd raises CORRUPT: the data of a member differs from the data of the other members.
     Mistrust(u8),
     /// A pod ends permanently, and its object stays.
     EndPod(u8),
@@ -137,7 +137,7 @@ pub(crate) enum Event {
     Pause,
     /// The object is deleted, and a new one of the same name is created after all children are deleted.
     DeleteCluster,
-    /// The user sets another storage class or size of the volumes.
+    /// The user sets another StorageClass or size for the volumes.
     Volumes(u8),
     /// A Secret with certificates is missing, expired or replaced.
     SpoilSecret(u8),
@@ -147,7 +147,7 @@ pub(crate) enum Event {
     RemoveByHand(u8),
     /// A person starts a member with `--force-new-cluster`. Only in the runs of `removed`.
     ForceNewCluster(u8),
-    /// The second operator reads the next part of the world. At the third such event, it plans.
+    /// The second operator reads the next part of the world. At the third event of this kind, it plans.
     SecondLooks,
     /// The second operator sends one write of its step.
     SecondWrites(u8),

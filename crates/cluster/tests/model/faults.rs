@@ -94,7 +94,8 @@ impl World {
         else {
             return;
         };
-        // External members lose data only by the faults for external members. They are partitioned like other members.
+        // External members lose data only by the faults for external members, but every fault that partitions members
+        // affects them.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -179,7 +180,7 @@ impl World {
                 let Some(name) = pick(self.disks.keys(), which) else {
                     return;
                 };
-                // The data is lost with the volume, and the container that had it open exits. The PVC may remain.
+                // The data is lost with the volume, and the container that had mounted it exits. The PVC may remain.
                 self.pods.remove(&name);
                 if which < 128 {
                     self.disks.remove(&name);
@@ -351,8 +352,8 @@ impl World {
         self.disks.insert(name, disk);
     }
 
-    /// Deletes the status, but only if the remaining objects identify the cluster: all have one token, or one token has
-    /// the cluster ID. With two operators, of which one may have read earlier, only a formed cluster is identified.
+    /// Deletes the status, but only if the remaining objects identify the cluster: all have one token, or one token
+    /// has the cluster ID. If a second operator may have read the world earlier, only a formed cluster is identified.
     fn forget_status(&mut self) {
         let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
         let pods = pods.map(|(_, pod)| (&pod.start.token, pod.cluster_id));

@@ -1,8 +1,8 @@
-//! The invariants of docs/architecture.md. The checks use the whole world, and not only the part that the operator
-//! observes.
+//! Checks of the invariants in docs/architecture.md. The checks use the whole world, and not only the part that the
+//! operator observes.
 //!
-//! A plan is checked against the world from which it was made. A write of any sender is checked against the world in
-//! which it arrives, even if it arrives late. After each tick, the logs are checked: no acknowledged write may be lost.
+//! A plan is checked against the world from which it was made. Each write is checked against the world in which it
+//! arrives, even if it arrives late. After each tick, the logs are checked: no acknowledged write may be lost.
 
 use std::collections::BTreeSet;
 
@@ -31,20 +31,20 @@ pub(crate) struct Memory {
     recorded: BTreeSet<String>,
     /// The token of the cluster with the last acknowledged write.
     pub(crate) writes_to: Option<String>,
-    /// The status was deleted at some time.
+    /// True if the status was deleted at some time.
     pub(crate) thrown: bool,
-    /// The status was deleted, and no operator has found the cluster since.
+    /// True if the status was deleted, and no operator has found the cluster again.
     status_lost: bool,
-    /// A member that was promoted and has not been seen healthy since.
+    /// A member that was promoted and has not been observed healthy since.
     pub(crate) in_flight: Option<u64>,
-    /// Members that another party removed from etcd.
+    /// Members that other software removed from etcd.
     pub(crate) vanished: AllVanished,
-    /// A second operator acts, or a write was late. Objects may then exist that no plan expected, and they must do no
-    /// harm.
+    /// True if a second operator is active, or if a write was late. Objects may then exist that no plan expected. They
+    /// must do no harm.
     pub(crate) second: bool,
     /// The highest number of an object that existed when the step was planned.
     pub(crate) seen: u64,
-    /// Whether the world is unchanged since the observation from which the step was planned.
+    /// True if the world has not changed since the observation from which the step was planned.
     pub(crate) fresh: bool,
 }
 
@@ -128,7 +128,7 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
-                // A member that serves no client yet may be drained.
+                // A member that does not serve clients yet may be drained.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;
@@ -177,7 +177,7 @@ impl World {
             .into_iter()
             .flatten()
             .find(|id| Some(*id) != self.cluster_id);
-        // Leftovers of the cluster before a recovery are deleted at the end. A pod whose start was sent while the
+        // Leftovers of the cluster before a recovery are deleted at the end. A pod whose creation was sent while the
         // recovery was recorded does no harm, because clients reach only the new cluster.
         let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
         let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
@@ -218,7 +218,7 @@ impl World {
         [pod, disk]
     }
 
-    /// Checks the deletion of a member's pod or disk. `keeps`: the deletion keeps the data.
+    /// Checks the deletion of a member's pod or disk. `keeps`: true if the data survives the deletion.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
         // Invariant 9: leftovers of the cluster before a recovery stay until the new cluster is complete.
@@ -236,7 +236,7 @@ impl World {
             !former || whole || !self.memory.fresh,
             "invariant 9: the disk of {member} is deleted before the new cluster is complete"
         );
-        // Invariants 5 and 8: a member's disk is deleted after the member is removed, never before.
+        // Invariants 5 and 8: a member's disk may be deleted only after the member is removed.
         let listed = self
             .recorded()
             .filter(|_| self.cluster_id.is_some())
@@ -248,7 +248,7 @@ impl World {
         );
     }
 
-    /// Invariants 6 and 10: which member gets a pod, and how its etcd starts.
+    /// Invariants 6 and 10: checks which member gets a pod, and how its etcd starts.
     fn judge_pod(&mut self, start: &Start) {
         let name = &start.member;
         self.judge_foreign(name, "started");
@@ -339,7 +339,7 @@ impl World {
         }
     }
 
-    /// Whether a quorum of the voters has its data. Voters that never ran have none.
+    /// True if a quorum of the voters has its data. Voters that never ran have no data.
     pub(crate) fn can_come_back(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return true;
@@ -350,7 +350,7 @@ impl World {
         left.count() >= crate::etcd_model::quorum(cluster.members())
     }
 
-    /// Whether the data exists, etcd can read it, and its node can return.
+    /// True if the member's data exists, etcd can read it, and its node can return.
     pub(crate) fn is_usable(&self, name: &str) -> bool {
         let bound = self.disks.get(name).and_then(|disk| disk.node);
         let gone = bound.is_some_and(|node| self.nodes[node].power == Power::Gone);
@@ -362,13 +362,13 @@ impl World {
     /// Invariant 6: no member starts twice on an empty disk under one name.
     pub(crate) fn starts_empty(&mut self, name: &str) {
         let first_time = self.memory.ran.insert(name.to_owned());
-        // A suspended second operator may start the pod of a member that was removed meanwhile. No member connects to
-        // this pod, because its ID belongs to no member, and the operator deletes the pod as a leftover.
+        // A suspended second operator may start the pod of a member that was removed in the meantime. No member
+        // connects to this pod, because its ID belongs to no member. The operator deletes the pod as a leftover.
         let listed = self
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
         let harmless = self.memory.second && !listed;
-        // The second of two voters before 3.4, until it is known to have started (`plan/second.rs`).
+        // The second of two voters before etcd 3.4, until etcd reports it as started (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
             && self.recorded().is_some_and(|all| {
                 let mut members = all.members().values();
@@ -385,7 +385,8 @@ impl World {
         );
     }
 
-    /// Invariant 6: a mark is removed only from the Service of a member that never started. The name may then be used.
+    /// Invariant 6: a mark may be removed only from the Service of a member that never started. Afterwards, the name
+    /// may be used again.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
@@ -395,7 +396,8 @@ impl World {
         );
     }
 
-    /// Invariant 6 for the first member of a recovered cluster: it may start again until it is recorded.
+    /// Invariant 6 for the first member of a recovered cluster: it may start repeatedly until the new cluster is
+    /// recorded.
     pub(crate) fn starts_from_survivor(&mut self, start: &Start) {
         self.memory.ran.insert(start.member.clone());
         let formed = self.memory.recorded.contains(&start.token);
@@ -407,7 +409,7 @@ impl World {
         );
     }
 
-    /// A write was acknowledged: it follows the previous one in the same cluster.
+    /// Checks an acknowledged write: it must follow the previous acknowledged write in the same cluster.
     pub(crate) fn judge_move(&mut self, token: &str, moved: &Moved) {
         let Some(after) = moved.acknowledged else {
             return;

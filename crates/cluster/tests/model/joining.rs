@@ -20,12 +20,13 @@ use crate::story::{find, play_drawn};
 use crate::world::{World, WorldPod, tell};
 use crate::writes::Plan;
 
-/// Number of ticks for which a joining member does not serve clients, by the number of its pod. etcd waits 7 s at most
-/// for its own entry, which is two or three ticks. A member that takes longer has a slow or broken client listener.
+/// Number of ticks for which a joining member does not serve clients, selected by the number of its pod. etcd waits up
+/// to 7 s for the entry with its own client URLs, which is two or three ticks. A member that takes longer has a slow
+/// or broken client listener.
 const SILENT: [u64; 8] = [0, 2, 3, 6, 3, 0, 15, 2];
 
-/// The time until which the etcd of a pod that starts now does not serve clients. `silent`: joining members take
-/// longer.
+/// The time until which the etcd of a pod that starts now does not serve clients. `silent`: true if joining members
+/// take longer.
 pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
     let joins = silent && pod.start.state == cluster::plan::State::Join;
     let at = usize::try_from(pod.uid).unwrap() % SILENT.len();
@@ -33,13 +34,13 @@ pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
 }
 
 impl World {
-    /// Whether its client listener is open.
+    /// True if the member's client listener answers.
     pub(crate) fn serves_clients(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         pod.is_some_and(|pod| self.now >= pod.serves_from)
     }
 
-    /// The health answers of members that have not been seen serving.
+    /// The answers of the health listeners of members that have not been observed to serve.
     pub(crate) fn ask_health(&self, token: &str, observed: &mut Observed) {
         let joins = |name: &String| {
             let role = observed.pods[name].role;
@@ -50,7 +51,7 @@ impl World {
         observed.pulses = pulses.collect();
     }
 
-    /// Whether the operators reach the member. They use its pod's address, so the member needs no endpoints.
+    /// True if the operators reach the member. They use the address of its pod, so the member needs no endpoints.
     pub(crate) fn is_heard(&self, name: &str) -> bool {
         let faults = &self.faults;
         let heard = !faults.deaf && !faults.operator_secret && !faults.hidden.contains(name);
@@ -63,7 +64,7 @@ impl World {
         let process = cluster.running.get(&data.member);
         let process = process.filter(|process| process.name == name)?;
         let learner = cluster.configs[data.config].get(&data.member);
-        // A learner never becomes a candidate, so it keeps reporting the last known leader.
+        // A learner never becomes a candidate, so it still reports its last known leader.
         let once = learner.is_some_and(|member| member.learner) && data.last.index > 0;
         let others = cluster.running.iter();
         let others = others.filter(|(id, one)| **id != data.member && one.group == process.group);
@@ -75,7 +76,7 @@ impl World {
         })
     }
 
-    /// A fault hits a member that has joined, or is about to, before it serves clients.
+    /// A fault affects a member that has joined or is about to join, and does not serve clients yet.
     pub(crate) fn strike_joining(&mut self, how: u8) {
         let waits = |(_, pod): &(&String, &WorldPod)| pod.running && self.now < pod.serves_from;
         let newest = self.pods.iter().filter(waits);
@@ -162,7 +163,7 @@ impl World {
         };
         let (name, was) = (&label.member, pod.role);
         let comes = label.role == Some(Role::Voter) && was != Role::Voter && pod.running;
-        // If no other member serves clients, the clients lose nothing.
+        // If no other member serves clients, this endpoint takes nothing from them.
         let voters = self.recorded().into_iter().flat_map(|cluster| {
             let up = cluster.voters().filter(|(id, _)| cluster.is_up(**id));
             up.map(|(_, member)| &member.name)
@@ -349,13 +350,13 @@ fn strike(dice: &mut Dice) -> Event {
 /// Number of rounds with one operator; half as many with two.
 const ROUNDS: usize = 30_000;
 
-/// Invariant 24.
+/// Invariant 24 (members that do not serve clients yet).
 #[test]
 fn faults_on_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
-/// Invariants 11 and 24.
+/// Invariants 11 and 24 (fencing; members that do not serve clients yet).
 #[test]
 fn concurrent_operators_with_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, true), ROUNDS / 2);

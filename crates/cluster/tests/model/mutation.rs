@@ -1,5 +1,5 @@
-//! Deliberate mistakes, which the model must detect. A mistake changes the planner's input, its plan, a request or a
-//! precondition. The code of the planner does not change.
+//! Deliberate mistakes, each of which the model must detect. A mistake changes the planner's input, its plan, a
+//! request or a precondition. The code of the planner does not change.
 
 use crate::writes::{Chain, Change, Write};
 use cluster::plan::{Data, Fate, VersionRules, View, plan};
@@ -14,15 +14,15 @@ use crate::writes::Plan;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
-    /// A member is added before the dead one is removed.
+    /// A member is added before the dead member is removed.
     AddsBeforeRemoving,
     /// Dead members are removed without the quorum guard.
     RemovesWithoutQuorum,
-    /// A missing answer counts as an empty list.
+    /// A missing answer counts as an empty member list.
     TakesUnknownForEmpty,
     /// Leftovers are deleted while the list is unknown.
     DeletesBlindly,
-    /// A learner is promoted as soon as it is listed.
+    /// A learner is promoted as soon as it is in the list.
     PromotesTooEarly,
     /// Members join with a vote.
     AddsVoters,
@@ -34,11 +34,11 @@ pub(crate) enum Mutation {
     BootstrapsWithoutPods,
     /// A member without a pod is replaced although its disk exists.
     ReplacesMembersWithDisks,
-    /// A member that ran is started again as a new one on an empty disk.
+    /// A member that has already run is started as a new member on an empty disk.
     StartsNewTwice,
     /// A first member that lost its disk is started again.
     RestartsEmptyFirstMembers,
-    /// A leader is removed before it moves leadership.
+    /// A leader is removed before it transfers the leadership.
     RemovesTheLeader,
     /// The intent is recorded after the first pods are created.
     RecordsLate,
@@ -46,13 +46,13 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is created before the mark.
     MarksLate,
-    /// A start of a member that another process marked does not set the mark again. A separate test detects this.
+    /// If another process has set the mark, a start does not renew it. A separate test detects this mistake.
     TrustsMarksOfOthers,
     /// A mark is removed although the pod may have been created.
     TakesMarksBackBlindly,
-    /// A membership change is sent even if the member list has changed.
+    /// A membership change is sent even if the member list has changed since the plan.
     ActsOnAChangedList,
-    /// The list of any member counts as the cluster's.
+    /// The local list of any member counts as the list of the cluster.
     ReadsALocalList,
     /// Objects of another cluster are deleted.
     DeletesForeignObjects,
@@ -64,17 +64,17 @@ pub(crate) enum Mutation {
     DeletesDisksFirst,
     /// A removed member's name is used again.
     ReusesNames,
-    /// Every plan draws the same names as the plan before.
+    /// Every plan generates the same names as the previous plan.
     DrawsTheSameNames,
     /// A member that does not answer counts as damaged.
     TakesSilenceForDamage,
-    /// A recovery starts without approval.
+    /// A recovery starts without an approval.
     RecoversUnasked,
-    /// A recovery continues from the member with the least data.
+    /// A recovery continues from the survivor with the oldest data.
     RecoversFromTheLast,
     /// All pods with outdated settings are recreated at once.
     RollsAllAtOnce,
-    /// A leader's pod is recreated before it moves leadership.
+    /// A leader's pod is recreated before the leader transfers the leadership.
     RollsTheLeaderFirst,
     /// A pod with outdated settings is recreated while another member is down.
     RollsWhileAnotherIsDown,
@@ -82,69 +82,69 @@ pub(crate) enum Mutation {
     HibernatesWithoutDisks,
     /// The NOSPACE alarm is disarmed while the database is full.
     DisarmsFullDatabases,
-    /// The CORRUPT alarm is disarmed while its member is in the cluster.
+    /// The CORRUPT alarm is disarmed while the corrupt member is still in the cluster.
     DisarmsMembers,
-    /// A member is defragmented while another one is down.
+    /// A member is defragmented while another member is down.
     DefragmentsWhileAnotherIsDown,
-    /// The leader is defragmented before it moves leadership.
+    /// The leader is defragmented before it transfers the leadership.
     DefragmentsTheLeader,
-    /// All members get another image at once.
+    /// The images of all members are changed at once.
     ChangesAllImages,
-    /// The leader gets another image before it moves leadership.
+    /// The leader's image is changed before the leader transfers the leadership.
     ChangesTheLeadersImage,
-    /// A version that the operator must refuse is started.
+    /// A pod is started with a version that the operator must refuse.
     SkipsAMinor,
     /// A pod on an existing disk starts with the first version of the cluster.
     ForgetsTheNotedVersion,
     /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
-    /// All members are drained from the client Service together.
+    /// All members are drained from the client Service at the same time.
     TakesAllOut,
     /// The operator changes a paused cluster.
     IgnoresThePause,
-    /// A cluster whose object is being deleted is still managed.
+    /// The operator still manages a cluster whose EtcdCluster is being deleted.
     ActsOnADeletedObject,
-    /// Members are started and stopped despite problems of their certificates.
+    /// Members are started and stopped although their certificates have problems.
     IgnoresCertificates,
-    /// Volumes of another class are deleted to be recreated.
+    /// Volumes of another StorageClass are deleted, to be recreated.
     DeletesUnfitVolumes,
-    /// Members on volumes of another class are removed all at once.
+    /// All members on volumes of another StorageClass are removed at once.
     RemovesUnfitTogether,
-    /// Pods of the old operator do not count as a cluster.
+    /// Pods of coreos/etcd-operator do not count as a cluster.
     BootstrapsBesideOldPods,
-    /// All pods of the old operator are deleted to be recreated.
+    /// All pods of coreos/etcd-operator are deleted at once, to be recreated.
     ReplacesOldPodsAtOnce,
-    /// A cluster that should be joined is bootstrapped.
+    /// The operator bootstraps a new cluster instead of joining the existing one.
     BootstrapsInsteadOfJoining,
-    /// External members are removed before enough own members are voters.
+    /// External members are removed before enough members of the EtcdCluster are voters.
     RemovesTheirsEarly,
     /// An existing PVC counts as an existing volume. The runs of `volumes` detect this mistake and the next one.
     TakesLostVolumesForThere,
-    /// The seed of an abandoned recovery continues while another one exists.
+    /// The seed of an abandoned recovery continues to run while another seed exists.
     ForgetsGivenUpSeeds,
-    /// Volumes of members that another party removed are deleted at once. The runs of `removed` detect this mistake and
-    /// the next two.
+    /// Volumes of members that other software removed are deleted at once. The runs of `removed` detect this mistake
+    /// and the next two.
     TakesEvidenceForLeftovers,
-    /// The record that a majority vanished is ignored.
+    /// The record that a majority of the voters vanished is ignored.
     ForgetsTheMajority,
-    /// Members that another party removed are started again while no quorum answers.
+    /// Members that other software removed are started again while no quorum answers.
     StartsEvidence,
-    /// A learner that does not serve yet is promoted because its container was started. The runs of `joining` detect
-    /// this mistake and the next ones about members that do not serve yet.
+    /// A learner that does not serve yet is promoted only because its container has started. The runs of `joining`
+    /// detect this mistake and the next ones about members that do not serve yet.
     PromotesByThePast,
     /// A learner that does not serve yet is promoted although it has not caught up.
     PromotesBehind,
-    /// A learner that lost its leader is promoted because it knew one.
+    /// A learner that has lost its leader is promoted because it had a leader before.
     PromotesTheCutOff,
-    /// Any answer at a learner's health address counts as that learner's.
+    /// Any answer at the health address of a learner counts as an answer of that learner.
     TakesAnothersPulse,
-    /// A voter that does not serve yet is called for changes.
+    /// Requests for changes are sent to a voter that does not serve yet.
     AsksJoining,
     /// Leadership moves to a voter that does not serve yet.
     LeadsByJoining,
     /// A voter that does not serve yet counts as healthy when a dead member is removed.
     RemovesByJoining,
-    /// A new voter gets client endpoints as soon as it can vote.
+    /// A new voter becomes an endpoint of the client Service as soon as it is promoted.
     LetsJoiningIn,
     /// Members start with TLS only, although they should also accept plain text. The runs of `switch` detect this
     /// mistake and the next ones about TLS.
@@ -157,16 +157,16 @@ pub(crate) enum Mutation {
     SwitchesWhileOneIsDown,
     /// The next stage is recorded while members have peer URLs on which they will not listen.
     LeavesPeerUrls,
-    /// All members are restarted for TLS at once.
+    /// All members are restarted at once for a TLS change.
     RestartsForTlsTogether,
-    /// Clients change from plain text to TLS, or back, without a time in which members accept both.
+    /// Clients change between plain text and TLS without a period in which the members accept both.
     LeadsClientsByALeap,
     /// Peer URLs use the second port before the members' Services have it.
     RedirectsBeforeThePort,
     /// Members get certificates of a CA that the others do not trust yet. The runs of `authorities` detect this mistake
     /// and the next ones about CAs.
     IssuesUntrusted,
-    /// The operator gets a certificate that members do not accept yet.
+    /// The operator gets a certificate that the members do not accept yet.
     LocksItselfOut,
     /// A CA is retired before all members trust the next one.
     RetiresEarly,
@@ -227,7 +227,7 @@ impl Mutation {
         Self::DefragmentsTheLeader,
     ];
 
-    /// Whether only runs with a second operator detect the mistake.
+    /// True if only runs with a second operator detect the mistake.
     pub(crate) fn needs_two(self) -> bool {
         matches!(self, Self::ActsOnAChangedList | Self::RecordsOverAnyVersion)
     }
@@ -320,7 +320,8 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // In these states the model would detect any additional write, and not the specific effect of the mistake.
+        // In these states, the model would detect every additional write. It could not show that it detects this
+        // mistake.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }

@@ -1,6 +1,6 @@
-//! Clusters that another party started (ADR 15): pods of coreos/etcd-operator, which the operator adopts, and external
-//! members outside of Kubernetes, which an EtcdCluster joins and replaces. This file also contains manual changes with
-//! etcdctl.
+//! Clusters that were not started by this operator (ADR 15): pods of coreos/etcd-operator, which the operator adopts,
+//! and external members outside of Kubernetes, which an EtcdCluster joins and replaces. This file also contains manual
+//! changes with etcdctl.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub(crate) enum Begun {
     Here,
     /// coreos/etcd-operator. Its pods have no annotations, never restart, and have no Service for each member.
     Old,
-    /// Another party, on external machines.
+    /// A person, on external machines.
     Elsewhere,
 }
 
@@ -120,7 +120,7 @@ impl World {
         self.note_what_runs(name);
     }
 
-    /// The old operator's objects as the API server shows them.
+    /// Shows the pods of coreos/etcd-operator as the API server returns them.
     pub(crate) fn show_old(pod: &WorldPod, seen: &mut Pod) {
         if !pod.marked {
             seen.token = None;
@@ -176,13 +176,13 @@ impl World {
         })
     }
 
-    /// Whether as many members of the EtcdCluster are voters as the spec requests.
+    /// True if the EtcdCluster has as many voters of its own as the spec requests.
     pub(crate) fn ours_are_enough(&self) -> bool {
         let voters = self.recorded().into_iter().flat_map(Cluster::voters);
         voters.filter(|(_, one)| !is_elsewhere(&one.name)).count() >= self.size
     }
 
-    /// Whether no member is external or has a pod of coreos/etcd-operator.
+    /// True if no member is external or has a pod of coreos/etcd-operator.
     pub(crate) fn is_all_ours(&self) -> bool {
         let members = self
             .recorded()
@@ -196,7 +196,7 @@ impl World {
         })
     }
 
-    /// Whether the cluster lost its quorum before it was recorded. The operator then only reports the loss.
+    /// True if the cluster lost its quorum before it was recorded. The operator then only reports the loss.
     pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
@@ -217,7 +217,8 @@ impl World {
 
     /// A person adds a member with etcdctl and never starts it.
     pub(crate) fn add_by_hand(&mut self, which: u8) {
-        // If the only voter is the quorum, another voter stops the cluster. The operator need not handle this case.
+        // If the only voter is the quorum, a second voter that never starts stops the cluster. The operator need not
+        // handle this case.
         if self.recorded().is_none_or(|all| all.voters().count() < 2) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Deliberate mistakes about the owner's changes, and about clusters that another party started.
+//! Deliberate mistakes about changes by the owner of the cluster, and about clusters that this operator did not start.
 
 use crate::writes::{Change, Write};
 use cluster::plan::{Data, View};

@@ -23,7 +23,7 @@ impl World {
         let Some(change) = &plan.step.change else {
             return;
         };
-        // Invariant 2.
+        // Invariant 2 (one change of the voters at a time).
         let learners = |write: &Write| matches!(write, Write::AddMember { learner: true, .. });
         let mut changes = change.chain.iter().filter(|write| is_for_etcd(write));
         let single = changes.clone().count() == 1 || changes.all(learners);
@@ -77,8 +77,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod that ended
-        // permanently has no data in itself if its member has a disk.
+        // A pod that is stopped on purpose keeps its disk; the check of the write verifies that. A pod that ended
+        // permanently contains no data if its member has a disk.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -90,7 +90,7 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: members without a common CA answer no call. A restart on a volume keeps their data.
+                // Invariant 20: members without a common CA answer no call. A restart on a volume keeps the data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -108,7 +108,7 @@ impl World {
     }
 
     fn judge_addition(&mut self, cluster: &Cluster) {
-        // Invariant 5.
+        // Invariant 5 (dead members).
         let dead =
             |(id, member): &(&u64, &Member)| !cluster.is_up(**id) && is_lost(self, &member.name);
         let dead = cluster
@@ -163,8 +163,8 @@ impl World {
         }
     }
 
-    /// Whether the member may be replaced: its node is lost, its data is unreadable, its container fails, or its volume
-    /// is being deleted.
+    /// True if the member may be replaced: its node is lost, its data is unreadable, its container fails, or its
+    /// volume is being deleted.
     fn is_excused(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         let fails = |pod: &crate::world::WorldPod| {
@@ -192,7 +192,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4.
+        // Invariant 4 (members join as learners).
         let name = &member.name;
         demand!(
             self,
@@ -211,7 +211,7 @@ impl World {
             "invariant 4: {name} is promoted with {has} of {newest} entries"
         );
         self.judge_in_flight("a promotion", None, cluster);
-        // Invariant 2.
+        // Invariant 2 (one change of the voters at a time).
         let down = cluster.voters().find(|(id, _)| !cluster.is_up(**id));
         let down = down.map(|(_, voter)| voter.name.clone());
         demand!(

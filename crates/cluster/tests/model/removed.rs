@@ -236,7 +236,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 /// Number of rounds.
 const ROUNDS: usize = 20_000;
 
-/// Invariant 25.
+/// Invariant 25 (volumes as evidence).
 #[test]
 fn invariant_25_keeps_volumes_of_externally_removed_members() {
     play_drawn(drawn, ROUNDS);

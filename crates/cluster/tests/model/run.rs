@@ -26,9 +26,10 @@ pub(crate) struct Second {
     planned: Option<(Observed, Plan)>,
     chains: Vec<Vec<Write>>,
     marked: BTreeMap<String, u64>,
-    /// The objects that existed when it read.
+    /// The highest number of an object that existed when the second operator read the world.
     seen: u64,
-    /// The number of deleted EtcdClusters when it read: it drops its reads if this number has changed.
+    /// The number of EtcdClusters deleted before the read. If the number has changed, the second operator drops its
+    /// reads.
     lives: u64,
 }
 
@@ -206,8 +207,8 @@ impl Run {
         Some(plan)
     }
 
-    /// Sends the chains of a plan. To simulate concurrency, it sends one write of each chain in turn, and begins with
-    /// another chain in each round. Returns whether the process is still alive.
+    /// Sends the chains of a plan. To simulate concurrency, one write of each chain is sent in turn, and each round
+    /// starts with another chain. Returns false if the operator process has crashed.
     fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
         let mut chains = self.take_apart(plan);
         let turn = self.rounds % chains.len().max(1);
@@ -288,8 +289,8 @@ impl Run {
         sent
     }
 
-    /// Removes a mark, as `execute` does after a rejection, and if the observation is too old to continue. In the
-    /// second case, `ticks` pass before, and another process may be leader by then.
+    /// Removes a mark as `execute` does: after a rejection, and if the observation becomes too old. In the second
+    /// case, `ticks` pass before the removal, and another process may hold the lease by then.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -420,7 +421,7 @@ impl Run {
         }
     }
 
-    /// The part of the status that later observations read.
+    /// Writes the part of the status that later observations read.
     fn report(&mut self, observed: &Observed) {
         let since = self.world.recovery.unavailable_since;
         let unavailable = observed.members.known().is_none()
@@ -502,7 +503,7 @@ impl Run {
     }
 }
 
-/// The removal of a mark after a write that was certainly not carried out.
+/// The removal of a mark after a write that certainly had no effect.
 pub(crate) fn taken_back(
     write: &Write,
     marked: impl FnOnce(&str) -> Option<String>,
@@ -530,7 +531,7 @@ fn via(plan: &Plan, write: &Write) -> Vec<String> {
     }
 }
 
-/// A plan in a few lines.
+/// The plan as text in a few lines.
 pub(crate) fn said(plan: &Plan) -> String {
     let Plan {
         next,

@@ -1,4 +1,4 @@
-//! Reads the requests of a plan as the API server and etcd would, and returns each request as a [`Write`]. The
+//! Reads the requests of a plan as the API server and etcd would read them, and converts each to a [`Write`]. The
 //! operator's own functions parse the objects in the requests, so each round also tests the builders.
 //!
 //! The deliberate mistakes change the [`Write`] values.
@@ -167,7 +167,7 @@ impl Reader<'_> {
                 over,
             },
             "before-record-cluster-id" => {
-                // The operator writes every field of a record.
+                // The operator writes all fields of a record in each request.
                 assert_eq!(self.observed.intent.as_ref(), Some(&intent));
                 let cluster_id = cluster_id.unwrap();
                 Write::RecordClusterId { cluster_id, over }

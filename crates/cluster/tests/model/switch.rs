@@ -1,9 +1,9 @@
-//! Changes of TLS while members run: the listeners of each member, its peer URLs in etcd's list, the members that can
-//! dial it there, and the clients' protocol. Only runs with `Setup::tls` contain TLS changes, because a change takes
-//! many rounds.
+//! TLS changes while members run. The model contains the listeners of each member, its peer URLs in etcd's list, the
+//! members that can connect to these URLs, and the protocol of the clients. Only runs with `Setup::tls` contain TLS
+//! changes, because a change takes many rounds.
 //!
-//! Two members are partitioned only if neither can dial the other, because etcd sends over a stream that either side
-//! has opened (`pick` in its `server/etcdserver/api/rafthttp/peer.go`).
+//! Two members are partitioned only if neither can connect to the other, because etcd sends over a stream that either
+//! side has opened (`pick` in etcd's `server/etcdserver/api/rafthttp/peer.go`).
 //!
 //! The user follows docs/tls.md: clients change their protocol when every member accepts both protocols. A user also
 //! tries to change TLS in one step, which the operator must refuse.
@@ -54,7 +54,7 @@ pub(crate) struct Sender {
     pub(crate) noted: Noted,
 }
 
-/// How a pod's etcd communicates according to its flags.
+/// The TLS mode of a pod's etcd, according to its flags.
 #[derive(Clone, Debug)]
 struct Made {
     policy: Option<TlsPolicy>,
@@ -70,14 +70,15 @@ pub(crate) struct Switch {
     wanted: Option<TlsPolicy>,
     /// `status.TLS`.
     record: Option<TlsStatus>,
-    /// By the pods' UIDs.
+    /// The TLS mode of each pod, by the pod's UID.
     made: BTreeMap<u64, Made>,
-    /// Whether a member's Service has the second port, by its UID.
+    /// UIDs of the Services that have the second port.
     second_port: BTreeSet<u64>,
-    /// The status was lost during a TLS change, and all pods were lost before the status was recorded again. No object
-    /// shows how members communicated. Neither the operator nor the model handles this case.
+    /// True if the status was lost during a TLS change, and all pods were lost before the status was recorded again.
+    /// No object then shows the settings with which members were started. Neither the operator nor the model handles
+    /// this case.
     pub(crate) untold: bool,
-    /// The issuer of the certificates that clients have and trust; `None`: they use plain text.
+    /// The issuer of the certificates that clients have and trust; `None` if clients use plain text.
     clients: Option<Maker>,
     /// The operator whose writes are being applied.
     pub(crate) sender: Sender,
@@ -118,7 +119,7 @@ pub(crate) fn listener(url: &str) -> Option<PeerListener> {
     Some((scheme == "https", port.parse().ok()?))
 }
 
-/// Whether a member with these settings accepts a client's protocol.
+/// True if a member in this mode accepts the client's protocol.
 fn takes(mode: TlsMode, client: Option<Maker>) -> bool {
     match client {
         None => mode.clients != Clients::Tls,
@@ -144,7 +145,7 @@ impl World {
 
     // ---- writes ----
 
-    /// Sets the operator whose writes follow.
+    /// Sets the operator that sends the following writes.
     pub(crate) fn send_as(&mut self, observed: &Observed) {
         if self.plays_authorities() {
             let certificates = &observed.certificates;
@@ -222,7 +223,7 @@ impl World {
 
     // ---- connections ----
 
-    /// Whether one member can dial another at this URL, according to the flags of both.
+    /// True if one member can connect to another at this URL, according to the flags of both.
     fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;
@@ -235,7 +236,7 @@ impl World {
         mode.peers.listeners().contains(&(tls, port)) && trusts && leads_there
     }
 
-    /// Whether a joining pod finds the other member at the URL in its flags.
+    /// True if a joining pod finds the other member at the URL in its flags.
     pub(crate) fn finds(&self, name: &str, peer: &str) -> bool {
         if !self.plays_tls() {
             return true;
@@ -248,7 +249,8 @@ impl World {
         self.dials(self.made_with(pod.uid), peer, told.unwrap_or(PLAIN))
     }
 
-    /// At the first start, etcd compares the peer URLs in its flags with those in the member list.
+    /// True if the peer URLs in the member's flags equal those in the member list. etcd compares them at the first
+    /// start.
     pub(crate) fn was_defragmented(&self, name: &str, config: &Config) -> bool {
         let made = self.pods.get(name);
         let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {
@@ -258,8 +260,8 @@ impl World {
         all.all(|one| made.told.get(&one.name) == Some(&one.dialled))
     }
 
-    /// Splits groups in which some members can dial no other member. `all` contains each member with its group and the
-    /// configuration that it knows.
+    /// Splits groups in which some members can connect to no other member. `all` contains each member with its group
+    /// and the configuration that it knows.
     pub(crate) fn take_apart(
         &mut self,
         cluster: &Cluster,
@@ -374,7 +376,7 @@ impl World {
 
     // ---- the user ----
 
-    /// The recorded TLS settings, if they are those of the spec, and all members serve with them.
+    /// The recorded TLS settings if they equal the settings of the spec and all members serve with them.
     fn ready(&self) -> Option<TlsMode> {
         let record = self.switch.record.as_ref()?;
         let mode = TlsMode::of(record.policy().as_ref());
@@ -389,7 +391,7 @@ impl World {
         (settled && all.values().all(serves)).then_some(mode)
     }
 
-    /// The user sets another TLS policy, by the documentation or in one forbidden step.
+    /// The user sets another TLS policy, either as documented or in one forbidden step.
     pub(crate) fn switch_tls(&mut self, which: u8) {
         let unrecorded = self.switch.record.is_none();
         if !self.plays_tls() || self.cluster_id.is_none() || unrecorded || self.deleting {
@@ -432,15 +434,15 @@ impl World {
         }
     }
 
-    /// The EtcdCluster is created again, with new clients.
+    /// The EtcdCluster is created again, and its clients are new too.
     pub(crate) fn begin_tls_anew(&mut self) {
         let mode = TlsMode::of(self.switch.wanted.as_ref());
         self.switch.record = None;
         self.switch.clients = mode.maker.filter(|_| mode.clients == Clients::Tls);
     }
 
-    /// Whether a user may recreate the EtcdCluster without its status. During a TLS change, pods must still show the
-    /// settings.
+    /// True if a user may recreate the EtcdCluster without its status. During a TLS change, the pods must still show
+    /// the settings with which members were started.
     pub(crate) fn tls_can_be_told(&self) -> bool {
         let settled = || self.switch.record.is_none() || self.ready().is_some();
         !self.plays_tls() || settled() || !self.wishes.hibernate && self.pods_tell()
@@ -478,7 +480,7 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// Checks invariant 23: the TLS change itself splits no quorum.
+    /// Checks invariant 23: the TLS change itself partitions no quorum.
     fn judge_parts(
         &mut self,
         cluster: &Cluster,
@@ -513,8 +515,8 @@ impl World {
         );
     }
 
-    /// Checks invariant 23: the next stage is adjacent to the current one, all members serve with the current one, and
-    /// their peer URLs remain valid after the change.
+    /// Checks invariant 23: the next stage is adjacent to the current stage, all members serve with the current stage,
+    /// and their peer URLs remain valid after the change.
     fn judge_record(&mut self, record: &TlsStatus) {
         let Some(cluster) = self.recorded().cloned() else {
             return;
@@ -559,8 +561,8 @@ impl World {
         }
     }
 
-    /// Checks invariant 23: every member has a peer URL at which it listens and which the others can dial. Checks
-    /// invariant 20: no member rejects the protocol of a client that follows the documented order.
+    /// Checks invariant 23: every member has a peer URL at which it listens and to which the others can connect.
+    /// Checks invariant 20: no member rejects the protocol of a client that follows the documented order.
     pub(crate) fn judge_switch(&mut self) {
         if !self.plays_tls() {
             return;

@@ -76,7 +76,7 @@ impl World {
                 continue;
             };
             if ready[node] {
-                // A deletion that no kubelet has confirmed still shows a lost node.
+                // A pod whose deletion no kubelet has confirmed still shows that its node was lost.
                 let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
                 pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
                 continue;
@@ -97,7 +97,7 @@ impl World {
             let power = pod.node.map_or(Power::On, |node| nodes[node].power);
             match power {
                 Power::On => pod.ends_in = pod.ends_in.map(|ticks| ticks.saturating_sub(1)),
-                // Pods without a Node object are collected.
+                // Kubernetes deletes the pods of a node that no longer exists.
                 Power::Gone => pod.ends_in = Some(0),
                 Power::Off | Power::Cut => {}
             }
@@ -122,7 +122,7 @@ impl World {
         if !self.pods[name].running && self.has_lost_its_volume(name) {
             return;
         }
-        // A container without its certificates is not created.
+        // The kubelet does not create a container whose certificates are missing.
         if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
             return;
         }
@@ -176,7 +176,8 @@ impl World {
         }
     }
 
-    /// The node with the fewest pods, or the node of a local volume.
+    /// Assigns the pod to the node of its local volume, or to the node with the fewest pods. Returns false if no node
+    /// accepts the pod.
     fn schedule(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         let bound = self.disks.get(name);
@@ -207,7 +208,7 @@ impl World {
         true
     }
 
-    /// Starts the container. Returns how it exits, if it does.
+    /// Starts the container. Returns how it exits; `None` if it keeps running.
     fn start_etcd(&mut self, name: &str) -> Option<End> {
         if self.faults.crashing.contains(name) {
             return Some(End::Failed);
@@ -307,7 +308,7 @@ impl World {
     /// The configuration of the first peer that answers. As in etcd, this read is not linearizable.
     fn remote_config(&self, start: &Start) -> Option<usize> {
         let cluster = self.clusters.get(&start.token)?;
-        // The others do not reach the member through its Service, but the member reaches them.
+        // The other members cannot reach this member through its Service yet, but this member can reach them.
         let group = self.group_it_dials(&start.member);
         let answers = |name: &&String| {
             let found = cluster
@@ -350,7 +351,7 @@ impl World {
         self.clusters.insert(token.to_owned(), cluster);
     }
 
-    /// Computes which processes run and which of them reach each other.
+    /// Computes which processes run, and which processes reach each other.
     fn connect(&mut self, token: &str, cluster: &mut Cluster) {
         let mut before = std::mem::take(&mut cluster.running);
         let apart = self.groups(token, cluster);
@@ -421,15 +422,15 @@ impl World {
         slow.map(|(id, _)| *id).collect()
     }
 
-    /// Whether the client Service has endpoints of this cluster, so that clients write to it. A pod that is being
-    /// deleted is no endpoint.
+    /// True if the client Service has endpoints of this cluster, so that clients write to this cluster. A terminating
+    /// pod is no endpoint.
     fn client_reaches(&self, token: &str) -> bool {
         let serves = |pod: &WorldPod| {
             let open = self.now >= pod.serves_from;
             open && pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token
         };
         let selected = self.client_token.as_deref() == Some(token);
-        // A drifted client Service is the one of coreos/etcd-operator, which selects every pod.
+        // A client Service that differs is the Service of coreos/etcd-operator, which selects every pod.
         let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);
         selected && open && self.pods.values().any(serves) || self.clients_elsewhere(token)
     }

@@ -1,8 +1,8 @@
-//! Versions of etcd: of pods, of running processes, of the cluster, and in the spec.
+//! The etcd versions of the pods, of the running processes, of the cluster, and in the spec.
 //!
-//! The cluster's version rises when every member runs a later minor release, and falls by a downgrade. A member of an
-//! older release than the cluster's version does not start (`MustDetectDowngrade` in etcd). A member that is more than
-//! one release newer is never intended.
+//! The cluster version rises when every member runs a later minor release, and falls only by a downgrade. A member of
+//! an older release than the cluster version does not start (`MustDetectDowngrade` in etcd). The operator must never
+//! start a member that is more than one release newer than the cluster version.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::writes::Plan;
 
 type Minor = (u64, u64);
 
-/// The versions that users set; the last has no image.
+/// The versions that users set. No image exists for the last one.
 const VERSIONS: [&str; 7] = [
     "3.4.40", "3.5.25", "3.5.35", "3.6.9", "3.6.16", "3.7.3", "3.6.999",
 ];
@@ -29,13 +29,13 @@ const MISSING: &str = "3.6.999";
 /// The state of versions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
-    /// `spec.version`; `None` if it is still the first version of the run.
+    /// `spec.version`; `None` if the user has not changed the first version of the run.
     wanted: Option<&'static str>,
-    /// The etcd containers by the pods' UIDs. A pod without an entry has its first version.
+    /// The etcd containers, by the UIDs of the pods. A container without an entry has the first version of its pod.
     pods: BTreeMap<u64, Image>,
-    /// The recorded versions on PVCs, by their UIDs.
+    /// The versions recorded on PVCs, by the UIDs of the PVCs.
     disks: BTreeMap<u64, String>,
-    /// The versions of clusters by token.
+    /// The cluster versions, by the token of the cluster.
     spoken: BTreeMap<String, Spoken>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Versions {
 #[derive(Clone, Debug)]
 struct Image {
     version: String,
-    /// The version of its process, while one runs.
+    /// The version of the running process; `None` if no process runs.
     runs: Option<String>,
     changed: Option<Changed>,
 }
@@ -70,7 +70,8 @@ impl World {
         self.versions.wanted.unwrap_or(self.setup.version)
     }
 
-    /// Before a cluster has formed, a version change recreates its first members; other tests cover that.
+    /// The user sets another version. Before the cluster has formed, a version change recreates the first members;
+    /// other tests cover that case.
     pub(crate) fn want_version(&mut self, which: u8) {
         if self.cluster_id.is_none() {
             return;
@@ -105,7 +106,7 @@ impl World {
         self.versions.wanted = all.rfind(fits);
     }
 
-    /// A new object requests an available version.
+    /// A new EtcdCluster requests an available version.
     pub(crate) fn want_first_version(&mut self) {
         self.versions.wanted = None;
     }
@@ -159,7 +160,7 @@ impl World {
         true
     }
 
-    /// The image is missing, so nothing can start.
+    /// True if the image of the pod does not exist, so that its container cannot start.
     pub(crate) fn has_no_image(&mut self, name: &str, hears: bool) -> bool {
         let pod = &self.pods[name];
         let waits = !pod.running && self.image(pod).version == MISSING;
@@ -171,7 +172,7 @@ impl World {
         waits
     }
 
-    /// Whether etcd refuses to start, because the cluster's version is later.
+    /// True if etcd does not start because the cluster version is newer.
     pub(crate) fn is_too_old(&mut self, name: &str) -> bool {
         let pod = &self.pods[name];
         if pod.running {
@@ -182,8 +183,8 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariant 18. Exceptions: a late write may arrive in a changed world, and another party may restart a removed
-        // member, which exits again.
+        // Invariant 18, with two exceptions. A late write may arrive in a changed world. Other software may restart a
+        // removed member, which then exits again.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
@@ -213,7 +214,7 @@ impl World {
 
     // ---- etcd ----
 
-    /// The leader reads the members' versions.
+    /// The leader reads the members' versions and sets the cluster version.
     pub(crate) fn agree_on_a_version(&mut self, token: &str, cluster: &Cluster) {
         let members = cluster.members();
         let runs = members.values().map(|member| self.runs(&member.name));
@@ -253,7 +254,7 @@ impl World {
         Answer::Done(None)
     }
 
-    /// The number of learners that the members accept: the lowest limit of all members.
+    /// The number of learners that the members accept: the lowest limit of any member.
     pub(crate) fn most_learners(&self) -> usize {
         let all = self.pods.keys().filter_map(|name| self.runs(name));
         let several = all.map(|runs| minor(&runs)).min() >= Some((3, 6));
@@ -349,7 +350,7 @@ impl World {
     // ---- checks ----
 
     /// Checks invariant 18: the plan stops at most one running container, and only while every other voter serves with
-    /// the version of its pod. It stops the leader's container only if no other member could become leader.
+    /// the version of its pod. The plan stops the leader's container only if no other member can become leader.
     pub(crate) fn judge_roll(&mut self, plan: &Plan) {
         let Some(cluster) = self.recorded().cloned() else {
             return;
@@ -399,7 +400,7 @@ impl World {
         );
     }
 
-    /// Whether every member runs the desired version.
+    /// True if every member runs the desired version.
     pub(crate) fn runs_what_is_wanted(&self) -> bool {
         let wanted = self.wanted_version();
         let Some(cluster) = self.recorded() else {

@@ -12,11 +12,11 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// A number from this one on selects the newest PVC.
+/// A number of at least this value selects the newest PVC.
 const NEWEST: u8 = 128;
 
 impl World {
-    /// The volume of a PVC is lost, and the pod that has it open continues.
+    /// The volume of a PVC is lost, and the pod that has mounted it continues to run.
     pub(crate) fn lose_volume(&mut self, which: u8) {
         let mut claims: Vec<(&u64, &String)> = self
             .disks
@@ -38,7 +38,7 @@ impl World {
         );
     }
 
-    /// A lost volume that no pod has open is deleted.
+    /// Deletes each lost volume that no pod has mounted.
     pub(crate) fn close_lost_volumes(&mut self) {
         let pods = &self.pods;
         let closed = |name: &String| pods.get(name).is_none_or(|pod| !pod.running);
@@ -49,13 +49,14 @@ impl World {
         }
     }
 
-    /// No container starts on a lost volume.
+    /// True if the member's volume is lost, so that no container can start on it.
     pub(crate) fn has_lost_its_volume(&self, name: &str) -> bool {
         let durable = self.pods.get(name).is_some_and(|pod| pod.start.durable);
         durable && self.disks.get(name).is_some_and(|disk| disk.lost)
     }
 
-    /// The running seed of an abandoned recovery, and the survivor from which the seed has its data, if it answers.
+    /// The running seed of an abandoned recovery, and the survivor from which it copied its data, if the survivor
+    /// answers.
     pub(crate) fn seed_given_up(&self) -> Option<(String, String)> {
         let record = self.recovery.record.as_ref();
         let record = record.filter(|record| record.phase == RecoveryPhase::Cancelled)?;
@@ -107,8 +108,8 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run on volumes. Then a majority is lost, a recovery is approved, and volumes are lost
-/// while pods have them open.
+/// The run of a seed: an ordinary run on volumes. Then a majority is lost, a recovery is approved, and volumes are
+/// lost while pods have them mounted.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed, false);
     setup.durable = true;

@@ -1,5 +1,5 @@
-//! Requests of users at any time (other settings of the pods, hibernation), and alarms of etcd (full databases, members
-//! with different data).
+//! Requests of users at any time (other settings of the pods, hibernation), and alarms of etcd (a full database, or
+//! members with different data).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const QUOTA: i64 = 1000;
 /// The size of a database without a fault.
 const SMALL: i64 = 100;
 
-/// The user's requests, the raised alarms, and the records about them.
+/// The requests of the user, the active alarms, and the records about them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     /// The settings of the pods in the spec. Pods with other settings must be recreated.
@@ -34,14 +34,14 @@ pub(crate) struct Wishes {
     pub(crate) paused: bool,
     /// The class and the size that PVCs should request.
     pub(crate) volume: Volume,
-    /// The raised alarms, and the token of their cluster.
+    /// The active alarms, and the token of the cluster that raised them.
     alarms: Vec<Alarm>,
     alarmed: String,
-    /// Size of the file and its part in use, by member; [`SMALL`] if absent.
+    /// File size and size in use of each member's database. A member without an entry has [`SMALL`].
     sizes: BTreeMap<String, (i64, i64)>,
     /// `status.defragmentation`.
     pub(crate) record: Option<DefragmentationStatus>,
-    /// The member that this process defragments, and the time of the record.
+    /// The member that this operator process defragments, and the time of the record.
     call: Option<(String, Timestamp)>,
 }
 
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// Clients write until the quota is reached. During the alarm, they cannot write.
+    /// Clients write until the quota is reached. While the alarm is active, they cannot write.
     fn fill(&mut self) {
         if !self.alarms().is_empty() {
             return;
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Whether an alarm is raised, during which etcd accepts no writes.
+    /// True if an alarm is active in this cluster. etcd then accepts no writes.
     pub(crate) fn is_alarmed(&self, token: &str) -> bool {
         self.wishes.alarmed == token && !self.wishes.alarms.is_empty()
     }
@@ -157,7 +157,7 @@ impl World {
         size.copied().unwrap_or((SMALL, SMALL))
     }
 
-    /// Ends the user's requests. A person decides about members with CORRUPT alarms.
+    /// Withdraws the user's requests. A person resolves the CORRUPT alarms.
     pub(crate) fn be_content(&mut self) {
         (self.wishes.hibernate, self.wishes.paused) = (false, false);
         self.wishes
@@ -166,7 +166,7 @@ impl World {
         self.object_version += 1;
     }
 
-    /// Whether every request of the user is fulfilled.
+    /// True if every request of the user is fulfilled.
     pub(crate) fn is_content(&self) -> bool {
         let settings = self.wishes.settings;
         let over = |record: &DefragmentationStatus| record.completion_time.is_some();
@@ -176,7 +176,7 @@ impl World {
             && self.wishes.record.as_ref().is_none_or(over)
     }
 
-    /// The part of the observation about upkeep.
+    /// Adds the alarms, the databases and the records to the observation.
     pub(crate) fn see_wishes(&self, observed: &mut Observed) {
         for (name, pod) in &mut observed.pods {
             let differs = |pod: &WorldPod| pod.old || pod.settings != self.wishes.settings;
@@ -221,7 +221,7 @@ impl World {
         self.wishes.call = None;
     }
 
-    /// Applies the writes that fulfill the requests.
+    /// Applies the writes by which the operator fulfills the requests.
     pub(crate) fn fulfil(&mut self, write: &Write) -> Answer {
         match write {
             Write::RecordDefragmentation { record, over } => {
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// Whether one of the called members reaches a leader.
+    /// True if one of the called members reaches a leader.
     fn is_led(&self, via: &[String]) -> bool {
         let token = self.intent.as_ref().map(|intent| intent.token.clone());
         token.is_some_and(|token| {
@@ -307,7 +307,7 @@ impl World {
         }
     }
 
-    /// Checks invariant 19: a member answers no call during its defragmentation, so every other voter must answer.
+    /// Checks invariant 19: a member answers no call during its defragmentation, so every other voter must serve.
     fn judge_defragmentation(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.memory.fresh) else {
             return;
@@ -335,7 +335,7 @@ impl World {
         process.is_some_and(|process| process.leads.is_some())
     }
 
-    /// Checks that a restart for other settings does not harm the other members (invariant 18), and that a stopped
+    /// Checks that a restart for other settings does not harm the other members (invariant 18), and that a hibernated
     /// cluster keeps its disks (invariant 9).
     pub(crate) fn judge_restart(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
@@ -344,7 +344,7 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // A member that shares no CA with the others may be restarted in any state.
+        // A member that has no common CA with the others may be restarted in any state.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()

@@ -1,4 +1,5 @@
-//! The requests of a plan, in the terms of etcd and Kubernetes. `sent` reads them from the actions.
+//! The requests of a plan, as calls to etcd and Kubernetes. The module `sent` converts the actions of a plan to these
+//! types.
 
 use std::fmt;
 use std::time::Duration;
@@ -163,7 +164,7 @@ pub(crate) enum Write {
 }
 
 impl Write {
-    /// The part that an action with this write must have in the start of a member.
+    /// The part in the start of a member that the action with this write must have.
     pub(crate) fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {
@@ -208,7 +209,7 @@ pub(crate) enum AccessWrite {
 }
 
 impl RecoveryRecord {
-    /// Whether the record begins a recovery. `known`: the recovery that the status records.
+    /// True if the record begins a recovery. `known`: the recovery that the status already records.
     pub(crate) fn begins(&self, known: Option<&RecoveryStatus>) -> bool {
         let next = self.recovery.as_ref();
         let next = next.filter(|next| next.phase == RecoveryPhase::InProgress);
@@ -238,7 +239,7 @@ impl Step {
     }
 }
 
-/// A plan with its requests in these terms.
+/// A plan whose actions are converted to writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) step: Step,

@@ -1,5 +1,5 @@
-//! Random EtcdBackups as an API server without validation may store them, such as with the CRD of the original
-//! operator. Every object can be planned, and every plan results in a status.
+//! Random EtcdBackups that an API server without validation may store, for example with the CRD of
+//! coreos/etcd-operator. The planner must plan every object, and every plan must result in a status.
 
 use proptest::prelude::*;
 
@@ -89,7 +89,7 @@ fn field() -> impl Strategy<Value = (&'static str, Value)> {
     ]
 }
 
-/// Sets the value at a JSON pointer, and creates the missing parents.
+/// Sets the value at a JSON pointer, and creates missing parents.
 fn put(object: &mut Value, pointer: &str, value: Value) {
     let mut at = object;
     for part in pointer.split('/').skip(1) {
@@ -119,7 +119,7 @@ proptest! {
         for (pointer, value) in fields {
             put(&mut object, pointer, value);
         }
-        // The controller reports objects that cannot be parsed, and does not reconcile them.
+        // The controller does not reconcile an object that cannot be parsed. It only reports the object.
         let Ok(backup) = serde_json::from_value::<EtcdBackup>(object) else {
             return Ok(());
         };
@@ -144,7 +144,7 @@ proptest! {
         // The written object can be parsed and planned again.
         let read: EtcdBackup = serde_json::from_value(serde_json::to_value(&next).unwrap()).unwrap();
         super::plan(&read, &Snapshot::default(), at(second + 1));
-        // Invariant 15: nothing is started for a rejected spec.
+        // Invariant 15: the operator starts no work for a rejected spec.
         if crate::plan::refusal(&read).is_some() {
             prop_assert!(!matches!(plan.action, Action::StartTransfer | Action::RecordIntent), "{plan:?}");
         }

@@ -1,4 +1,4 @@
-//! Attempts that end together with the operator process.
+//! Attempts that end together with the operator process, without a report.
 
 use super::*;
 use crate::plan::attempts::MAX_UNFINISHED;
@@ -13,7 +13,7 @@ fn unfinished(backup: &EtcdBackup) -> Option<i32> {
     backup.status.as_ref().unwrap().unfinished_attempts
 }
 
-/// An EtcdBackup with a recorded start and this many attempts that ended together with the operator.
+/// An EtcdBackup whose start is recorded, after `count` attempts that ended together with the operator.
 fn interrupted(count: i32) -> EtcdBackup {
     let mut backup = begun(|_| ());
     for time in 1..=count {
@@ -30,7 +30,7 @@ fn invariant_10_counts_attempt_until_end_is_observed() {
     assert_eq!(unfinished(&backup), Some(3));
     let status_of = |backup: &EtcdBackup| backup.status.clone().unwrap();
     assert!(!status_of(&backup).succeeded);
-    // The failure of the fourth attempt is observed.
+    // The operator observes the failure of the fourth attempt.
     let fourth = plan(&backup, &ready(None), at(10));
     let backup = after(backup, &fourth, at(10));
     assert_eq!(unfinished(&backup), Some(4));
@@ -41,10 +41,10 @@ fn invariant_10_counts_attempt_until_end_is_observed() {
     assert_eq!(waits.verdict, Verdict::Waiting(refused()));
     let waiting = after(backup, &waits, at(11));
     assert_eq!(unfinished(&waiting), Some(3));
-    // A second reconcile changes nothing.
+    // A second reconcile does not change the count.
     let repeated = plan(&waiting, &failed, at(12));
     assert_eq!(after(waiting.clone(), &repeated, at(12)), waiting);
-    // The next attempt of the same process counts once, even if the end of the last one was not written.
+    // The next attempt of the same process counts once, even if the end of its previous attempt was not recorded.
     for backup in [&waiting, &interrupted(4)] {
         let next = plan(backup, &ready(Some(4)), at(20));
         assert_eq!(next.action, Action::RecordAttempts(4));
@@ -94,7 +94,7 @@ fn fails_after_too_many_interrupted_attempts() {
         );
     }
     assert_eq!(unfinished(&failed), None);
-    // A complete backup in the store counts, and the operator does not decide without the content of the store.
+    // The operator decides only after it knows the content of the store. A complete backup in the store is a success.
     let found = known(Work::Idle, Destination::Complete(stored()));
     let found = plan(&backup, &found, at(30));
     assert_eq!(found.verdict, Verdict::Succeeded(stored()));
@@ -104,7 +104,8 @@ fn fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while the last attempt runs, nor after the failure of that attempt was observed.
+    // The backup does not fail while the last attempt runs, nor after the operator has observed the failure of that
+    // attempt.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;
         assert!(!matches!(verdict, Verdict::Failed(_)), "{verdict:?}");
@@ -116,7 +117,7 @@ fn fails_after_too_many_interrupted_attempts() {
     assert_eq!(restarted.action, Action::RecordIntent);
 }
 
-/// Restarts of the operator during a long outage of the store are not a crash loop.
+/// Restarts of the operator during a long outage of the store must not count as a crash loop.
 #[test]
 fn observed_failures_do_not_count_as_interrupted() {
     let mut backup =
@@ -131,7 +132,7 @@ fn observed_failures_do_not_count_as_interrupted() {
         let mut failed = known(Work::Ended(Err(refused())), Destination::NotRead);
         failed.transfer.recorded_count = Some(1);
         failed.transfer.not_before = Some(now + SignedDuration::from_secs(30));
-        // In every second process the pause has passed before the reconcile, and the store is unreachable.
+        // In every second process, the back-off has ended before the reconcile, and the store is unreachable.
         if process % 2 == 1 {
             failed.transfer.not_before = Some(now - SignedDuration::from_secs(1));
             failed.destination = Destination::Unknown(refused());
@@ -142,7 +143,8 @@ fn observed_failures_do_not_count_as_interrupted() {
     }
 }
 
-/// A database of 20 GiB has six hours, even before the next attempt knows the size.
+/// The time limit for a database of 20 GiB is six hours. The next attempt keeps it, although it does not know the size
+/// yet.
 #[test]
 fn next_attempt_keeps_time_limit_of_large_database() {
     let backup = begun(|_| ());

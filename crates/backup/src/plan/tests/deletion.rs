@@ -32,7 +32,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
         Action::SetFinalizer(false)
     );
 
-    // A deletion first cancels the transfer, then removes the stored backups, and then the finalizer.
+    // After the EtcdBackup is deleted, the operator first cancels the transfer, then removes the stored backups, and
+    // then removes the finalizer.
     finalized.metadata.deletion_timestamp = Some(at(10).into());
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(
@@ -55,7 +56,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
         plan(&finalized, &removed, at(11)).action,
         Action::SetFinalizer(false)
     );
-    // A failed removal blocks the deletion, and the condition names the remedy.
+    // A failed removal blocks the deletion of the EtcdBackup, and the condition names the remedy.
     let denied = Snapshot {
         obstacle: Some(refused()),
         ..Snapshot::default()
@@ -68,7 +69,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     let status = status(&finalized, &waits, at(1000));
     let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // The deletion of a namespace also deletes the Secret.
+    // The deletion of a namespace also deletes the Secret, so the operator removes the finalizer without it.
     let secret_missing = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
         ..Snapshot::default()
@@ -83,7 +84,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     );
 }
 
-/// After an uninstallation in the wrong order, no operator removes a finalizer.
+/// If the operator is uninstalled before its EtcdBackups are deleted, no operator removes their finalizers.
 #[test]
 fn uninstall_first_leaves_no_finalizer_without_backup() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
@@ -107,7 +108,7 @@ fn uninstall_first_leaves_no_finalizer_without_backup() {
     deleted.metadata.deletion_timestamp = Some(at(700).into());
     assert_eq!(plan(&deleted, &idle, at(700)).action, Action::Nothing);
 
-    // Whatever may be stored is guarded before it is reported.
+    // The operator sets the finalizer before it reports a stored backup.
     let found = known(Work::Idle, Destination::Complete(stored()));
     assert_eq!(
         plan(&started, &found, at(1)).action,
@@ -126,7 +127,7 @@ fn uninstall_first_leaves_no_finalizer_without_backup() {
     );
 }
 
-/// The pod of a removal cannot mount its volume.
+/// The pod that removes the backups cannot mount its volume.
 #[test]
 fn stuck_removal_is_reported() {
     let obstacle = Trouble::new(Reason::PodNotStarting, "FailedMount: timed out");
@@ -159,7 +160,8 @@ fn stuck_removal_is_reported() {
     assert!(message.contains("FailedMount"), "{message}");
 }
 
-/// With `deletionPolicy: Delete`, retention may have just ended when the object is deleted.
+/// With `deletionPolicy: Delete`, a removal by the retention rules may have ended just before the EtcdBackup is
+/// deleted.
 #[test]
 fn retention_result_does_not_complete_deletion() {
     let mut backup = first_complete(|_| ());

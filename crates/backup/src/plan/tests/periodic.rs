@@ -20,7 +20,7 @@ fn location(second: i64) -> String {
     format!("s3://bucket/{}", name::name("key", parts))
 }
 
-/// A periodic EtcdBackup whose first backup was complete at second 5. Retention is pending.
+/// A periodic EtcdBackup whose first backup was complete at second 5. The retention rules are not applied yet.
 pub(super) fn first_complete(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = periodic(change);
     let first = plan(&backup, &Snapshot::default(), at(0));
@@ -88,12 +88,12 @@ fn next_run_is_due_after_interval() {
         );
         assert!(waiting.requeue.is_some());
     }
-    // One missed run is made up, regardless of their number.
+    // After any number of missed runs, the operator starts one run.
     for second in [3640, 1_000_000] {
         let due = plan(&backup, &Snapshot::default(), at(second));
         assert_eq!(due.action, Action::RecordIntent);
         let started = after(backup.clone(), &due, at(second));
-        // During the run, the conditions report the last backup.
+        // During a run, the conditions report the previous backup.
         assert!(is_true(started.conditions(), &ConditionType::Complete));
         assert!(is_true(started.conditions(), &ConditionType::Progressing));
         assert!(started.status.as_ref().unwrap().succeeded);
@@ -108,7 +108,7 @@ fn backups_do_not_overlap() {
     let backup = with_retention(first_complete(|_| ()));
     let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
-    // The run exceeds the interval and has no time limit.
+    // The run takes longer than the interval, and has no time limit.
     let mut slow = running;
     slow.spec.backup_policy.as_mut().unwrap().timeout_in_second = Some(0);
     let snapshot = known(Work::Running(Moved::default()), Destination::NotRead);
@@ -119,7 +119,7 @@ fn backups_do_not_overlap() {
     );
 }
 
-/// The metric `failed` and its alert depend on the condition, so attempts of the next backup must not reset it.
+/// The metric `failed` and its alert depend on the condition, so the attempts of the next backup must not reset it.
 #[test]
 fn failed_condition_remains_until_next_backup_ends() {
     let begin = |backup: EtcdBackup, second| {
@@ -251,7 +251,7 @@ fn invariant_9_retention_waits_for_reported_newer_backup() {
     let complete = first_complete(|_| ());
     assert_eq!(need(&complete, &idle, at(6)), Need::RemoveSurplus);
     assert_eq!(plan(&complete, &idle, at(6)).action, Action::RemoveSurplus);
-    // Neither this process nor another one repeats the removal.
+    // The removal is done, so neither this process nor a later one repeats it.
     let done = with_retention(complete);
     assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
     assert!(matches!(
@@ -298,7 +298,7 @@ fn failed_retention_is_reported_and_retried() {
         plan(&reported, &failed, at(30)).action,
         Action::RemoveSurplus
     );
-    // The next backup does not wait for the removal.
+    // The next backup does not wait for a retry of the failed removal.
     assert_eq!(
         plan(&reported, &failed, at(4000)).action,
         Action::RecordIntent
@@ -367,7 +367,7 @@ fn finished_object_is_deleted_after_ttl() {
         plan(&backup, &Snapshot::default(), at(69)).action,
         Action::DeleteBackup
     );
-    // A periodic EtcdBackup never finishes.
+    // A periodic EtcdBackup never finishes, so the time to live does not apply.
     let periodic = with_retention(first_complete(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(60);
     }));
@@ -375,7 +375,7 @@ fn finished_object_is_deleted_after_ttl() {
         plan(&periodic, &Snapshot::default(), at(100)).action,
         Action::Nothing
     );
-    // An EtcdBackup with a rejected spec does not finish either, because the spec can be corrected.
+    // An EtcdBackup with a rejected spec does not finish either, because the user can correct the spec.
     let refused = with(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(0);
         object["spec"]["s3"] = Value::Null;
@@ -388,7 +388,8 @@ fn finished_object_is_deleted_after_ttl() {
     );
 }
 
-/// A removal that is slower than the next backup belongs to the previous backup, so it is repeated.
+/// The removal took longer than the next backup. Its result belongs to the previous backup, so the operator repeats
+/// the removal.
 #[test]
 fn repeats_removal_concurrent_with_newest_backup() {
     let backup = first_complete(|_| {});
@@ -419,7 +420,8 @@ fn repeats_removal_concurrent_with_newest_backup() {
     );
 }
 
-/// A backup that exceeds its interval is due again when it ends. Retention runs first.
+/// A backup that takes longer than its interval is due again when it ends. The operator applies the retention rules
+/// first.
 #[test]
 fn retention_runs_before_backup_that_is_due() {
     // The backup started at 0 and was complete at 5. The next one was due at 7.
@@ -430,7 +432,7 @@ fn retention_runs_before_backup_that_is_due() {
     assert_eq!(need(&backup, &idle, at(8)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(8));
     assert_eq!(first.action, Action::RemoveSurplus);
-    // The status reports the latest start of the next backup.
+    // The status reports the latest time at which the next backup starts.
     assert_eq!(first.verdict, Verdict::Scheduled(Some(at(65))));
     let mut removing = Snapshot::default();
     removing.removal.work = Work::Running(Moved::default());
@@ -440,7 +442,7 @@ fn retention_runs_before_backup_that_is_due() {
     assert_eq!(plan(&done, &idle, at(9)).action, Action::RecordIntent);
 }
 
-/// A new backup is more important than free space in the store.
+/// A new backup has priority over free space in the store.
 #[test]
 fn slow_or_failed_retention_delays_no_backup() {
     let backup = first_complete(|object| {
@@ -459,7 +461,7 @@ fn slow_or_failed_retention_delays_no_backup() {
     };
     assert_eq!(need(&backup, &failed, at(8)), Need::Nothing);
     for fails in [&failed, &unreadable] {
-        // The failure is reported before the next backup starts.
+        // The operator reports the failure before it starts the next backup.
         let report = plan(&backup, fails, at(8));
         assert_eq!(report.verdict, Verdict::RetentionFailed(refused()));
         let reported = after(backup.clone(), &report, at(8));
@@ -471,7 +473,7 @@ fn slow_or_failed_retention_delays_no_backup() {
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
 }
 
-/// A clock that was a year ahead for a moment does not prevent backups for a year.
+/// If the clock was a year ahead for a moment, backups must not stop for a year.
 #[test]
 fn run_in_future_does_not_count() {
     const YEAR: i64 = 365 * 86_400;
@@ -497,7 +499,7 @@ fn run_in_future_does_not_count() {
         let backup = after(backup, &done, at(YEAR + 5));
         let next = plan(&backup, &Snapshot::default(), at(60));
         assert_eq!(next.action, Action::RecordIntent, "{policy}");
-        // Further runs follow the corrected clock.
+        // Further runs use the corrected clock.
         let backup = after(backup, &next, at(60));
         let now = Stored {
             created_at: at(65),

@@ -17,7 +17,7 @@ const LETTERS: [&str; 3] = ["a", "b", "c"];
 const NAMES: [&str; 3] = ["db-5zc2k9fz8t", "db-7xwq2m4n6b", "db-d8rk3h9v2s"];
 const VERSION: &str = "3.5.35";
 
-/// The settings of a cluster of the old operator.
+/// The settings of a cluster of coreos/etcd-operator.
 #[derive(Clone, Copy, Default)]
 struct Old {
     tls: bool,
@@ -47,7 +47,7 @@ fn cluster(old: Old) -> EtcdCluster {
     cluster
 }
 
-/// `number`: how many members were created before it.
+/// The pod of a member. `number`: how many members were created before it.
 fn pod(old: Old, number: usize) -> Value {
     let name = NAMES[number];
     let scheme = if old.tls { "https" } else { "http" };
@@ -134,7 +134,7 @@ fn seen(old: Old, number: usize) -> crate::snapshot::Pod {
     pods::pod(&pod, &cluster(old).spec, true)
 }
 
-/// A cluster as the old operator left it.
+/// A cluster of coreos/etcd-operator before the adoption.
 fn found(old: Old) -> Scene {
     let mut scene = Scene::formed(&LETTERS).version(VERSION);
     if old.claim {
@@ -142,7 +142,7 @@ fn found(old: Old) -> Scene {
     }
     scene.desired =
         crate::desired::desired(&Effective::as_written(cluster(old)), &Operators::default());
-    // The scene's volumes have no size.
+    // The volumes of the scene have no size.
     scene.desired.claim = None;
     let observed = &mut scene.observed;
     (observed.intent, observed.cluster_id) = (None, None);
@@ -160,7 +160,8 @@ fn found(old: Old) -> Scene {
     scene
 }
 
-/// Recorded, annotated, with Services for all members, and after the comparison of the members' data.
+/// The cluster after the adoption: the status has the record, the pods have annotations and Services, and the members'
+/// data was compared.
 fn taken_over(old: Old) -> Scene {
     let mut scene = found(old);
     let recorded = scene.writes().into_iter().find_map(|write| match write {
@@ -244,7 +245,7 @@ fn old_pod_waiting_for_dns_names_missing_image() {
     assert!(!waits.running && waits.stays());
 }
 
-/// Invariant 7.
+/// Invariant 7 (no second bootstrap).
 #[test]
 fn old_clusters_are_recorded_and_never_bootstrapped() {
     for old in every_form() {
@@ -256,7 +257,7 @@ fn old_clusters_are_recorded_and_never_bootstrapped() {
     }
 }
 
-/// Invariants 3 and 5.
+/// Invariants 3 and 5 (quorum guard; dead members).
 #[test]
 fn replaces_emptydir_members_and_keeps_pvc_members() {
     for old in every_form() {
@@ -272,7 +273,7 @@ fn replaces_emptydir_members_and_keeps_pvc_members() {
         let deletes_disks = |write: &Write| matches!(write, Write::DeleteDisk { .. });
         assert!(!writes.iter().any(deletes_disks), "{writes:?}");
         if old.claim {
-            // A follower. Its PVC records the version with which it restarts.
+            // `b` is a follower. Its PVC records the version with which it restarts.
             assert_eq!(deleted, ["b"], "{writes:?}");
             let notes = |write: &Write| {
                 matches!(write, Write::NoteVersion { member, version, .. }
@@ -294,7 +295,7 @@ fn replaces_emptydir_members_and_keeps_pvc_members() {
     }
 }
 
-/// No controller recreates a pod of the old operator: its PVC is kept all the same.
+/// No controller recreates a failed pod of coreos/etcd-operator. The operator recreates it on its PVC.
 #[test]
 fn failed_old_pod_is_recreated_on_its_pvc() {
     let old = Old {

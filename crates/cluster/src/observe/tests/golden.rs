@@ -1,8 +1,7 @@
-//! The pods that the operator builds for fixed specs, kept in `crates/cluster/tests/golden/pods.json`. A pod is part of the
-//! contract with every running member: a build that restarts members for the pods in this file restarts the members of
-//! every user.
+//! The pods that the operator builds for fixed specs, stored in `crates/cluster/tests/golden/pods.json`. If a new
+//! build restarts the members in these pods, it also restarts the members of every user.
 //!
-//! After an intended change of what pods contain (CONTRIBUTING.md):
+//! Update the file after an intended change of the content of pods (CONTRIBUTING.md):
 //!
 //! ```sh
 //! UPDATE=1 cargo test -p cluster --lib golden
@@ -103,7 +102,8 @@ fn golden() -> Vec<Value> {
     serde_json::from_str(&fs::read_to_string(golden_file()).unwrap()).unwrap()
 }
 
-/// The file has none of the fields that the API server adds: the operator compares recorded specs (ADR 14).
+/// Adds a status to a pod, as if it ran. The pod lacks the defaults that the API server adds, because the operator
+/// compares recorded specs (ADR 14).
 fn runs(mut pod: Pod) -> Pod {
     let ready = json!({ "phase": "Running", "podIP": "10.0.0.7",
         "conditions": [{ "type": "Ready", "status": "True" }],
@@ -114,7 +114,7 @@ fn runs(mut pod: Pod) -> Pod {
     pod
 }
 
-/// A healthy cluster of these pods, whose members hold the same data.
+/// A healthy cluster with these pods. All members have the same data.
 fn scene(spec: &Value, made: &[Pod]) -> Scene {
     let cluster = cluster(spec);
     let mut scene = Scene::formed(&LETTERS).version(&cluster.spec.version);
@@ -125,7 +125,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
         &Effective::as_written(cluster.clone()),
         &Operators::default(),
     );
-    // The scene's volumes have no size.
+    // The volumes of the scene have no size.
     scene.desired.claim = None;
     for (letter, pod) in LETTERS.into_iter().zip(made) {
         let mut seen = pods::pod(&runs(pod.clone()), &cluster.spec, true);
@@ -155,7 +155,7 @@ fn disturbs(scene: &Scene) -> Vec<Write> {
     all.filter(|write| !quiet(write)).collect()
 }
 
-/// A failure means that this build restarts the members of every cluster whose pods the previous build created.
+/// If this test fails, this build restarts the members of every cluster whose pods the previous build created.
 #[test]
 fn members_in_golden_pods_are_not_restarted() {
     let golden = golden();
@@ -171,7 +171,7 @@ fn members_in_golden_pods_are_not_restarted() {
     }
 }
 
-/// The test above detects a restart.
+/// Proves that the test above can detect a restart.
 #[test]
 fn members_in_golden_pods_are_restarted_for_another_spec() {
     let mut case = golden().swap_remove(3);
@@ -183,8 +183,8 @@ fn members_in_golden_pods_are_restarted_for_another_spec() {
     assert!(writes.iter().any(restarts), "{writes:?}");
 }
 
-/// A failure means that new members get different pods than running members have. If the change is intended, update the
-/// file after the tests above have passed with the old file.
+/// If this test fails, new members get other pods than the running members have. If the change is intended, first make
+/// the tests above pass with the old file, and then update the file.
 #[test]
 fn built_pods_match_golden_file() {
     let all = cases()

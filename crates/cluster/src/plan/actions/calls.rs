@@ -9,7 +9,7 @@ use crate::reason::Reason;
 use crate::snapshot::Seen;
 
 impl Builder<'_> {
-    /// Adds a member. The peer URL is made from its name.
+    /// Adds a member. The peer URL is derived from the member's name.
     pub(crate) fn add_member(&self, member: &str, learner: bool) -> Action {
         let url = self.members().addresses().peer_url(member);
         let kind = if learner { "learner" } else { "voter" };
@@ -52,7 +52,7 @@ impl Builder<'_> {
     }
 }
 
-/// Sets the peer URLs of a member. The other members dial these URLs from then on.
+/// Sets the peer URLs of a member. The other members then connect to these URLs.
 pub(crate) fn update_peer_urls(member: &str, id: MemberId, urls: Vec<String>) -> Action {
     call(
         "before-update-peer-urls",
@@ -116,7 +116,8 @@ pub(crate) fn downgrade(to: Option<String>) -> Action {
     )
 }
 
-/// Defragments one member. It may take minutes: the records before and after it are reported.
+/// Defragments one member. The call has no Event because it can take minutes: the records before and after the call
+/// have Events.
 pub(crate) fn defragment(member: &str, recorded: Timestamp) -> Action {
     let text = format!("defragment {member}");
     let member = member.to_owned();

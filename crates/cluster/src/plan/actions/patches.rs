@@ -13,22 +13,22 @@ use crate::plan::Explanation;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Disk, Removal, Role};
 
-/// Labels and annotations of a pod or PVC that follow the answers of etcd.
+/// Labels and annotations of a pod or PVC that follow from etcd's answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The member whose pod and PVC are labeled.
     pub member: String,
-    /// UID precondition: another object of the same name is not changed.
+    /// UID precondition: the patch does not change another object of the same name.
     pub uid: String,
     /// The role label; `None` leaves the label unchanged.
     pub role: Option<Role>,
     /// The cluster token.
     pub token: String,
-    /// The cluster ID once known.
+    /// The cluster ID; `None` until etcd has reported it.
     pub cluster_id: Option<ClusterId>,
 }
 
-/// Records on a PVC who removed its member from etcd; `None` removes the record.
+/// Records on the PVC of a member who removed the member from etcd; `None` deletes the record.
 pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) -> Action {
     let metadata = json!({
         "annotations": { names::ANNOTATION_REMOVED: removal.map(Removal::note) },
@@ -51,7 +51,7 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
     action("before-note-removal", event, text, Request::Patch(patch))
 }
 
-/// Records on a PVC the version with which its member starts next.
+/// Records on the PVC of a member the version with which the member starts next.
 pub(crate) fn note_version(member: &str, uid: &str, version: &str) -> Action {
     let annotations = json!({ names::ANNOTATION_VERSION: version });
     action(
@@ -62,7 +62,7 @@ pub(crate) fn note_version(member: &str, uid: &str, version: &str) -> Action {
     )
 }
 
-/// Clears the annotation about an image change once the member is healthy.
+/// Deletes the annotation about an image change after the member has become healthy.
 pub(crate) fn clear_image_change(member: &str, uid: &str) -> Action {
     let annotations = json!({ names::ANNOTATION_CHANGED: Value::Null });
     action(
@@ -73,7 +73,7 @@ pub(crate) fn clear_image_change(member: &str, uid: &str) -> Action {
     )
 }
 
-/// Requests a larger volume. Kubernetes rejects this patch unless the StorageClass allows volume expansion.
+/// Requests a larger volume. Kubernetes rejects the patch unless the StorageClass allows volume expansion.
 pub(crate) fn grow_volume(member: &str, uid: &str, size: &str) -> Action {
     let patch = Patch {
         body: json!({
@@ -111,8 +111,8 @@ pub(crate) fn change_metadata(member: &str, uid: &str, patch: &MetadataPatch) ->
     )
 }
 
-/// Changes CPU and memory of a running pod. The response of the API server is recorded on the pod. A pod whose resize
-/// is rejected is recreated later.
+/// Changes CPU and memory of a running pod, and records the API server's response on the pod. If the API server
+/// rejects the resize, the operator recreates the pod later.
 pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Action {
     let container = json!({ "name": names::CONTAINER_ETCD, "resources": patch.resources });
     let note = |annotations: &Value| {
@@ -136,7 +136,8 @@ pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Act
     )
 }
 
-/// Sets annotations that make the kubelet reload the Secrets of a pod at once, instead of within a minute.
+/// Sets annotations on a pod. The change makes the kubelet reload the pod's Secrets at once, instead of within a
+/// minute.
 pub(super) fn notify(
     (member, uid): (&str, &str),
     (trust, authorities): (&Option<String>, &Option<String>),
@@ -153,8 +154,8 @@ pub(super) fn notify(
 }
 
 impl Builder<'_> {
-    /// Changes the image of a running pod; the kubelet restarts the container in place. Image and annotations are
-    /// changed in one request, so that the annotations always match the running version.
+    /// Changes the image of a running pod; the kubelet then restarts the container in place. One request changes the
+    /// image and the annotations, so that the annotations always match the running version.
     pub(crate) fn change_image(
         &self,
         (member, uid): (&str, &str),
@@ -213,7 +214,7 @@ impl Builder<'_> {
         if let Some(id) = label.cluster_id {
             annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
         }
-        // The labels by which Services select pods may have been removed.
+        // Other software may have removed the labels by which Services select pods.
         let mut labels = json!(names::member_labels(&self.observed.cluster, &label.member));
         if kind == Kind::Pod {
             labels[names::LABEL_TOKEN] = json!(names::token_label(&label.token));

@@ -1,8 +1,8 @@
-//! Records in the status that neither etcd nor another object can supply.
+//! Records in the status: data that neither etcd nor another object can supply.
 //!
-//! Each field manager writes all its fields with the observed resourceVersion as precondition (invariants 10 and 11):
-//! a field that it omits is removed. The report has its own field manager, so no report removes a record, however old
-//! it is.
+//! Each field manager writes all its fields, with the observed resourceVersion as precondition (invariants 10 and 11):
+//! server-side apply removes a field that the request omits. The status report has its own field manager. A report
+//! therefore never removes a record, even if the report is outdated.
 
 use api::cluster::{
     BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
@@ -69,7 +69,7 @@ impl<'a> Identity<'a> {
 }
 
 impl Builder<'_> {
-    /// Records a new bootstrap, or the cluster that pods and PVCs with this ID belong to.
+    /// Records a new bootstrap, or the cluster to which existing pods and PVCs with this ID belong.
     pub(crate) fn record_intent(&self, intent: &Intent, cluster_id: Option<ClusterId>) -> Action {
         let identity = Identity {
             intent: Some(intent),
@@ -95,7 +95,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Records the cluster ID from etcd's answer.
+    /// Records the cluster ID that etcd has reported.
     pub(crate) fn record_cluster_id(&self, id: ClusterId) -> Action {
         let identity = Identity {
             cluster_id: Some(id),
@@ -110,8 +110,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Records the state of a recovery and the approval that does not count. `formed`: the cluster that replaces the
-    /// recorded one.
+    /// Records the state of a recovery, and the approval that does not count because it was set before the loss of the
+    /// quorum. `formed`: the cluster that replaces the recorded one.
     pub(crate) fn record_recovery(
         &self,
         recovery: Option<&RecoveryStatus>,
@@ -139,7 +139,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // A cluster that never had TLS reports nothing.
+        // A cluster that never used TLS sends no Event.
         let event = record
             .policy
             .as_ref()
@@ -154,7 +154,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Records the state of a defragmentation.
+    /// Records the state of a defragmentation in the status.
     pub(crate) fn record_defragmentation(&self, record: &DefragmentationStatus) -> Action {
         self.record(
             "before-record-defragmentation",
@@ -206,7 +206,8 @@ fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
     }
 }
 
-/// The begin of a defragmentation, and the end of each member's, with its failure.
+/// The Event for the start of a defragmentation run, and for the end of each member's defragmentation with its
+/// failure.
 fn defragmentation_event(record: &DefragmentationStatus) -> Event {
     let Some(last) = record.members.last() else {
         let begins = record.completion_time.is_none();

@@ -1,4 +1,4 @@
-//! The pod and the PVC of a member to start.
+//! Actions that create the pod and the PVC of a member.
 
 use std::collections::BTreeSet;
 
@@ -20,50 +20,50 @@ use crate::snapshot::{Role, Seen};
 /// How a member's etcd starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// `--initial-cluster-state=new`: only inside the recorded bootstrap (invariant 6).
+    /// `--initial-cluster-state=new`: allowed only within the recorded bootstrap (invariant 6).
     New,
-    /// `--initial-cluster-state=existing`, with all members of the list to which it was added.
+    /// `--initial-cluster-state=existing`, with all members of the list to which the member was added.
     Join,
-    /// The member ran before. Its disk contains its state; without the disk the member must not start.
+    /// The member ran before, and its disk contains its data. Without the disk, the member must not start.
     OnDisk,
-    /// The member starts a new cluster with the data of the survivor that `status.recovery` names. The data is fetched
-    /// before etcd starts; without it the member must not start.
+    /// The member starts a new cluster with the data of the survivor that `status.recovery` names. The pod copies the
+    /// data before etcd starts. Without the data, the member must not start.
     FromSurvivor,
 }
 
 /// A member to start: the content of its PVC and its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// The member, which is the name of its pod, PVC and Service.
+    /// Name of the member, its pod, its PVC and its Service.
     pub member: String,
     /// How etcd starts if its disk is empty.
     pub state: State,
-    /// The members in `--initial-cluster`, including itself.
+    /// The members in `--initial-cluster`, including the member itself.
     pub initial: BTreeSet<String>,
-    /// The role label.
+    /// The role label of the pod.
     pub role: Role,
-    /// The data is on a PVC.
+    /// True if the data is on a PVC.
     pub durable: bool,
-    /// The etcd version it runs.
+    /// The etcd version of the member.
     pub version: String,
     /// The cluster token.
     pub token: String,
-    /// The cluster ID once known.
+    /// The cluster ID; `None` until etcd has reported it.
     pub cluster_id: Option<ClusterId>,
 }
 
-/// Increment of the revision of a recovered cluster, as etcd advises for restores. The lost members cannot have been
-/// further ahead of the survivor, so no revision seen by a client is reused for another write.
+/// Increment of the revision of a recovered cluster, as etcd recommends for restores. The lost members cannot have been
+/// further ahead of the survivor. The recovered cluster therefore never reuses a revision that a client has seen.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
-    /// The last actions of a start: the PVC, if the member has one, then the pod.
+    /// The last actions of a start: create the PVC, if the member has one, and then the pod.
     pub(crate) fn create_volume_and_pod(&self, start: &Start) -> Result<Vec<Action>, Explanation> {
         let volume = start.durable.then(|| self.create_volume(start));
         volume.into_iter().chain([self.create_pod(start)]).collect()
     }
 
-    /// Creates the PVC of a member. An existing object is an error.
+    /// Creates the PVC of a member. The action fails if the PVC exists.
     pub(crate) fn create_volume(&self, start: &Start) -> Result<Action, Explanation> {
         let claim = self.volume_claim(start)?;
         Ok(Action {
@@ -77,10 +77,11 @@ impl Builder<'_> {
         })
     }
 
-    /// Creates the pod of a member. An existing object is an error.
+    /// Creates the pod of a member. The action fails if the pod exists.
     pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
         let pod = self.pod(start)?;
-        // A pod on a PVC is created again by a later plan, because the PVC exists.
+        // If the creation of a pod on a PVC fails, the mark stays: the PVC exists, so a later plan creates the pod
+        // again.
         let part = match start.state {
             State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
             _ if start.durable => None,
@@ -109,8 +110,8 @@ impl Builder<'_> {
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         if start.state == State::New {
-            // The PVC of a first member names all first members, so that the names survive the loss of pods and
-            // status.
+            // The PVC of a first member records all first members. The names therefore survive the loss of the pods
+            // and of the status.
             let first: Vec<&str> = start.initial.iter().map(String::as_str).collect();
             annotations.insert(names::ANNOTATION_FIRST_MEMBERS.to_owned(), first.join(","));
         }
@@ -147,8 +148,8 @@ impl Builder<'_> {
         Ok(Object::Pod(Box::new(pod)))
     }
 
-    /// The initial cluster list of a member, with the URLs in etcd's member list: etcd compares the two. A cluster
-    /// that another operator created has URLs of another form.
+    /// The value of `--initial-cluster`. It contains the URLs of etcd's member list, because etcd compares the two. A
+    /// cluster that another operator created has URLs of another form.
     fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
         let addresses = members.addresses();
         let listed = self.observed.members.known();
@@ -198,7 +199,7 @@ impl Builder<'_> {
         Ok(member::seed_pod(members, seed, operator))
     }
 
-    /// Records the certificate authorities with which a pod starts in an annotation of the pod.
+    /// Annotates a pod with the certificate authorities with which its etcd starts.
     fn note_trust(&self, pod: &mut Pod) {
         let certificates = &self.observed.certificates;
         if let Some(trust) = certificates.trust() {
@@ -213,7 +214,7 @@ impl Builder<'_> {
     }
 }
 
-/// A member with a PVC keeps it, even if the spec has changed.
+/// Mounts the member's existing PVC, even if the spec no longer contains a PVC.
 fn on_its_volume(pod: &mut Pod, member: &str) {
     let volumes = pod
         .spec
@@ -238,7 +239,7 @@ pub(super) fn role_of(role: Role) -> member::Role {
     }
 }
 
-/// The version of a pod or of the spec is not an etcd version.
+/// The problem of a member whose recorded version, or the version in the spec, is not an etcd version.
 pub(super) fn no_version(member: &str, error: &VersionError) -> Explanation {
     let text = format!("cannot build the pod of {member}: {}", Chain(error));
     Explanation::new(Reason::InvalidSpec, text)

@@ -1,9 +1,9 @@
 //! Restarts of members that cannot connect: their certificate authorities (CAs) have expired or are not shared.
 //!
-//! If a CA is lost together with certificates that it signed, a member or the operator has no certificate that the
-//! others accept: etcd reads its trust bundle only at start. The operator then restarts the others with all CAs, one
-//! at a time, with or without a quorum. Only a member on a volume that stays is restarted, so no acknowledged write
-//! is lost; requests wait for one restart.
+//! etcd reads its trust bundle only at start. If a CA is lost together with certificates that it signed, a member or
+//! the operator may have no certificate that the other members accept. The operator then restarts the other members
+//! with all CAs, one at a time, with or without a quorum. The operator restarts only members on volumes that stay, so
+//! no acknowledged write is lost. Requests wait for one restart.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::plan::{BLIND, Draft, STEADY, actions, recovery};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod, Seen};
 
-/// Maximum wait for a member that is not ready: longer than a start takes.
+/// Maximum wait for a member that is not ready. A start takes less time.
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
-    /// Restarts members whose CAs have all expired: no member reaches another one, so there is no quorum to ask or to
-    /// lose. Members on volumes are restarted concurrently. Returns whether a member is restarted.
+    /// Restarts members whose CAs have all expired. Such members reach no other member, so there is no quorum to ask
+    /// or to lose. Members on volumes are restarted concurrently. Returns true if a member is restarted.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -35,9 +35,9 @@ impl Keeper<'_> {
             }
             if !self.is_on_volume(member, pod) {
                 let text = format!(
-                    "the certificate authorities with which {member} was started have expired, and without a volume \
-                     it cannot be restarted without losing its data: restore the cluster from a backup, or give \
-                     members volumes (spec.pod.persistentVolumeClaimSpec)"
+                    "the certificate authorities with which {member} was started have expired. {member} has no \
+                     volume, so a restart would lose its data: restore the cluster from a backup, or give members \
+                     volumes (spec.pod.persistentVolumeClaimSpec)"
                 );
                 draft.problem(Reason::AuthorityExpired, text);
                 continue;
@@ -53,26 +53,26 @@ impl Keeper<'_> {
         restarts
     }
 
-    /// Whether a TLS switch is in progress. Members then also use listeners that do not depend on these certificates.
-    /// The rolling update of the switch restarts them one at a time (invariants 18 and 23).
+    /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on these
+    /// certificates, and the rolling update of the switch restarts the members one at a time (invariants 18 and 23).
     fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
         rollout.is_some_and(|rollout| rollout.under_way().is_some())
     }
 
-    /// Whether certificates separate members from each other, or the operator from members.
+    /// True if certificates separate members from each other, or the operator from a member.
     pub(in crate::plan) fn cuts_off(&self) -> bool {
         let cut_off = |member: &String| self.is_apart(member) || self.locks_out(member);
         !self.is_switching() && self.running().any(|(member, _)| cut_off(member))
     }
 
-    /// Restarts the next member that blocks a connection. `restarts`: a member is restarted already.
+    /// Restarts the next member that lacks a CA. `restarts`: this plan already restarts a member.
     pub(super) fn rejoin(&self, settled: &Settled, restarts: bool, draft: &mut Draft) {
         if self.is_switching() {
             return;
         }
         self.without_volumes(draft);
-        // A restore or a recovery starts the members.
+        // A restore or a recovery is in progress, and starts the members itself.
         if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
             return;
         }
@@ -106,21 +106,22 @@ impl Keeper<'_> {
         draft.add(actions::delete_pod(member, &pod.uid));
     }
 
-    /// Whether the member's data outlives its pod. A PVC that is being deleted, or has lost its volume, preserves
-    /// nothing.
+    /// True if the member's data outlives its pod. A PVC that is being deleted, or has lost its volume, preserves no
+    /// data.
     fn is_on_volume(&self, member: &str, pod: &Pod) -> bool {
         let disk = self.observed.disks.get(member);
         pod.durable && disk.is_some_and(Disk::stays)
     }
 
-    /// Prefers a member that serves no clients: its restart costs nothing.
+    /// The member to restart next. Members whose pod is not ready come first, because their restart interrupts no
+    /// client.
     fn next_to_restart(&self) -> Option<(&String, &Pod)> {
         let pods = self.observed.pods.iter();
         let helps = pods.filter(|(member, pod)| self.would_help(member, pod));
         helps.min_by_key(|(member, pod)| (pod.ready, *member))
     }
 
-    /// Whether the member lacks a CA that it should trust, and can restart without losing data.
+    /// True if the member lacks a CA that it should trust, and can restart without a loss of data.
     fn would_help(&self, member: &str, pod: &Pod) -> bool {
         let intent = self.observed.intent.as_ref();
         let ours = intent.is_some_and(|intent| pod.token.as_ref() == Some(&intent.token));
@@ -129,8 +130,8 @@ impl Keeper<'_> {
             && self.certificates.outdated(member).is_some()
     }
 
-    /// Whether the member is not ready but soon will be. A member that is cut off waits for the members that block
-    /// it.
+    /// True if the member is not ready, but is expected to become ready soon. The result is false for a member that is
+    /// cut off, because it waits for the members that reject it.
     fn is_returning(&self, member: &String, pod: &Pod) -> bool {
         if pod.terminating {
             return true;
@@ -141,7 +142,7 @@ impl Keeper<'_> {
         !pod.ready && !pod.failed && !cut_off && age(since, now) < RESTART
     }
 
-    /// Whether a running member is not ready and is cut off from another running member.
+    /// True if certificates separate this member from another running member, and one of the two is not ready.
     fn is_apart(&self, member: &String) -> bool {
         let is_ready = |name: &String| self.observed.pods.get(name).is_some_and(|pod| pod.ready);
         let mut others = self.running().filter(|(other, _)| *other != member);
@@ -151,10 +152,10 @@ impl Keeper<'_> {
         })
     }
 
-    /// Whether a member accepts the peer certificate of another one. If the Secret of the other is lost, its pod
-    /// holds a certificate of a CA with which it was started.
+    /// True if `member` accepts the peer certificate of `other`. If the Secret of `other` is lost, its pod still has a
+    /// certificate of a CA with which the pod was started.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: the CAs of a member are unknown if its pod does not name them.
+        // Invariant 1: without the annotation on its pod, the CAs of a member are unknown.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }
@@ -165,7 +166,7 @@ impl Keeper<'_> {
             })
     }
 
-    /// Whether a member rejects the operator's certificate and does not answer.
+    /// True if a member that does not answer rejects the operator's certificate.
     fn locks_out(&self, member: &str) -> bool {
         let answer = self.observed.statuses.get(member);
         let silent = answer.and_then(Seen::known).is_none();
@@ -183,7 +184,8 @@ impl Keeper<'_> {
         self.certificates.leaf(owner, used)?.certificate.as_ref()
     }
 
-    /// Reports members without volumes: their replacements would be rejected by the running members.
+    /// Reports members without volumes that the operator cannot restart: the running members would reject their
+    /// replacements.
     fn without_volumes(&self, draft: &mut Draft) {
         if self.accepts_new_members() {
             return;
@@ -200,9 +202,9 @@ impl Keeper<'_> {
             return;
         }
         let text = format!(
-            "the peer certificate authority in Secret {} is not trusted by {}, and without volumes they cannot be \
-             restarted with it without losing data: restore the Secret from a copy, or back up the cluster and \
-             restore it while the certificates of its members are valid",
+            "the peer certificate authority in Secret {} is not trusted by {}. A restart would correct this, but these \
+             members have no volumes and would lose their data: restore the Secret from a copy, or back up the \
+             cluster and restore it while the certificates of its members are valid",
             CaScope::Peers.secret(&self.rule.cluster),
             names.join(", ")
         );
@@ -211,7 +213,7 @@ impl Keeper<'_> {
 }
 
 impl Settled {
-    /// Whether the member in this pod serves, and certificates block its restart.
+    /// True if the member in this pod serves, and certificates prevent a restart of the pod.
     fn holds(&self, pod: &Pod) -> bool {
         self.held && pod.ready && pod.stays()
     }

@@ -1,5 +1,5 @@
-//! Scenarios of certificates: the writes of each plan are applied to the observed state until nothing is left to
-//! write.
+//! Scenarios for certificates. Each step applies the writes of a plan to the observed state, until the plan contains
+//! no write.
 
 mod lost;
 
@@ -45,7 +45,7 @@ pub(super) fn held(member: Option<&str>) -> Held {
     }
 }
 
-/// An entry of a trust bundle; PEM, name and fingerprint are the same text.
+/// An entry of a trust bundle. Its PEM, its name and its fingerprint are the same text.
 pub(super) fn anchor(text: &[u8]) -> (String, Anchor) {
     let anchor = Anchor {
         subject: text.to_vec(),
@@ -317,7 +317,8 @@ fn invariant_20_creates_certificates_before_pod() {
     }
 }
 
-/// A Service that is created with its mark precedes the certificates, because they are found by it.
+/// A Service that is created with its mark precedes the certificates of its member. Without the Service, the operator
+/// would delete these certificates as leftovers.
 #[test]
 fn removes_mark_if_certificates_are_rejected() {
     let issue = actions::certificate(CertificateWrite::Issue {
@@ -330,7 +331,7 @@ fn removes_mark_if_certificates_are_rejected() {
     assert!(part.is_undone(true) && part.is_undone(false));
 }
 
-/// Invariant 20: such a clock would make every CA appear expired.
+/// Invariant 20: by a clock that is far ahead, every CA would appear expired.
 #[test]
 fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
     let year = 365 * 86_400;
@@ -351,15 +352,15 @@ fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
     story.scene.desired.invalid = Some("a mistake in the spec".into());
     assert_eq!(story.of_certificates(), []);
     assert_eq!(said(&story).len(), 1);
-    // The API server's clock is ahead: by the operator's clock nothing is due.
+    // The API server's clock is ahead. By the operator's clock, no renewal is due.
     let mut story = Story::formed(true);
     story.scene.observed.clock = ApiServerClock(Some(clock(20 * year)));
     assert_eq!(story.of_certificates(), []);
     assert!(said(&story)[0].contains("behind the API server's"));
-    // A certificate tolerates this small difference.
+    // The clocks differ by less than the tolerance of a certificate.
     story.scene.observed.clock = ApiServerClock(Some(-clock(200)));
     assert_eq!(said(&story), [] as [String; 0]);
-    // Certificates that are due by both clocks are renewed.
+    // Certificates whose renewal is due by both clocks are renewed.
     story.later(rule().validity.as_secs() / 4 * 3);
     assert!(story.of_certificates().iter().any(issues));
 }

@@ -7,16 +7,16 @@ use crate::plan::replaced;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
 
-/// How to treat the remains of a former cluster or of an abandoned recovery.
+/// How the operator treats an object of a former cluster or of an abandoned recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
-    /// Unrelated to a recovery.
+    /// The object is unrelated to a recovery: the ordinary rules apply.
     Ordinary,
-    /// Keep everything for now.
+    /// The pod, the Service and the volume stay for now.
     Stays,
-    /// Delete the pod and the Service, keep the volume.
+    /// The pod and the Service are deleted. The volume stays.
     KeepsDisk,
-    /// Delete everything.
+    /// The pod, the Service and the volume are deleted.
     Goes,
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn leftover(
     view: &View,
     name: &str,
 ) -> Leftover {
-    // The recovery is cancelled first.
+    // The seed of a recovery in progress stays until the recovery is cancelled.
     if in_progress(observed).is_some_and(|record| record.member == name) {
         return Leftover::Stays;
     }
@@ -45,7 +45,8 @@ pub(crate) fn leftover(
     if !former && !replaced {
         return Leftover::Ordinary;
     }
-    // If the status is lost again, the remaining labels must identify the new cluster.
+    // The operator deletes nothing until the pods and PVCs of all members carry the ID of the new cluster. If the
+    // status is lost later, this ID identifies the new cluster.
     let unlabelled = |member: &MemberState| {
         let pod = member.pod.filter(|pod| pod.stays());
         pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)

@@ -1,5 +1,5 @@
-//! Changes by people and other tools: removed labels and annotations, failed pods, membership changes with `etcdctl`,
-//! and objects with the same name.
+//! Changes by people and other software: removed labels and annotations, failed pods, membership changes with
+//! `etcdctl`, and objects of other owners with the same names.
 
 use etcd::{Member, MemberId, Members};
 
@@ -12,8 +12,8 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-/// Pods that failed permanently: evicted, ended with their node, or rejected by a kubelet. The pod objects stay, and
-/// their containers never restart.
+/// Fails the pods of these members permanently. A pod fails permanently if Kubernetes evicts it, if its node shuts
+/// down, or if a kubelet rejects it. The pod object stays, and its containers never restart.
 fn ended(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         scene = scene.not_running(member);
@@ -54,7 +54,7 @@ fn replaces_failed_pods_on_their_volumes() {
     assert!(gone.writes().iter().any(|write| makes_pod(write, "a")));
 }
 
-/// Invariant 1: without a volume, the pod may be the only evidence of the member.
+/// Invariant 1: without a volume, the pod may be the only evidence that the member existed.
 #[test]
 fn keeps_failed_pod_without_volume_until_quorum_answers() {
     let scene = ended(Scene::formed(&["a", "b", "c"]).silent(), &["a"]);
@@ -131,7 +131,7 @@ fn member_with_changed_peer_urls_is_no_leftover() {
         let down = moved(three(), "b", url).not_running("b");
         assert!(!down.writes().iter().any(destroys), "{url}");
     }
-    // A pod whose etcd answers as a member is kept too, whatever its name is.
+    // The operator also keeps a pod whose etcd answers as a member of the list, even if the names differ.
     let mut scene = moved(three(), "b", "http://etcd-1.example.com:2380");
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members[1].name = "another".to_owned();
@@ -139,7 +139,7 @@ fn member_with_changed_peer_urls_is_no_leftover() {
     assert!(!scene.writes().iter().any(destroys));
 }
 
-/// Invariant 3: a member that a person added with `etcdctl` causes the removal of no other member.
+/// Invariant 3: the operator removes no member because a person has added another one with `etcdctl`.
 #[test]
 fn removes_no_member_for_unstarted_foreign_member() {
     let three = || Scene::formed(&["a", "b", "c"]).aged();
@@ -180,7 +180,7 @@ fn external_members_prevent_automatic_recovery() {
     }];
     scene.observed.members = Seen::Unknown("no quorum".into());
     assert!(!recovers(&scene));
-    // An approval overrides this: the person may know that the external members are lost.
+    // An approval overrides this rule: the person may know that the external members are lost.
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
     assert!(recovers(&scene));
 }
@@ -214,7 +214,7 @@ fn neither_changes_nor_deletes_foreign_objects() {
         .iter()
         .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
-    // With the operator's budget disabled, a user may create a budget with this name.
+    // If the spec disables the operator's budget, a user may create a budget with this name.
     scene.desired.budget = false;
     assert_eq!(scene.writes(), []);
     let mut begins = Scene::begun(&["a", "b", "c"]);
@@ -228,7 +228,7 @@ fn neither_changes_nor_deletes_foreign_objects() {
     assert!(!begins.writes().iter().any(applies));
 }
 
-/// Invariant 7: objects of a bootstrap carry its token.
+/// Invariant 7: only objects with the token of the bootstrap belong to it.
 #[test]
 fn bootstrap_deletes_no_objects_of_another_operator() {
     let mut scene = Scene::begun(&["a"]).starts("z");

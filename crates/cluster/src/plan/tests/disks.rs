@@ -17,7 +17,7 @@ fn claim(class: &str, gi: u64) -> Claim {
     }
 }
 
-/// Three members with 2 GiB of the class `fast` each, and the PVC in the spec.
+/// Three members, each with a volume of 2 GiB of the class `fast`. The spec contains the PVC `wanted`.
 fn three(wanted: Claim) -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     scene.desired.claim = Some(wanted);
@@ -79,7 +79,7 @@ fn new_class_or_smaller_size_replaces_members() {
         let scene = scene.leader("c");
         assert_eq!(scene.changes(), [scene::remove("a")]);
         assert_eq!(grown(&scene), Vec::<String>::new());
-        // The next member is replaced only after the first replacement is complete.
+        // The operator replaces the next member only after the first replacement is complete.
         let mut joins = three(wanted.clone()).learner("d").size(4);
         joins
             .observed

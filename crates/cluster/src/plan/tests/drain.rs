@@ -1,4 +1,4 @@
-//! Members drained from the client Service before they stop or become busy.
+//! Members that are drained from the client Service before they stop or become busy.
 
 use api::cluster::{DefragmentationCause, DefragmentationStatus, MemberDefragmentation};
 use etcd::KeyHash;
@@ -42,7 +42,7 @@ impl Scene {
         self
     }
 
-    /// The spec asks for another patch release, and the members hold the same data.
+    /// The spec requests another patch release, and all members have the same data.
     fn upgraded(mut self) -> Self {
         self.desired.version = "3.6.17".into();
         self.desired.image = "etcd:v3.6.17".into();
@@ -109,8 +109,8 @@ fn repeats_data_comparison_if_it_is_stale() {
     assert!(old.plan().asks.is_some() && !ends(&old));
 }
 
-/// The labels of one plan are written concurrently. If the same plan removed this member, the Service could have no
-/// endpoint for a moment.
+/// The operator writes the labels of one plan concurrently. If the same plan removed this member from the endpoints,
+/// the Service could have no endpoint for a moment.
 #[test]
 fn invariant_22_keeps_member_while_only_other_endpoint_is_added() {
     let promoted = Scene::formed(&["a", "b"])
@@ -177,7 +177,7 @@ fn invariant_22_restores_member_drained_without_reason() {
     let left = scene.role("b", since(100)).role("c", since(999));
     let back: Vec<_> = ["b", "c"].map(|one| (one.to_owned(), Role::Voter)).into();
     assert_eq!(roles(&left), back);
-    // The change is deferred because another member is down, so the drained member returns.
+    // Another member is down, so the operator defers the change and makes the drained member an endpoint again.
     let down = upgraded().role("b", since(999)).down("c");
     assert_eq!((roles(&down), ends(&down)), (one("b", Role::Voter), false));
 }
@@ -188,7 +188,7 @@ fn invariant_22_never_drains_last_endpoint() {
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
     let alone = Scene::formed(&["a"]).defragmented("a");
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
-    // The other member serves, but its pod is not ready, so it is no endpoint.
+    // The other member serves, but its pod is not ready, so the pod is not an endpoint.
     let mut pair = Scene::formed(&["a", "b"]).defragmented("b");
     pair.observed.pods.get_mut("a").unwrap().ready = false;
     assert_eq!(roles(&pair), []);

@@ -3,7 +3,7 @@
 use crate::plan::tests::scene::{Scene, at};
 use crate::plan::{Fate, View};
 
-/// The name and fate of each member, and whether its replacement joins first.
+/// Name and fate of each member, and true if its replacement joins first.
 fn fates(scene: &Scene) -> Vec<(String, Fate, bool)> {
     let list = scene.observed.members.known().unwrap();
     let view = View::new(list, (&scene.desired, &scene.observed, at(1000)));
@@ -13,7 +13,7 @@ fn fates(scene: &Scene) -> Vec<(String, Fate, bool)> {
         .collect()
 }
 
-/// Members without volumes, whose pods must be recreated.
+/// Three members without volumes whose pods must be recreated.
 fn outdated() -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]).aged();
     for pod in scene.observed.pods.values_mut() {

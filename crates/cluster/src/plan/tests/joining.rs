@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
 
 impl Scene {
-    /// The member does not answer clients, but reports on its health listener that it follows the leader.
+    /// The member does not answer clients. Its health listener reports that it follows the leader.
     pub(crate) fn follows(mut self, member: &str) -> Self {
         let pulse = Pulse {
             member_id: MemberId(u64::from(member.as_bytes()[0])),
@@ -26,7 +26,7 @@ impl Scene {
         self
     }
 
-    /// The member was promoted before it served.
+    /// The operator has promoted the member before it served clients.
     fn joining(self, member: &str) -> Self {
         self.follows(member).role(member, out())
     }
@@ -61,7 +61,7 @@ fn invariant_24_promotes_following_learner_before_it_serves() {
     assert_eq!(promoted(&one), ["d"]);
     let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
     assert_eq!(promoted(&three.follows("d")), ["d"]);
-    // A learner that serves is promoted first.
+    // The operator promotes a learner that serves before a learner that only follows.
     let both = Scene::formed(&["a"]).size(3).learner("d").learner("e");
     assert_eq!(promoted(&both.clone().follows("d")), ["e"]);
     assert_eq!(promoted(&both.follows("e")), ["d"]);
@@ -74,7 +74,7 @@ fn invariant_24_promotes_no_learner_without_current_health_report() {
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
     let behind = |scene: Scene| scene.pulse("d", |pulse| pulse.raft_applied_index = 89);
-    // A disconnected learner still reports the last known leader.
+    // A learner that lost its connection still reports the last known leader.
     let cut_off = |scene: Scene| scene.pulse("d", |pulse| pulse.peers.clear());
     let silent = |mut scene: Scene| {
         scene.observed.pulses.clear();
@@ -85,7 +85,7 @@ fn invariant_24_promotes_no_learner_without_current_health_report() {
         scene.observed.pods.get_mut("d").unwrap().terminating = true;
         scene
     };
-    // The entry with which the learner publishes its client URLs is not committed yet.
+    // The entry that publishes the learner's client URLs is not committed yet.
     let unjoined = |mut scene: Scene| {
         if let Seen::Known(list) = &mut scene.observed.members {
             list.members[1].client_urls.clear();
@@ -111,7 +111,7 @@ fn invariant_24_promotes_no_learner_without_current_health_report() {
     let serves = || Scene::formed(&["a"]).size(3).learner("d");
     assert_eq!(promoted(&serves()), ["d"]);
     assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
-    // The learner answers clients, and its status shows that it is behind.
+    // The learner answers clients, but its status shows that it lags behind.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
     assert_eq!(promoted(&answers), [] as [&str; 0]);
@@ -131,10 +131,10 @@ fn invariant_24_promotes_no_disconnected_learner() {
     let cut_off = reports(&|pulse| pulse.peers = [MemberId(7)].into());
     assert_eq!(promoted(&cut_off), [] as [&str; 0]);
     assert!(cut_off.waits().contains(&Reason::LearnerCutOff));
-    // The report of another member is ignored, so it proves no lost connection.
+    // A health report with the ID of another member is ignored, so it proves no lost connection.
     let other = reports(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
     assert_eq!(promoted(&other), ["d"]);
-    // Another learner is promoted in the meantime.
+    // The operator promotes another learner in the meantime.
     assert_eq!(promoted(&cut_off.learner("e")), ["e"]);
 }
 
@@ -153,7 +153,7 @@ fn serving_unjoined_learner_is_not_reported_down() {
     assert!(said(&scene.down("d")).contains("is not running yet"));
 }
 
-/// Invariants 2 and 24: a promotion needs only a quorum in Raft. The joining voter already takes part in Raft.
+/// Invariants 2 and 24: a promotion needs only a quorum in Raft, in which the joining voter already takes part.
 #[test]
 fn invariant_24_joining_voter_counts_for_next_promotion() {
     let scene = || Scene::formed(&["a", "b"]).size(3).learner("d");
@@ -163,7 +163,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // A voter that has not served for too long after its promotion does not count any more.
+    // A voter that has not served for too long after its promotion no longer counts.
     let late = Role::Busy {
         since: scene::at(970),
     };
@@ -201,7 +201,7 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
     let five = || Scene::formed(&["a", "b", "c", "d", "e"]).leader("c");
     assert_eq!(to(five()), "a");
     assert_eq!(to(five().joining("a")), "b");
-    // No member is added until the joining voter serves.
+    // The operator adds no member until the joining voter serves.
     let more = Scene::formed(&["a", "b"])
         .size(3)
         .joining("b")
@@ -209,7 +209,8 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
     assert_eq!(more.changes(), []);
 }
 
-/// Invariants 18 and 24: the quorum may depend on the joining voter.
+/// Invariants 18 and 24: without the joining voter, the cluster might have no quorum, so the operator does not change
+/// its pod.
 #[test]
 fn invariant_24_joining_voter_is_not_changed() {
     let resized = |scene: Scene, name: &str| {
@@ -222,13 +223,14 @@ fn invariant_24_joining_voter_is_not_changed() {
     assert!(!resized(three().joining("b"), "b"));
     assert!(resized(three().down("b"), "b"));
     assert!(resized(three(), "b"));
-    // A joining learner may be changed, also while a voter is down, unless it is promoted in this step.
+    // The operator may change a joining learner, even while a voter is down, unless the same step promotes the
+    // learner.
     let learner = |scene: Scene| resized(scene.learner("d").follows("d"), "d");
     assert!(learner(three().size(4).down("b")));
     assert!(!learner(three().size(4)));
 }
 
-/// Invariant 24: the pod may be ready before its etcd serves, because `/readyz` is on the health listener.
+/// Invariant 24: `/readyz` is on the health listener, so the pod may be ready before its etcd serves clients.
 #[test]
 fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     let ready = |mut scene: Scene| {
@@ -253,7 +255,8 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     assert_eq!(roles(&at_once), [("b".to_owned(), Some(Role::Voter))]);
 }
 
-/// Invariant 22: the labels of one plan are written concurrently, so the substitute must be an endpoint before.
+/// Invariant 22: the operator writes the labels of one plan concurrently, so the substitute must already be an
+/// endpoint.
 #[test]
 fn invariant_22_drains_no_member_before_its_substitute_is_endpoint() {
     let defragmenting = |scene: Scene| scene.defragmented("a");

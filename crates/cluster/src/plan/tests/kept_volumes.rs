@@ -11,7 +11,7 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable().aged()
 }
 
-/// Members that are missing from etcd's list although their pods and volumes exist.
+/// Removes members from etcd's list. Their pods and volumes still exist.
 fn vanished(mut scene: Scene, members: &[&str]) -> Scene {
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members
@@ -78,7 +78,7 @@ fn invariant_25_keeps_and_annotates_volume_of_externally_removed_member() {
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     assert_eq!(notes(&scene), [("c".to_owned(), Some(since(0, false)))]);
     assert!(problem(&scene).unwrap().contains("kubectl delete pvc c"));
-    // The pod of the removed member is deleted, and a replacement joins.
+    // The operator deletes the pod of the removed member, and a replacement joins.
     assert!(scene.writes().contains(&scene::delete_pod("c")));
     let reserved = scene.clone().without_pod("c").reserved("n");
     assert!(matches!(&reserved.changes()[..], [Write::AddMember { member, .. }] if member == "n"));
@@ -91,7 +91,7 @@ fn invariant_25_keeps_volumes_of_vanished_majority() {
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     let expected = ["b", "c"].map(|name| (name.to_owned(), Some(since(0, true))));
     assert_eq!(notes(&scene), expected);
-    // The cluster is complete again, and the grace period has passed. The volumes still exist.
+    // The cluster has its full size again, and the grace period has passed. The operator still keeps the volumes.
     let mut whole = Scene::formed(&["a", "d", "e"]).durable().aged();
     for member in ["b", "c"] {
         whole = noted(whole.with_disk(member), member, since(900_000, true));
@@ -99,12 +99,12 @@ fn invariant_25_keeps_volumes_of_vanished_majority() {
     let whole = hashed(whole, |_| 7);
     assert_eq!(whole.writes(), []);
     assert!(problem(&whole).unwrap().contains("kubectl delete pvc b c"));
-    // A person deletes the PVCs.
+    // A person has deleted the PVCs, so the operator reports no problem.
     let decided = whole.without_claim("b").without_claim("c");
     assert_eq!(problem(&decided), None);
 }
 
-/// A second manual removal before the first member is replaced affects a majority.
+/// A person removes a second member before the first one is replaced: together they are a majority.
 #[test]
 fn minority_becomes_majority_when_more_members_vanish() {
     let scene = vanished(three(), &["b", "c"]);
@@ -116,7 +116,7 @@ fn minority_becomes_majority_when_more_members_vanish() {
     assert_eq!(notes(&scene), expected);
 }
 
-/// Invariant 9.
+/// Invariant 9 (verify before destroying).
 #[test]
 fn deletes_kept_volume_after_comparison_and_grace_period() {
     let whole = |seconds| {
@@ -143,7 +143,7 @@ fn deletes_kept_volume_after_comparison_and_grace_period() {
 #[test]
 fn records_removal_on_pvc_before_removing_member() {
     let scene = three().without_pod("b").claim_deleted("b");
-    // A PVC that is being deleted needs no note, because a person has decided to delete it.
+    // A PVC that is being deleted needs no record, because a person has decided to delete it.
     assert_eq!(scene.all_changes(), [scene::remove("b")]);
     let shrinks = three().size(1).leader("a");
     let changes = shrinks.all_changes();
@@ -159,7 +159,7 @@ fn records_removal_on_pvc_before_removing_member() {
         panic!("{changes:?}");
     };
     assert_eq!((member, removal), (removed, &Some(Removal::ByOperator)));
-    // The note is written at most once.
+    // The operator writes the record at most once.
     let again = noted(three().size(1), removed, Removal::ByOperator);
     assert_eq!(again.all_changes(), [scene::remove(removed)]);
     // Volumes of members that the operator removed are leftovers.
@@ -177,13 +177,13 @@ fn removes_removal_note_from_staying_member() {
         let scene = noted(three(), "b", removal);
         assert_eq!(notes(&scene), [("b".to_owned(), None)]);
     }
-    // The note stays while the member is about to be removed.
+    // The record stays while the operator is about to remove the member.
     let shrinks = noted(three().size(1), "c", Removal::ByOperator);
     assert_eq!(notes(&shrinks), []);
 }
 
-/// With pods on the kept volumes, two clusters could serve: the old one, and the one that continued without these
-/// members.
+/// With pods on the kept volumes, two clusters could serve clients: the old one, and the one that continued without
+/// these members.
 #[test]
 fn invariant_25_starts_nothing_on_kept_volumes_without_quorum() {
     let scene = three().without_pod("b").without_pod("c").silent();

@@ -46,7 +46,7 @@ fn invariant_5_keeps_member_on_lost_node_until_timeout() {
     );
     let late = three().node_lost("b", 60);
     assert_eq!(late.changes(), [scene::remove("b")]);
-    // The volume stays until the member is removed. The only write is the Service of the replacement.
+    // The operator keeps the volume until the member is removed. The only write is the Service of the replacement.
     assert!(
         late.writes()
             .iter()
@@ -83,7 +83,7 @@ fn pod_stuck_in_termination_counts_as_lost_node() {
     assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
 }
 
-/// According to a clock that is 90 s ahead, every terminating pod is overdue by a minute.
+/// By a clock that is 90 s ahead, every terminating pod seems to be overdue by a minute.
 #[test]
 fn invariant_5_clock_ahead_replaces_no_member() {
     let ahead = |mut scene: Scene, seconds: i64| {
@@ -97,7 +97,7 @@ fn invariant_5_clock_ahead_replaces_no_member() {
         assert_eq!(scene.changes(), [scene::remove("b")]);
         let early = ahead(scene.clone(), 90);
         assert!(is_wanted(&early), "{:?}", early.changes());
-        // Until the timeout by the API server's clock, the operator does not reconcile every second.
+        // Until the timeout by the API server's clock, the operator does not requeue every second.
         assert!(early.plan().requeue > Duration::from_secs(1));
         assert_eq!(ahead(scene.clone(), 0).changes(), [scene::remove("b")]);
         // A clock that is behind does not extend the timeout.
@@ -129,7 +129,7 @@ fn replaces_two_lost_nodes_of_five_one_by_one() {
 
 #[test]
 fn leftovers_on_lost_node_are_not_force_deleted() {
-    // The member is removed from etcd; its pod and PVC still exist.
+    // The operator has removed the member from etcd, but its pod and its PVC still exist.
     let removed = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -141,7 +141,7 @@ fn leftovers_on_lost_node_are_not_force_deleted() {
         gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
         "{gone:?}"
     );
-    // Pod and PVC wait for an unreachable kubelet. The next member joins nevertheless.
+    // The deletion of the pod and the PVC waits for an unreachable kubelet. The next member joins nevertheless.
     let stuck = removed.stuck("b", 600).claim_deleted("b");
     assert_eq!(
         stuck.changes(),
@@ -185,7 +185,7 @@ fn member_with_lost_volume_serves_until_replaced() {
     assert!(said.contains("its volume is lost"), "{said}");
 }
 
-/// Invariants 3 and 5.
+/// Invariants 3 and 5 (quorum guard; dead members).
 #[test]
 fn removes_member_with_lost_volume_if_quorum_allows() {
     let gone = three().without_pod("b").volume_lost("b");
@@ -200,7 +200,7 @@ fn removes_member_with_lost_volume_if_quorum_allows() {
     let at_risk = gone.clone().down("c");
     assert!(is_wanted(&at_risk) && !starts(&at_risk));
     assert!(at_risk.waits().contains(&Reason::QuorumAtRisk));
-    // The volume was restored.
+    // A person has restored the volume.
     let mut back = gone;
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(is_wanted(&back) && starts(&back));
@@ -242,7 +242,7 @@ fn invariant_3_keeps_damaged_data_while_quorum_needs_it() {
 
 #[test]
 fn crash_after_healthy_run_replaces_no_member() {
-    // The pod was ready after the container's last end, so the message of that end is obsolete.
+    // The pod became ready after the container's last exit, so the message of that exit is obsolete.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
         scene.observed.pods["b"].ending.as_ref().map(|end| end.at);
@@ -263,14 +263,14 @@ fn replaces_member_with_unknown_failure_after_timeout() {
 
 #[test]
 fn bad_setting_never_replaces_members_in_sequence() {
-    // Another voter is also unhealthy, so the cause may be a common setting.
+    // Another voter is also unhealthy, so a setting that both members have may be the cause.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
             .durable()
             .crashes("b", Cause::Failed("exit code 1".into()), 9, 600)
             .down("c")
     ));
-    // No other member runs with these settings, or with this image, so they may be the cause.
+    // No other member runs with these settings or this image, so they may be the cause.
     let mut settings = failing(9, 600);
     settings.observed.pods.get_mut("b").unwrap().spec_hash = Some("newer".into());
     assert!(is_wanted(&settings));

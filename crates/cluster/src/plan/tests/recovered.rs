@@ -1,4 +1,5 @@
-//! After a recovery or a restore in place: the remains of the old cluster, and the endpoints of the client Service.
+//! State after a recovery or a restore in place: the remains of the old cluster, and the endpoints of the client
+//! Service.
 
 use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,7 +12,8 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Seen};
 
-/// The new cluster answers. The old cluster has left the survivor with its volume, and another volume.
+/// The new cluster serves. The survivor of the old cluster still exists with its volume, and so does another old
+/// volume.
 pub(super) fn recovered() -> Scene {
     let mut scene = Scene::formed(&["n"]).durable().size(3).leftover("a");
     scene = scene.with_disk("a").with_disk("b");
@@ -65,12 +67,12 @@ fn keeps_old_volumes_until_new_cluster_is_complete() {
     assert!(scene.plan().problems.is_empty(), "none is foreign");
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
-    // A member that serves on a lost volume does not count: its data will be lost.
+    // A member that serves on a lost volume does not count for the size, because its data will be lost.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
-/// The status may be lost later. Then the labels of the remaining objects must identify the new cluster, so the old
-/// cluster is deleted only after the new one is labeled.
+/// If the status is lost later, the labels of the remaining objects must identify the new cluster. The operator
+/// therefore deletes the old cluster only after it has labeled the new one.
 #[test]
 fn keeps_old_cluster_until_new_one_is_labeled() {
     let mut scene = recovered();
@@ -84,7 +86,7 @@ fn keeps_old_cluster_until_new_one_is_labeled() {
     );
 }
 
-/// Invariant 16.
+/// Invariant 16 (recovery of a lost quorum).
 #[test]
 fn opens_client_service_once_old_pods_are_unreachable() {
     let open = Write::ApplyClient { open: true };
@@ -96,7 +98,7 @@ fn opens_client_service_once_old_pods_are_unreachable() {
     scene.observed.pods.get_mut("a").unwrap().ready = false;
     // The old pod is not ready, so it is no endpoint, even if it is never deleted.
     assert!(scene.writes().contains(&open));
-    // The seed of a recovery that was abandoned earlier is not an endpoint either.
+    // The seed of an abandoned recovery is not an endpoint either.
     let mut given_up = scene.clone().leftover("x");
     let seed = given_up.observed.pods.get_mut("x").unwrap();
     (seed.token, seed.cluster_id) = (Some("given up".into()), None);
@@ -117,7 +119,8 @@ fn creates_no_pod_on_volume_of_old_cluster() {
     assert!(!destroys(&writes));
 }
 
-/// The annotation that approved the recovery stays. It names the ID of the old cluster, so it approves nothing.
+/// The annotation that approved the recovery still exists. It names the ID of the old cluster, so it approves no
+/// further recovery.
 #[test]
 fn used_approval_starts_no_second_recovery() {
     let scene = approved(recovered());
@@ -136,7 +139,7 @@ fn used_approval_starts_no_second_recovery() {
 
 // ---- after a restore ----
 
-/// The seed of a restore in place serves; the former members are stopped, and their volumes exist.
+/// The seed of a restore in place serves. The former members are stopped, and their volumes exist.
 fn replaced(keep_until: Option<i64>) -> Scene {
     let mut scene = recovered();
     scene.observed.recovery.record = None;
@@ -178,7 +181,7 @@ fn deletes_replaced_cluster_after_completion_and_retention() {
     }
 }
 
-/// Invariant 16.
+/// Invariant 16 (recovery of a lost quorum).
 #[test]
 fn opens_client_service_once_replaced_members_are_unreachable() {
     let open = Write::ApplyClient { open: true };
@@ -205,7 +208,7 @@ fn report_of_replaced_cluster_proves_no_loss() {
     assert!(!destroys(&scene.writes()));
 }
 
-/// The version on the volumes of the old cluster is not the version of the new one.
+/// The volumes of the old cluster record a version that is not the version of the new cluster.
 #[test]
 fn ignores_version_of_replaced_cluster() {
     let mut scene = replaced(None);

@@ -1,4 +1,4 @@
-//! Lost quorums: reports, waiting times, and the approval of a new cluster with a survivor's data.
+//! Lost quorums: reports, waiting times, and the approval of a new cluster with the data of a survivor.
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
@@ -16,7 +16,8 @@ pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
-/// No quorum has answered for longer than `spec.recovery.after`. These members are left and know no leader.
+/// A cluster of the members `all` in which only `left` still exist and know no leader. The quorum has been lost for
+/// longer than `spec.recovery.after`.
 pub(super) fn loss(all: &[&str], left: &[&str]) -> Scene {
     let mut scene = Scene::formed(all);
     for member in all.iter().filter(|member| !left.contains(member)) {
@@ -57,7 +58,7 @@ fn index(mut scene: Scene, member: &str, index: u64) -> Scene {
     scene
 }
 
-/// A member list as a member stores it: names, and whether they are learners.
+/// The member list that a member has stored: names, and true for learners.
 pub(super) fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
     let members = members.iter().map(|(name, is_learner)| Member {
         id: MemberId(u64::from(name.as_bytes()[0])),
@@ -105,7 +106,7 @@ pub(super) fn destroys(writes: &[Write]) -> bool {
 
 // ---- reports and approval ----
 
-/// Invariant 16.
+/// Invariant 16 (recovery of a lost quorum).
 #[test]
 fn lost_quorum_reports_survivors_and_waits_for_approval() {
     let scene = one_left();
@@ -122,7 +123,7 @@ fn lost_quorum_reports_survivors_and_waits_for_approval() {
     assert!(!destroys(&scene.writes()));
 }
 
-/// Invariant 8: a lost volume may be restored, so the operator asks a person.
+/// Invariant 8: a person may still restore a lost volume, so the operator waits for an approval.
 #[test]
 fn lost_volumes_require_approval_for_recovery() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
@@ -145,12 +146,12 @@ fn lost_volumes_require_approval_for_recovery() {
         assert!(!scene.writes().iter().any(starts));
     }
     assert_eq!(begun(&approved(scene.clone())).unwrap().survivor, "a");
-    // During the waiting time, an approved recovery also waits for volumes that may be restored.
+    // Within the waiting time, an approved recovery still waits for volumes that a person may restore.
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
     assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: restore"));
-    // A volume is available again: the operator waits for the members.
+    // A volume is available again, so the operator waits for the members.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(back.waits().contains(&Reason::NoQuorum));
@@ -163,7 +164,7 @@ fn lost_volumes_require_approval_for_recovery() {
     }
     let open = leaderless(open);
     assert!(open.waits().contains(&Reason::NoQuorum) && !destroys(&open.writes()));
-    // Pending pods never mounted their volumes.
+    // Pods in phase Pending never mounted their volumes.
     let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
         waiting = waiting.volume_lost(member).down(member);
@@ -175,7 +176,7 @@ fn lost_volumes_require_approval_for_recovery() {
     assert!(!destroys(&waiting.writes()));
 }
 
-/// Invariants 10 and 16: the decision is recorded, and the step contains nothing else.
+/// Invariants 10 and 16: the step records the decision, and contains no other action.
 #[test]
 fn records_approved_recovery_before_creating_objects() {
     let scene = approved(one_left());
@@ -225,7 +226,7 @@ fn approval_before_quorum_loss_is_stale() {
     scene.observed.recovery.stale_approval = Some("c0ffee".into());
     assert_eq!(begun(&scene), None);
     assert!(problem(&scene, Reason::RecoveryRefused).contains("set it again"));
-    // After its removal, the stale approval is forgotten.
+    // After the approval is removed, the operator forgets that it was stale.
     scene.observed.recovery.approval = None;
     assert_eq!(recorded(&scene).unwrap().stale_approval, None);
 }
@@ -239,7 +240,7 @@ fn automatic_recovery_waits_for_configured_time() {
         early.observed.recovery.unavailable_since = since;
         assert_eq!(begun(&early), None);
         assert!(problem(&early, Reason::QuorumLost).contains("60 s"));
-        // With an approval, the recovery does not wait for this time.
+        // With an approval, the recovery does not wait for `spec.recovery.after`.
         assert!(begun(&approved(early)).is_some());
     }
 }
@@ -325,7 +326,7 @@ fn selects_most_advanced_survivor() {
     assert_eq!((record.survivor.as_str(), record.revision), ("b", 120));
 }
 
-/// Invariant 1: a member that may still answer may be more advanced.
+/// Invariant 1: a member that does not answer yet may have newer data.
 #[test]
 fn waits_for_starting_survivor_then_reports_it() {
     let five = ["a", "b", "c", "d", "e"];
@@ -343,7 +344,7 @@ fn waits_for_starting_survivor_then_reports_it() {
 
 // ---- evidence ----
 
-/// Invariant 1: without a list, the voters are unknown.
+/// Invariant 1: without any member list, the voters are unknown.
 #[test]
 fn missing_report_proves_no_loss() {
     let mut scene = automatic(approved(one_left()));
@@ -359,21 +360,21 @@ fn missing_report_proves_no_loss() {
     assert_eq!(begun(&scene), None);
 }
 
-/// Each list of voters may be stale, so all lists must confirm the loss.
+/// Each list of voters may be stale, so the operator recovers only if all lists confirm the loss.
 #[test]
 fn contradicting_lists_prevent_automatic_recovery() {
     let four = Scene::formed(&["a", "b", "c", "d"]).durable();
     let mut scene = leaderless(four.without_pod("b").without_pod("c").down("d"));
     scene.observed.disks.remove("b");
     scene.observed.disks.remove("c");
-    // According to the report, a, c and d vote; according to a's list, a, b and c vote.
+    // According to the report, a, c and d are voters. According to the list of a, the voters are a, b and c.
     scene.observed.reported_voters = ["a", "c", "d"].map(str::to_owned).into();
     let behind = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &behind)];
     assert_eq!(begun(&automatic(scene)), None);
 }
 
-/// The report of the old cluster does not apply to the new one.
+/// The report in the status names the members of the old cluster, and proves no loss in the new cluster.
 #[test]
 fn slow_recovered_cluster_is_not_recovered_twice() {
     for answers in [false, true] {

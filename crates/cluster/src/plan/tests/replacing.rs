@@ -44,7 +44,7 @@ fn deleted_pvc_replaces_member() {
 fn replaces_members_with_deleted_pvcs_one_by_one() {
     let both = three().claim_deleted("b").claim_deleted("c");
     assert_eq!(both.changes(), [scene::remove("b")]);
-    // The second member is removed only when the replacement of the first one is a voter.
+    // The operator removes the second member only after the replacement of the first one has become a voter.
     let learner = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -160,7 +160,7 @@ fn never_reuses_volume_of_removed_member() {
             .iter()
             .any(|write| scene::makes_pod(write, "b"))
     );
-    // The Service of the next member gets an unused name.
+    // The Service of the next member gets a name that was never used.
     assert!(
         scene
             .writes()

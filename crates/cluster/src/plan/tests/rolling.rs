@@ -1,4 +1,4 @@
-//! Changes of versions and pods while the cluster serves: one member at a time, and rollbacks.
+//! Changes of versions and pods while the cluster serves: one member at a time, with rollbacks.
 
 use etcd::KeyHash;
 
@@ -7,7 +7,7 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Seen, Trouble};
 
-/// A cluster that runs one version while its spec asks for another.
+/// A cluster whose members run the version `from`, and whose spec requests the version `to`.
 fn towards(from: &str, to: &str) -> Scene {
     Scene::formed(&["a", "b", "c"]).all_run(from).wants(to)
 }
@@ -36,7 +36,7 @@ impl Scene {
         self
     }
 
-    /// The member's pod is made for this version, and the member answers with it.
+    /// The pod of the member is built for this version, and the member reports this version.
     fn runs(self, member: &str, version: &str) -> Self {
         self.made_for(member, version).answers_as(member, version)
     }
@@ -64,7 +64,7 @@ impl Scene {
         self
     }
 
-    /// The plan requested the members' hashes, and all are equal.
+    /// All members have reported their hashes, and the hashes are equal.
     pub(super) fn compared(mut self) -> Self {
         for member in ["a", "b", "c"] {
             self = self.hash(member, 7);
@@ -79,7 +79,7 @@ impl Scene {
         self
     }
 
-    /// The image of the member was changed, and the member has not recovered since.
+    /// The operator has changed the image of the member, and the member has not become healthy since.
     fn changed(mut self, member: &str, from: &str, to: &str) -> Self {
         self = self.made_for(member, to);
         let pod = self.observed.pods.get_mut(member).unwrap();
@@ -145,7 +145,7 @@ fn invariant_18_updates_followers_first_one_at_a_time() {
         "{:?}",
         away.waits()
     );
-    // The member answers with its old version until its container ends.
+    // The member reports its old version until its container exits.
     let before = towards("3.5.35", "3.6.16").compared();
     let before = before.made_for("b", "3.6.16");
     assert_eq!(patched(&before), []);
@@ -226,7 +226,7 @@ fn rollback_reaches_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // A corrected version also reaches the broken member first.
+    // If the user corrects the version, the operator first changes the broken member to it.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
@@ -234,7 +234,7 @@ fn rollback_reaches_broken_member_first() {
 
 #[test]
 fn failed_last_member_allows_rollback_of_others() {
-    // The member has not run the new version, so etcd cannot have raised the cluster version.
+    // The member has never run the new version, so etcd cannot have raised the cluster version.
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
@@ -379,8 +379,8 @@ fn rolls_settings_that_need_new_pods() {
     );
 }
 
-/// A new pod has no record of the previous version. If its version were unavailable, a cluster of one could not be
-/// rolled back.
+/// The operator knows a version for a rollback only from a change of the image, not from a recreated pod. If the new
+/// version were unavailable, a cluster with one member could not be rolled back.
 #[test]
 fn changes_minor_release_before_recreating_pod() {
     let differ = |mut scene: Scene| {
@@ -424,8 +424,8 @@ fn learners_join_one_by_one_without_max_learners_flag() {
     assert_eq!(scene.changes().len(), 1);
 }
 
-/// Regression: the user rolled back between the end of the old container and the start of the new one. The kubelet
-/// counted no restart, so the rollback did not complete.
+/// Regression: the user rolled back after the old container had ended and before the new one started. The kubelet
+/// counted no restart, so the operator never completed the rollback.
 #[test]
 fn rollback_before_first_start_completes() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
@@ -437,7 +437,7 @@ fn rollback_before_first_start_completes() {
     assert_eq!(back, Some(-1));
 }
 
-/// Regression: the broken member blocks all other steps, so it must be rolled back first.
+/// Regression: the broken member blocks all other steps, so the operator must roll it back first.
 #[test]
 fn rolls_back_broken_member_while_another_is_missing() {
     let scene = Scene::formed(&["a", "b", "c"])
@@ -453,8 +453,8 @@ fn rolls_back_broken_member_while_another_is_missing() {
     assert_eq!(patched(&scene), one("b", "3.5.35"));
 }
 
-/// Regression: the member that is down must be replaced, but no member is replaced while one is down. The rollback
-/// resolves this deadlock.
+/// Regression: the spec requires the replacement of the member that is down, but the operator replaces no member while
+/// one is down. The rollback of the image resolves this deadlock.
 #[test]
 fn rolls_back_broken_member_before_replacing_it() {
     let scene = towards("3.5.35", "3.5.35").compared().durable();
@@ -565,7 +565,7 @@ fn replaces_member_unreadable_by_both_minor_releases() {
     );
 }
 
-/// Kubernetes reports the last end of the old image's container until the new container has ended.
+/// Kubernetes reports the last exit of the old container until the new container has exited.
 #[test]
 fn error_of_former_image_replaces_no_member() {
     let damaged = || Cause::Data("its database cannot be read".into());
@@ -587,13 +587,13 @@ fn error_of_former_image_replaces_no_member() {
         scene.changes()
     };
     assert_eq!(started(2), [], "the first start of the new image");
-    // The kubelet restarted the old container once more before it saw the new image.
+    // The kubelet restarted the old container once more before it noticed the new image.
     assert_eq!(started(3), [], "the first start of the new image");
     assert_eq!(started(4), [scene::remove("b")]);
 }
 
-/// Both writes concern the same annotation and would be sent concurrently. The record of the next change could be
-/// removed, or the record of the last change could stay.
+/// The operator would send both writes to the same annotation concurrently. They could remove the record of the next
+/// change, or keep the record of the last change.
 #[test]
 fn clears_change_record_before_next_change() {
     let noted = |changed: Option<Changed>| {
@@ -631,8 +631,8 @@ fn failing_new_image_is_rolled_back_without_replacement() {
     assert_eq!(noted, Some(("3.6.17", false)));
 }
 
-/// Regression: the operator changes the image of a learner only after the learner has failed. It must not wait for
-/// another image then.
+/// Regression: the operator changes the image of a learner only after the learner has failed. It must replace a
+/// learner that then fails again, and not wait for another image.
 #[test]
 fn replaces_learner_that_fails_with_both_images() {
     let failed = |scene: Scene, member: &str, seconds: i64| {
@@ -647,7 +647,7 @@ fn replaces_learner_that_fails_with_both_images() {
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
     // No voter runs the version with which the learner was created.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
-    // A voter is not replaced, because setting the version back repairs it.
+    // The operator does not replace a voter, because its former version repairs it.
     let voter = towards("3.5.25", "3.5.35").changed("b", "3.5.25", "3.5.35");
     assert_eq!(failed(voter, "b", 60), []);
 }

@@ -1,4 +1,4 @@
-//! Parts of the spec that are applied to running pods in place.
+//! Settings of the spec that the operator applies to running pods in place.
 
 use std::collections::BTreeMap;
 
@@ -71,11 +71,11 @@ fn changes_labels_and_annotations_without_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // No container restarts, so the change does not wait for a healthy quorum.
+    // No container restarts, so the change does not depend on a healthy quorum.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 
-/// Invariant 18.
+/// Invariant 18 (rolling updates).
 #[test]
 fn resizes_members_one_by_one_and_leader_last() {
     let all = differ(three(), &["a", "b", "c"], &resources());
@@ -112,7 +112,7 @@ fn deferred_resize_is_reported_and_blocks_nothing() {
     assert!(scene.waits().contains(&Reason::ResizeDeferred));
 }
 
-/// Invariant 18.
+/// Invariant 18 (rolling updates).
 #[test]
 fn unsafe_quorum_resizes_only_unavailable_member() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
@@ -126,7 +126,7 @@ fn unsafe_quorum_resizes_only_unavailable_member() {
     assert!(served.waits().contains(&Reason::VoterNotHealthy));
 }
 
-/// Invariant 18.
+/// Invariant 18 (rolling updates).
 #[test]
 fn no_resize_during_change_of_another_member() {
     let anew = Difference {

@@ -1,4 +1,4 @@
-//! Members whose pods are not ready because of another container: a sidecar that starts late or never.
+//! Members whose pods are not ready because of a sidecar that starts late or never.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::snapshot::{Cause, Ending};
@@ -25,15 +25,15 @@ fn member_with_late_sidecar_counts_as_healthy() {
     }
 }
 
-/// A container other than etcd must not delay the promotion of a learner that has caught up.
+/// The operator promotes a learner that has caught up, even if another container of its pod is not ready.
 #[test]
 fn promotes_learner_with_late_sidecar() {
     let scene = Scene::formed(&["a", "b"]).size(3).aged().learner("d");
     assert_eq!(late(scene, &["d"]).changes(), [scene::promote("d")]);
 }
 
-/// The pod has not been ready for a long time because of its sidecar, but etcd answered meanwhile: see
-/// `observe/sidecars.rs`.
+/// The pod has been unready for a long time because of its sidecar, but etcd has served in the meantime (see
+/// `observe/sidecars.rs`).
 #[test]
 fn restarted_member_with_late_sidecar_is_not_lost() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");

@@ -1,4 +1,4 @@
-//! Scaling up and down, including changes of the target before it is reached.
+//! Scaling up and down, including changes of the size in the spec during the scaling.
 
 use crate::plan::tests::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
@@ -148,8 +148,8 @@ fn seed_grows_by_learners_to_desired_size() {
         seed(formed).writes()[0],
         Write::RecordClusterId { .. }
     ));
-    // Then both other members join at once as learners, after their Services exist. With a single voter, etcd's rule of
-    // five seconds does not apply.
+    // After their Services exist, both other members join as learners in one step. With a single voter, etcd does not
+    // check whether all members were connected for five seconds.
     let alone = seed(Scene::formed(&["a"]).young("a"));
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
@@ -172,7 +172,7 @@ fn distinguishes_full_and_seed_bootstrap_before_start() {
     assert_eq!(all.waits(), [Reason::BootstrapAbandoned]);
 }
 
-/// The next step for given voters, learners and target size.
+/// The next step for the given numbers of voters and learners, and the given size.
 #[test]
 fn smaller_target_removes_all_learners_first() {
     let scene = Scene::formed(&["a", "b", "c", "e", "f"])
@@ -184,7 +184,7 @@ fn smaller_target_removes_all_learners_first() {
         panic!("{:?}", scene.changes())
     };
     assert!(member == "g" || member == "h", "{member}");
-    // A member that is not needed any more is not started.
+    // The operator starts no member that it no longer needs.
     assert!(
         !scene
             .writes()
@@ -224,8 +224,8 @@ fn scales_to_and_from_even_sizes() {
     assert_eq!(down.changes(), []);
 }
 
-/// A joining member requests answers from the others before it answers requests. Two members that start together would
-/// wait for each other.
+/// A joining member sends requests to the other members before it answers requests. Two members that start together
+/// would wait for each other.
 #[test]
 fn concurrent_joiners_open_services_after_all_have_asked() {
     let opened = |scene: &Scene| {
@@ -240,12 +240,12 @@ fn concurrent_joiners_open_services_after_all_have_asked() {
         scene = scene.added(member).leftover(member).young(member);
         scene.observed.services.get_mut(member).unwrap().closed = true;
     }
-    // The containers run, but only etcd's health listener shows that the requests are done.
+    // The containers run, but only the answer of etcd's health listener shows that the requests are done.
     assert_eq!(opened(&scene), [false; 2]);
     let half = scene.clone().follows("d");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.clone().follows("e")), [true; 2]);
-    // A learner without endpoints is not promoted.
+    // The operator does not promote a learner whose Service has no endpoints.
     let mut unfound = Scene::formed(&["a"]).size(3).learner("d").follows("d");
     unfound.observed.services.get_mut("d").unwrap().closed = true;
     assert_eq!(unfound.changes(), []);

@@ -1,4 +1,4 @@
-//! Switches TLS on and off while members run. The operator may crash after every write.
+//! Switches TLS on and off while the members run. The operator may crash after every write.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl World {
         world
     }
 
-    /// Replaces one member by a new one with the peer URL of a stage.
+    /// Replaces one member by a new member with the peer URL of a stage.
     fn join(&mut self, name: &str, stage: PeerStage) {
         let (tls, port) = stage.usual();
         let scheme = if tls { "https" } else { "http" };
@@ -64,7 +64,7 @@ impl World {
         &mut member.peer_urls
     }
 
-    /// The TLS settings with which members start, as observed: from the record alone.
+    /// The TLS settings with which members start. The operator derives them from the record in the status alone.
     fn at(&self) -> Option<TlsPolicy> {
         match &self.record {
             Some(record) => record.policy(),
@@ -91,7 +91,7 @@ impl World {
         });
     }
 
-    /// The current TLS writes of the plan.
+    /// The writes of the current plan that change TLS settings or peer URLs.
     fn planned(&mut self) -> Vec<Write> {
         self.snapshot();
         let all = [self.scene.writes(), self.scene.changes()].concat();
@@ -115,14 +115,14 @@ impl World {
         }
     }
 
-    /// Members whose pod is outdated.
+    /// Names of the members whose pods run with outdated TLS settings.
     fn outdated(&self) -> Vec<String> {
         let at = TlsMode::of(self.at().as_ref());
         let others = self.modes.iter().filter(|(_, mode)| **mode != at);
         others.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Checks invariant 23.
+    /// Checks invariant 23: every member can connect to every peer URL in etcd's list.
     fn judge(&mut self) {
         let modes = self.modes.clone();
         let at = peers_of(self.at().as_ref());
@@ -133,7 +133,7 @@ impl World {
                     listens(stage, &url),
                     "{name}, {stage:?}, does not listen at {url}"
                 );
-                // After a restart at this moment, the member must listen there too.
+                // If the member restarts at this moment, it must listen at this URL too.
                 assert!(listens(at, &url), "{name} would come back as {at:?}: {url}");
                 for (other, mode) in &modes {
                     let knows = mode.maker == modes[name].maker && mode.peers > PeerStage::Plain;
@@ -153,8 +153,8 @@ fn drawn(seed: &mut u64) -> usize {
     usize::try_from(*seed >> 33).unwrap()
 }
 
-/// Between any two writes, members restart in any order, some are replaced, and the spec may change again. The
-/// cluster must reach the final spec.
+/// Between any two writes, members restart in any order, some members are replaced, and the spec may change again.
+/// Nevertheless, the cluster must reach the final spec.
 #[test]
 fn invariant_23_every_member_is_dialed_where_it_listens() {
     for mut seed in 0..400_u64 {
@@ -251,7 +251,7 @@ fn tls_switch_waits_for_unhealthy_or_joining_members() {
     assert_eq!(grows.planned(), []);
 }
 
-/// Regression: a disconnected learner continues to answer clients, and still reports its last leader.
+/// Regression: a disconnected learner continues to answer clients, and reports its last known leader.
 #[test]
 fn invariant_23_tls_switch_waits_for_disconnected_learner() {
     let mut world = World::new("null");
@@ -275,14 +275,14 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
             planned,
         )
     };
-    // The learner is promoted first.
+    // The operator promotes the learner first.
     assert_eq!(says(&pulse), (false, vec![]));
     pulse.peers.clear();
     assert_eq!(says(&pulse), (true, vec![]));
 }
 
-/// Regression: the seed of a recovery lost its pod before its TLS settings were recorded, and restarted with those of
-/// a newer spec. Learners dialed it at an address where it did not listen.
+/// Regression: the seed of a recovery lost its pod before its TLS settings were recorded. It restarted with the
+/// settings of a newer spec. The learners then dialed an address at which the seed did not listen.
 #[test]
 fn invariant_23_dials_returned_member_at_its_new_listener() {
     let mut world = World::new("null");
@@ -299,7 +299,7 @@ fn invariant_23_dials_returned_member_at_its_new_listener() {
             (member.as_str(), urls.as_slice()),
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
-        // The URL does not change if the member does not serve, or still runs with the previous settings.
+        // The operator does not change the URL if the member does not serve, or still runs with the previous settings.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];
@@ -315,7 +315,7 @@ fn invariant_23_dials_returned_member_at_its_new_listener() {
     assert_eq!(world.planned(), []);
 }
 
-/// Members dial a changed URL at once, so the Service must have the second port before.
+/// Members connect to a changed URL at once, so the Service must already have the second port.
 #[test]
 fn changes_peer_urls_one_by_one_after_service_ports() {
     let stage = |stage| {

@@ -59,7 +59,7 @@ fn invariant_20_invalid_secret_changes_no_running_cluster() {
     // The operator removes no serving member, because its replacement could not start.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
-    // A dead member is removed, because it serves nobody.
+    // The operator removes a dead member, because the removal does not affect clients.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(
         with_fault(dead, Purpose::Peer).changes(),
@@ -67,8 +67,8 @@ fn invariant_20_invalid_secret_changes_no_running_cluster() {
     );
 }
 
-/// Invariant 20: the running members do not trust the new authorities. A rollout would fail at the first member, so the
-/// operator does not start it.
+/// Invariant 20: the running members do not trust the new authorities. A restart would disconnect the first restarted
+/// member from them, so the operator does not start the rolling update.
 #[test]
 fn invariant_20_abruptly_replaced_authorities_restart_no_member() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
@@ -83,7 +83,7 @@ fn invariant_20_abruptly_replaced_authorities_restart_no_member() {
     assert!(!ends(&with_fault(scene, Purpose::Peer)));
 }
 
-/// Invariant 16: an operator without valid certificates cannot conclude that no member answers.
+/// Invariant 16: without valid certificates, the operator cannot know whether a member answers.
 #[test]
 fn no_recovery_while_certificates_are_invalid() {
     let lost = || {

@@ -1,5 +1,5 @@
-//! A recovery in progress: the operator creates the seed next to the old members, and records the new cluster when the
-//! seed serves.
+//! A recovery in progress: the operator creates the seed while the old members still exist. It records the new cluster
+//! when the seed serves.
 
 use api::cluster::RecoveryPhase;
 use etcd::{ClusterId, MemberId};
@@ -20,7 +20,7 @@ pub(super) fn under_way() -> Scene {
     scene
 }
 
-/// A recovery whose seed has a pod and answers with this cluster ID and revision.
+/// A recovery whose seed has a pod, and answers with this cluster ID and this revision.
 fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
     let mut scene = under_way().leftover("n");
     let pod = scene.observed.pods.get_mut("n").unwrap();
@@ -62,7 +62,7 @@ fn creates_seed_behind_closed_client_service() {
     assert!(!destroys(&writes));
 }
 
-/// Another operator process may have set the mark, and may still remove it after its lease has ended.
+/// Another operator process may have set the mark. That process could still remove the mark after its lease has ended.
 #[test]
 fn invariant_6_renews_mark_before_seed_pod() {
     let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
@@ -81,7 +81,7 @@ fn invariant_6_renews_mark_before_seed_pod() {
     assert_eq!(order(&under_way()).0, None);
 }
 
-/// Invariants 9 and 16: one write replaces the record of the old cluster by that of the new one.
+/// Invariants 9 and 16: a single write replaces the record of the old cluster by the record of the new cluster.
 #[test]
 fn records_new_cluster_once_seed_serves_survivor_data() {
     for revision in [100, 1_000_000_100] {
@@ -124,7 +124,7 @@ fn replaces_seed_with_lost_volume_if_survivor_answers() {
 }
 
 /// Invariant 16: clients of the headless Service could write to the abandoned seed, and these writes would be lost.
-/// Invariant 9: the seed is stopped only if the survivor, which has the same data, answers.
+/// Invariant 9: the operator stops the seed only if the survivor answers, because the survivor has the same data.
 #[test]
 fn stops_abandoned_seed_before_next_recovery() {
     let mut scene = answers(NEW, 100).with_disk("n").volume_lost("n");
@@ -140,7 +140,7 @@ fn stops_abandoned_seed_before_next_recovery() {
         assert_eq!(begun(scene), None);
         problem(scene, Reason::QuorumLost);
     }
-    // The survivor from which the seed has its data does not answer. Another survivor answers.
+    // The survivor from which the seed copied its data does not answer. Another survivor answers.
     let five = ["a", "b", "c", "d", "e"];
     let silent = approved(loss(&five, &["a", "b"])).down("a");
     let mut other = scene.clone();
@@ -151,7 +151,7 @@ fn stops_abandoned_seed_before_next_recovery() {
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
-    // The next recovery begins when the pod of the seed is terminating, and does not wait for its node.
+    // The next recovery begins as soon as the pod of the seed is terminating, even if its node does not answer.
     let ending = scene.terminating("n");
     assert!(!destroys(&ending.writes()));
     assert_eq!(begun(&ending).unwrap().survivor, "a");
@@ -172,7 +172,7 @@ fn returning_quorum_cancels_recovery() {
     let recovery = cancelled.recovery.unwrap();
     assert_eq!(recovery.phase, RecoveryPhase::Cancelled);
 
-    // Then the operator deletes the seed, and afterwards adds the endpoints of the client Service.
+    // The operator then deletes the seed, and afterwards adds the endpoints of the client Service.
     scene.observed.recovery.record = Some(recovery);
     scene.observed.recovery.stale_approval = cancelled.stale_approval;
     let writes = scene.writes();

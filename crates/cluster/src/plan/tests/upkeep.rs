@@ -22,7 +22,7 @@ fn status(scene: &mut Scene, member: &str, change: impl FnOnce(&mut Status)) {
     }
 }
 
-/// Three members with leader `a`. `size` and `used` are the MiB of each database and of its data in use.
+/// Three members, of which `a` is the leader. `size` and `used` are the MiB of each database and of the data in it.
 fn three(size: i64, used: i64) -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     scene.desired.upkeep.quota = QUOTA;
@@ -170,7 +170,7 @@ fn delays_defragmentation_after_ineffective_run() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&Reason::DefragmentationWaits));
-    // After 100 s, no additional space can be freed, so no run begins.
+    // After 100 s, a defragmentation could free no additional space, so the operator begins no run.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
     scene.observed.upkeep.record = Some(over.clone());
@@ -180,7 +180,7 @@ fn delays_defragmentation_after_ineffective_run() {
     assert!(record(&scene).is_some());
 }
 
-/// A member counts the space freed by a compaction as used until the next write, and a full database accepts no
+/// Until the next write, a member reports the space that a compaction freed as used. A full database accepts no
 /// writes.
 #[test]
 fn defragments_after_compaction_despite_reported_free_space() {
@@ -202,7 +202,8 @@ fn defragments_after_compaction_despite_reported_free_space() {
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // The member's current status shows free space, so the next member is defragmented, unless it has free space.
+    // The current status of the first member shows free space, so the operator defragments the next member. A member
+    // that has free space is skipped.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);
@@ -216,7 +217,7 @@ fn defragments_after_compaction_despite_reported_free_space() {
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // A scheduled run does not depend on an old compaction.
+    // A scheduled run ignores an earlier compaction.
     (compacted.cause, compacted.members) = (Cause::Schedule, Vec::new());
     scene.observed.upkeep.record = Some(compacted);
     assert!(record(&scene).unwrap().completion_time.is_some());
@@ -267,7 +268,7 @@ fn invariant_19_disarms_alarm_once_every_database_has_space() {
 
 // ---- one at a time ----
 
-/// Invariants 10 and 19.
+/// Invariants 10 and 19 (record before acting; defragmentation and alarms).
 #[test]
 fn invariant_19_defragments_followers_one_by_one_then_leader() {
     let first = under_way(full(100, 20), &[]);
@@ -323,7 +324,7 @@ fn invariant_19_no_defragmentation_while_cluster_is_unsettled() {
     }
 }
 
-/// Regression: the leadership may move, or a member may die, between the record and the call.
+/// Regression: between the record and the call, the leadership may move or a member may fail.
 #[test]
 fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
     let recorded = || under_way(full(100, 20), &[("b", false)]);
@@ -333,7 +334,7 @@ fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
     }
 }
 
-/// Invariants 3 and 19.
+/// Invariants 3 and 19 (quorum guard; defragmentation and alarms).
 #[test]
 fn invariant_19_removes_no_member_during_defragmentation() {
     let mut busy = under_way(full(100, 20).claim_deleted("c"), &[("b", false)]);
@@ -361,7 +362,7 @@ fn failed_defragmentation_ends_the_run() {
     assert!(record(&after).unwrap().completion_time.is_some());
 }
 
-/// From 3.6 on, a member does not even return its status during its defragmentation.
+/// From etcd 3.6 on, a member does not return its status during its defragmentation.
 #[test]
 fn waits_for_silent_member_during_defragmentation() {
     let in_progress = || under_way(full(100, 20), &[("b", false)]).down("b");
@@ -398,7 +399,7 @@ fn defragments_by_share_of_free_bytes() {
     assert_eq!(scene.writes(), []);
     sized(&mut scene, "b", 90, 20);
     assert_eq!(record(&scene).unwrap().cause, Cause::Threshold);
-    // No second run begins within an hour, even if the share of free bytes is high.
+    // Within an hour after a run, the operator begins no second run, even if the share of free bytes is high.
     let mut over = run(Cause::Threshold, &[("b", true)]);
     over.completion_time = Some(time(950));
     scene.observed.upkeep.record = Some(over);
@@ -408,7 +409,7 @@ fn defragments_by_share_of_free_bytes() {
 #[test]
 fn defragments_once_per_scheduled_time() {
     let mut scene = three(90, 20);
-    // The time of all scenes is 00:16:40.
+    // In every scene, the time is 00:16:40.
     scene.desired.upkeep.defragmentation = Some(Defragmentation {
         schedule: Some("15 0 * * *".into()),
         ..Defragmentation::default()

@@ -1,14 +1,14 @@
-//! Determines when a scheduled defragmentation is due. Pure: a function of the schedule and the time.
+//! Determines when a scheduled defragmentation is due. Pure: the result depends only on the schedule and the time.
 
 use api::cluster::Defragmentation;
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// A scheduled time that was missed by more than this is skipped.
+/// Maximum delay of a scheduled defragmentation. A later run is skipped.
 const LATEST: SignedDuration = SignedDuration::from_hours(1);
 
-/// The most recent scheduled time, unless it was missed.
+/// The most recent scheduled time if it is not older than the maximum delay; `None` without a schedule.
 pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Timestamp>, String> {
     let Some(text) = &rule.schedule else {
         return Ok(None);
