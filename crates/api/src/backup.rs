@@ -118,7 +118,8 @@ text_enum! {
     "the block local must be set if and only if storageType is Local: make spec.local and spec.storageType agree"
 ))]
 pub struct EtcdBackupSpec {
-    /// Client URLs of the cluster to back up. One reachable endpoint is enough.
+    /// Client URLs of the cluster to back up. One reachable endpoint is enough. A cluster-wide operator needs a grant for
+    /// clusters outside of this namespace.
     #[serde(
         default,
         deserialize_with = "null_as_empty",

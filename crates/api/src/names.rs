@@ -37,8 +37,6 @@ pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
 /// endpoints.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
-/// Pod annotation whose value has no meaning. A change of the value makes the kubelet sync the pod at once.
-pub const ANNOTATION_NUDGED: &str = "etcd.database.coreos.com/nudged";
 /// Pod annotation with the time at which the pod was drained from the client Service ([`ROLE_BUSY`]).
 pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";
 /// Pod annotation with the etcd version for which the pod was created.

@@ -14,9 +14,10 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
 use runtime::controller::{Guarded, Scope, controller, drive};
+use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use runtime::image::OwnImage;
 use runtime::process::Objects;
-use store::Directories;
+use store::LocalStore;
 use store::grants::{Grant, Grants};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -46,6 +47,13 @@ const REMOVALS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
+/// How endpoints of EtcdBackups are granted.
+pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
+    operator: "backup operator",
+    flag: "--etcd-endpoints",
+    value: "backups.etcdEndpoints",
+};
+
 /// Settings of an administrator for all EtcdBackups.
 #[derive(Args, Clone, Debug)]
 pub struct Settings {
@@ -53,9 +61,22 @@ pub struct Settings {
     /// the flag for more locations; * means every namespace. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=PLACE")]
     pub ambient_identity: Vec<Grant>,
-    /// Directory for backups with storageType Local
+    /// Allow a namespace to name an etcd in spec.etcdEndpoints that is none of its EtcdClusters, as in
+    /// team-a=etcd.example.com. Repeat the flag for more hosts; * means every namespace, *.example.com every name below
+    /// it. The port is 2379 by default. The operator's own namespace needs no permission
+    #[arg(long, value_name = "NAMESPACE=HOST[:PORT]")]
+    pub etcd_endpoints: Vec<EndpointGrant>,
+    /// Directory for backups with storageType Local. EtcdBackups of other namespaces than the operator's use the directory
+    /// namespaces/NAMESPACE in it
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
+    /// Maximum size of all files of a namespace other than the operator's in the directory for backups. The default is no
+    /// limit
+    #[arg(long, value_name = "BYTES")]
+    pub local_quota: Option<u64>,
+    /// Maximum size of a snapshot in GiB, from 1 to 110
+    #[arg(long, value_name = "GIB", default_value = "100", value_parser = clap::value_parser!(u64).range(1..=110))]
+    pub max_snapshot: u64,
     /// Number of concurrent transfers to stores. Each needs up to 56 MiB of memory
     #[arg(long, value_name = "NUMBER", default_value = "4")]
     pub max_transfers: NonZeroUsize,
@@ -108,6 +129,7 @@ fn removals(scope: &Scope) -> Limits {
 /// Runs until the operator shuts down. The shutdown cancels running transfers, which leave no objects in the store.
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, ended) = mpsc::unbounded_channel();
+    let max_snapshot = settings.max_snapshot << 30;
     // The end of a worker reconciles all EtcdBackups, so its outcome is reported at once. A reconcile of a finished
     // EtcdBackup sends no request.
     let backups =
@@ -135,16 +157,21 @@ pub async fn work(operator: Operator, settings: Settings) {
     let reconciler = Arc::new(ReconcileContext {
         observe: ObserveContext {
             client: operator.client.clone(),
-            etcd: Arc::new(EtcdClient::new(Access::default())),
+            etcd: Arc::new(EtcdClient::new(Access::default()).with_max_snapshot(max_snapshot)),
+            max_snapshot,
             grants: Grants {
                 operator: "backup operator",
                 own: operator.namespace.clone(),
                 others: settings.ambient_identity,
             },
-            directories: Directories {
-                local: settings.local_directory,
-                claim: None,
-            },
+            endpoints: EndpointGrants::new(
+                &operator.scope,
+                &operator.namespace,
+                ENDPOINTS,
+                settings.etcd_endpoints,
+            ),
+            local: settings.local_directory.map(LocalStore::new),
+            local_quota: settings.local_quota,
             objects: backups.store(),
             image: OwnImage::new(&operator, settings.operator_image),
         },
@@ -212,5 +239,19 @@ mod tests {
         ];
         assert_eq!(limits(&all, &Scope::Cluster), (9, 3, 5));
         assert!(Flags::try_parse_from(["backup", "--max-transfers=0"]).is_err());
+    }
+
+    /// An upload to S3 has at most 10,000 parts, which contain 110 GiB in bounded memory.
+    #[test]
+    fn largest_snapshot_is_bounded() {
+        let parsed = |argument: &str| {
+            let flags = Flags::try_parse_from(["backup", argument]);
+            flags.map(|flags| flags.settings.max_snapshot).ok()
+        };
+        assert_eq!(parsed("--local-quota=1"), Some(100));
+        assert_eq!(parsed("--max-snapshot=110"), Some(110));
+        for outside in ["--max-snapshot=0", "--max-snapshot=111"] {
+            assert_eq!(parsed(outside), None, "{outside}");
+        }
     }
 }

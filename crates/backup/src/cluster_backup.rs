@@ -29,16 +29,10 @@ impl Reconcile for ClusterBackups {
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
         let namespace = cluster.namespace().unwrap_or_default();
-        let cached: Vec<EtcdBackup> = self
-            .backups
-            .state()
-            .iter()
-            .filter_map(|backup| backup.0.clone().ok())
-            .collect();
-        let in_namespace: Vec<&EtcdBackup> = cached
-            .iter()
-            .filter(|backup| backup.namespace().as_ref() == Some(&namespace))
-            .collect();
+        let mut cached = self.backups.state();
+        cached.retain(|backup| backup.namespace().as_ref() == Some(&namespace));
+        let readable = cached.iter().filter_map(|backup| backup.0.as_ref().ok());
+        let in_namespace: Vec<&EtcdBackup> = readable.collect();
         let backups = Api::<EtcdBackup>::namespaced(self.client.clone(), &namespace);
         let name = cluster.name_any();
         let existing = in_namespace

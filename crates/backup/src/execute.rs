@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
-use runtime::apply;
+use runtime::apply::{self, is_owned};
 use runtime::controller::Guarded;
 use tokio_util::sync::CancellationToken;
 
@@ -74,6 +74,7 @@ impl ExecuteContext {
                     name,
                     compress,
                     cluster,
+                    limits,
                 },
                 Connections {
                     store: Some(store),
@@ -88,6 +89,7 @@ impl ExecuteContext {
                     compress,
                     uid: uid.clone(),
                     cluster: cluster.map(|cluster| *cluster),
+                    limits,
                     since: self.since,
                 };
                 self.transfers.enqueue(owner, transfer, exists);
@@ -96,7 +98,7 @@ impl ExecuteContext {
                 let worker = self.pod_worker(*pod, order, Report::into_stored);
                 self.transfers.enqueue(owner, worker, exists);
             }
-            (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
+            (Job::Transfer { .. } | Job::Removal { .. } | Job::LeftPod { .. }, _) => {}
         }
     }
 
@@ -107,13 +109,12 @@ impl ExecuteContext {
         let owner = (namespace.as_str(), uid.as_str());
         let exists = self.exists(backup, plan.action == Action::RemoveAll);
         match (job, connections.store) {
-            (Job::Removal { path, scope, now }, Some(store)) => {
+            (Job::Removal { path, scope }, Some(store)) => {
                 let removal = Removal {
                     store,
                     path,
                     uid: uid.clone(),
                     scope,
-                    now,
                 };
                 self.removals.enqueue(owner, removal, exists);
             }
@@ -121,7 +122,7 @@ impl ExecuteContext {
                 let worker = self.pod_worker(*pod, order, Report::into_removal_result);
                 self.removals.enqueue(owner, worker, exists);
             }
-            (Job::Transfer { .. } | Job::Removal { .. }, _) => {}
+            (Job::Transfer { .. } | Job::Removal { .. } | Job::LeftPod { .. }, _) => {}
         }
     }
 
@@ -166,6 +167,9 @@ pub(crate) async fn execute(
     connections: Connections,
 ) -> Result<(), apply::Error> {
     let uid = backup.uid().unwrap_or_default();
+    if let Some(Job::LeftPod { name }) = &plan.job {
+        delete_left_pod(&context.client, backup, name).await?;
+    }
     match (plan.action, plan.job.clone()) {
         (Action::StartTransfer, Some(job)) => context.start_transfer(backup, job, connections),
         (Action::RemoveSurplus | Action::RemoveAll, Some(job)) => {
@@ -194,6 +198,29 @@ pub(crate) async fn execute(
         ) => {}
     }
     Ok(())
+}
+
+/// Deletes the pod that an ended process left. Without it, the status may report the end of the attempt.
+async fn delete_left_pod(
+    client: &Client,
+    backup: &EtcdBackup,
+    name: &str,
+) -> Result<(), apply::Error> {
+    let namespace = backup.namespace().unwrap_or_default();
+    let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
+    let found = pods.get_opt(name).await;
+    let found = found.map_err(|source| apply::Error::Api {
+        verb: "read",
+        kind: "Pod".to_owned(),
+        name: name.to_owned(),
+        source: Box::new(source),
+    })?;
+    match found {
+        Some(pod) if is_owned(&pod.metadata, &backup.uid().unwrap_or_default()) => {
+            apply::delete(&pods, &pod, None).await.map(drop)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Writes the status. A transfer starts only after its attempt is recorded, and ended work is forgotten only after
@@ -287,6 +314,48 @@ mod tests {
             "status": status,
         }))
         .unwrap()
+    }
+
+    /// An API server with one pod of this owner, and the requests that it received.
+    fn server_with_pod(owner: &'static str) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let sent = Arc::<Mutex<Vec<String>>>::default();
+        let recorded = sent.clone();
+        let service = service_fn(move |request: Request<Body>| {
+            let recorded = recorded.clone();
+            async move {
+                let text = format!("{} {}", request.method(), request.uri().path());
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let body = String::from_utf8_lossy(&body).into_owned();
+                recorded.lock().unwrap().push(format!("{text} {body}"));
+                let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {
+                    "name": "etcd-backup-1", "namespace": "n", "uid": "pod-uid",
+                    "ownerReferences": [{ "apiVersion": "v", "kind": "EtcdBackup", "name": "b", "uid": owner }],
+                } });
+                let body = Body::from(serde_json::to_vec(&pod).unwrap());
+                Ok::<_, Infallible>(Response::new(body))
+            }
+        });
+        (Client::new(service, "n"), sent)
+    }
+
+    /// Invariant 11: the deletion names the UID of the pod that was read.
+    #[tokio::test]
+    async fn deletes_only_own_left_pod() {
+        for (owner, requests) in [("u", 2), ("another", 1)] {
+            let (client, sent) = server_with_pod(owner);
+            let backup = backup_with(&json!({}));
+            delete_left_pod(&client, &backup, "etcd-backup-1")
+                .await
+                .unwrap();
+            let sent = sent.lock().unwrap();
+            assert_eq!(sent.len(), requests, "{sent:?}");
+            let path = "/api/v1/namespaces/n/pods/etcd-backup-1";
+            assert!(sent[0].starts_with(&format!("GET {path}")), "{sent:?}");
+            if let Some(deletion) = sent.get(1) {
+                assert!(deletion.starts_with(&format!("DELETE {path}")), "{sent:?}");
+                assert!(deletion.contains("pod-uid"), "{sent:?}");
+            }
+        }
     }
 
     #[tokio::test]

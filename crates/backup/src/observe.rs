@@ -7,13 +7,14 @@ use std::time::Duration;
 use api::EtcdBackup;
 use api::storage::StorageSource;
 use etcd::Etcd;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Client, ResourceExt};
 use runtime::controller::Guarded;
+use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
 use store::grants::Grants;
-use store::{Directories, Store, Target};
+use store::{LocalStore, Store, Target};
 use tokio::time::timeout;
 
 use crate::plan::{Need, intent};
@@ -21,6 +22,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Inputs, Site, Snapshot};
 use crate::transfer::{EarlierAttempt, ObjectName, Owner, earlier_attempt};
 
+mod clock;
 mod cluster;
 mod denied;
 mod same_path;
@@ -36,8 +38,14 @@ pub(crate) struct ObserveContext {
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
-    /// The directories mounted in the operator's pod.
-    pub(crate) directories: Directories,
+    /// The endpoints that namespaces may name.
+    pub(crate) endpoints: EndpointGrants,
+    /// The directory for backups that is mounted in the operator's pod.
+    pub(crate) local: Option<LocalStore>,
+    /// The quota of each namespace in that directory, in bytes.
+    pub(crate) local_quota: Option<u64>,
+    /// Maximum size of a snapshot in bytes.
+    pub(crate) max_snapshot: u64,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: ReflectorStore<Guarded<EtcdBackup>>,
     /// The image of pods that mount a PersistentVolumeClaim.
@@ -57,6 +65,7 @@ struct Read {
     destination: Destination,
     inputs: Inputs,
     connections: Connections,
+    clock_difference: Option<SignedDuration>,
 }
 
 /// Adds the data that the plan needs to the snapshot of this process's workers.
@@ -71,9 +80,19 @@ pub(crate) async fn observe(
             (Need::Destination, Some(begun)) => {
                 Box::pin(for_transfer(context, backup, begun)).await
             }
-            (Need::RemoveSurplus | Need::RemoveAll, _) => {
-                Box::pin(for_removal(context, backup)).await
+            (Need::RemoveSurplus, _) => {
+                let difference = clock::difference(&context.client).await?;
+                let read = Box::pin(for_removal(context, backup)).await?;
+                Ok(Read {
+                    clock_difference: Some(difference),
+                    ..read
+                })
             }
+            (Need::RemoveAll, _) => Box::pin(for_removal(context, backup)).await,
+            (Need::Clock, _) => Ok(Read {
+                clock_difference: Some(clock::difference(&context.client).await?),
+                ..Read::default()
+            }),
             (Need::Destination | Need::Nothing, _) => Ok(Read::default()),
         }
     };
@@ -87,6 +106,7 @@ pub(crate) async fn observe(
             Snapshot {
                 destination: read.destination,
                 inputs: read.inputs,
+                clock_difference: read.clock_difference,
                 ..snapshot
             },
             read.connections,
@@ -116,9 +136,12 @@ async fn for_transfer(
     begun: Timestamp,
 ) -> Result<Read, Trouble> {
     let source = site::source_of(backup)?;
+    let rule = context
+        .endpoints
+        .of(&backup.namespace().unwrap_or_default());
     if let StorageSource::Pvc(pvc) = source {
         // Only the pod can read the volume. Problems with the Secrets are reported before the pod is created.
-        let source = cluster::source(context, backup).await?;
+        let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
         return Ok(Read {
             destination: Destination::Free,
@@ -126,8 +149,9 @@ async fn for_transfer(
                 site: site::volume(context, backup, pvc).await?,
                 leftover: None,
                 source,
+                rule,
             },
-            connections: Connections::default(),
+            ..Read::default()
         });
     }
     let Target { store, key } = site::open(context, backup, &source).await?;
@@ -148,7 +172,7 @@ async fn for_transfer(
         }
         EarlierAttempt::Incomplete(name) => name.leftover(),
     };
-    let source = cluster::source(context, backup).await?;
+    let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
     let etcd = cluster::client(context, backup).await?;
     Ok(Read {
         destination: Destination::Free,
@@ -156,11 +180,13 @@ async fn for_transfer(
             site: Site::Store { key },
             leftover,
             source,
+            rule,
         },
         connections: Connections {
             store: Some(store),
             etcd: Some(etcd),
         },
+        ..Read::default()
     })
 }
 
@@ -174,9 +200,9 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
         (Site::Store { key }, Some(store))
     };
     Ok(Read {
-        destination: Destination::NotRead,
         inputs: Inputs::Removal { site, others },
         connections: Connections { store, etcd: None },
+        ..Read::default()
     })
 }
 

@@ -18,6 +18,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Moved, RemovalResult, Snapshot, Stored, Work};
 
 mod attempts;
+mod clock;
 mod deadline;
 mod due;
 mod job;
@@ -26,7 +27,7 @@ mod refusal;
 pub mod schedule;
 
 use attempts::{attempts_exhausted, count_with_current, count_without_current};
-use deadline::{deadline, deadline_exceeded, overdue};
+use deadline::{cancel_overdue, deadline, deadline_exceeded, overdue};
 pub use due::rules;
 use due::{is_due, is_retention_pending, is_suspended, next_run, retention_result, retention_wait};
 pub use job::Job;
@@ -199,6 +200,8 @@ pub enum Need {
     RemoveSurplus,
     /// The inputs of a removal of all stored backups.
     RemoveAll,
+    /// The clock of the API server alone.
+    Clock,
 }
 
 /// The data that [`plan()`] needs at this time.
@@ -208,16 +211,19 @@ pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
         let pending = idle && has_finalizer(backup) && wants_finalizer(backup);
         return need_if(Need::RemoveAll, pending && snapshot.removal.may_begin(now));
     }
-    if is_finished(backup) || refusal(backup).is_some() {
+    if is_finished(backup) {
+        let expired = expiry(backup).is_some_and(|time| time <= now);
+        return need_if(Need::Clock, expired && wants_finalizer(backup));
+    }
+    if refusal(backup).is_some() {
         return Need::Nothing;
     }
     if intent(backup).is_some() {
         let state = &snapshot.transfer;
-        let startable = !matches!(state.work, Work::Ended(Ok(_))) && state.may_begin(now);
-        return need_if(
-            Need::Destination,
-            startable && !overdue(backup, snapshot, now),
-        );
+        let ended = !state.work.is_active() && !matches!(state.work, Work::Ended(Ok(_)));
+        // The content of the store decides whether an overdue backup has failed.
+        let reads = state.may_begin(now) || overdue(backup, snapshot, now);
+        return need_if(Need::Destination, ended && reads);
     }
     let startable = is_retention_pending(backup)
         && retention_result(backup, snapshot).is_none()
@@ -313,7 +319,12 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if stores && wants_finalizer(backup) && !has_finalizer(backup) {
         return finalizer(true);
     }
-    next
+    if active || next.job.is_some() {
+        return next;
+    }
+    // No pod makes its backup after the status reports the end of its start.
+    let left = job::left_pod(backup, &next);
+    next.with(left)
 }
 
 /// Plans the next step of an EtcdBackup that is not being deleted.
@@ -323,9 +334,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if is_finished(backup) {
         return match expiry(backup) {
             _ if active => abandon(Verdict::Unchanged),
-            Some(time) if time <= now => {
-                Plan::new(Action::DeleteBackup, Verdict::Unchanged, Some(INPUT_RETRY))
-            }
+            Some(time) if time <= now => plan_expiry(backup, snapshot, now),
             expiry => Plan::new(
                 Action::Nothing,
                 Verdict::Unchanged,
@@ -356,6 +365,11 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
+        // The canceled transfer may have stored its whole backup. The store is read when it has ended.
+        if active && !cancel_overdue(backup, snapshot, now) {
+            let verdict = Verdict::Waiting(trouble);
+            return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));
+        }
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);
@@ -363,6 +377,22 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }
+}
+
+/// Plans the deletion of an expired EtcdBackup. If its stored backups are deleted with it, the clocks must agree
+/// (invariant 9).
+fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let retry = Some(INPUT_RETRY);
+    let by_both_clocks = || {
+        let time = clock::agreed_time(snapshot, now)?;
+        expiry(backup).map(|expiry| expiry <= time)
+    };
+    if !wants_finalizer(backup) || by_both_clocks() == Some(true) {
+        return Plan::new(Action::DeleteBackup, Verdict::Unchanged, retry);
+    }
+    let verdict = obstacle(backup, snapshot, now);
+    let verdict = verdict.map_or(Verdict::Unchanged, Verdict::RetentionFailed);
+    Plan::new(Action::Nothing, verdict, retry)
 }
 
 /// A transfer that is no longer needed is canceled before any other step.
@@ -383,8 +413,12 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return Plan::new(Action::Nothing, verdict, Some(Duration::ZERO));
     }
     let waits = retention_wait(backup, snapshot, now);
-    let failed = removal_problem(snapshot).filter(|_| is_retention_pending(backup));
-    let failed = failed.cloned();
+    let obstacle = obstacle(backup, snapshot, now);
+    let failed = obstacle
+        .as_ref()
+        .or_else(|| snapshot.removal.problem())
+        .filter(|_| is_retention_pending(backup))
+        .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
             // The failure is reported first, because the next backup may always be due already.
@@ -412,7 +446,7 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
     // Invariant 9: the removal starts only after the status reports that a newer backup is complete.
-    let begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
+    let begin = snapshot.removal.may_begin(now) && obstacle.is_none();
     let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {
         return Plan::new(Action::Nothing, verdict, Some(retry));
@@ -420,10 +454,10 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan::new(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
-/// Why a removal cannot start, failed, or makes no progress.
-fn removal_problem(snapshot: &Snapshot) -> Option<&Trouble> {
-    let obstacle = snapshot.obstacle.as_ref();
-    obstacle.or_else(|| snapshot.removal.problem())
+/// Why a removal cannot start.
+fn obstacle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Trouble> {
+    let unread = snapshot.obstacle.clone();
+    unread.or_else(|| clock::disagreement(backup, snapshot, now))
 }
 
 /// Whether the condition `RetentionApplied` already reports the problem.
@@ -443,7 +477,8 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
     if !wants_finalizer(backup) || all_removed(snapshot) {
         return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
     }
-    let failed = removal_problem(snapshot);
+    let obstacle = snapshot.obstacle.as_ref();
+    let failed = obstacle.or_else(|| snapshot.removal.problem());
     let since = backup
         .metadata
         .deletion_timestamp
@@ -475,7 +510,7 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
     if !begin {
         return Plan::new(Action::Nothing, verdict, requeue);
     }
-    Plan::new(Action::RemoveAll, verdict, requeue).with(job::everything(backup, snapshot, now))
+    Plan::new(Action::RemoveAll, verdict, requeue).with(job::everything(backup, snapshot))
 }
 
 /// Plans the next attempt of a backup before its deadline.

@@ -28,10 +28,14 @@ api::reasons! {
         CertificateNotChecked,
         /// The snapshot or the stored object does not match its checksum or size.
         ChecksumMismatch,
+        /// The clocks of the operator and of the API server differ too much for removals.
+        ClocksDiffer,
         /// The EtcdCluster does not exist or cannot be read.
         ClusterMissing,
         /// The deadline passed before the backup was complete.
         DeadlineExceeded,
+        /// The administrator has not granted an endpoint to the namespace.
+        EndpointNotGranted,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
         /// The EtcdCluster hibernates.

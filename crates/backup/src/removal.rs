@@ -37,6 +37,8 @@ pub enum RemovalScope {
         newest: String,
         /// The UIDs of the other periodic EtcdBackups with the same path, whose backups are kept.
         others: BTreeSet<String>,
+        /// The time from which the age of a backup is computed.
+        now: Timestamp,
     },
     /// All backups whose manifest has the UID of the EtcdBackup.
     Everything,
@@ -52,8 +54,6 @@ pub struct Removal {
     pub uid: String,
     /// The backups to remove.
     pub scope: RemovalScope,
-    /// The time from which the age of a backup is computed.
-    pub now: Timestamp,
 }
 
 impl Removal {
@@ -68,7 +68,8 @@ impl Removal {
                 rules,
                 newest,
                 others,
-            } => self.surplus(rules, newest, others).await,
+                now,
+            } => self.surplus(rules, newest, others, *now).await,
             RemovalScope::Everything => self.everything().await,
         }
     }
@@ -78,6 +79,7 @@ impl Removal {
         rules: &Rules,
         newest: &str,
         others: &BTreeSet<String>,
+        now: Timestamp,
     ) -> Result<RemovalResult, Trouble> {
         let key = newest
             .strip_prefix(&self.store.location())
@@ -99,7 +101,7 @@ impl Removal {
         let mut listing = self.listing().await?;
         self.exclude_others(others, key, &mut listing.backups)
             .await?;
-        let removed = surplus(&listing.backups, rules, verified, self.now);
+        let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
         // Manifests that an interrupted removal has left.

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use api::backup::name::Numbered;
 use api::manifest::ManifestCluster;
-use jiff::Timestamp;
+use etcd::ClusterId;
+use jiff::{SignedDuration, Timestamp};
 use member::OperatorImage;
+use runtime::endpoints::EndpointRule;
 use serde::{Deserialize, Serialize};
 pub use store::progress::Moved;
 
@@ -159,16 +161,57 @@ pub enum Site {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// The endpoints of the spec.
-    Endpoints(Vec<String>),
+    Endpoints(Vec<Endpoint>),
     /// An EtcdCluster.
     Cluster {
         /// The client URLs of its members and of its Service.
         endpoints: Vec<String>,
+        /// Its pods or why they are unknown, if endpoints need a grant.
+        pods: Option<Result<MemberPods, Trouble>>,
         /// The record of the EtcdCluster for the manifest.
         recorded: Box<ManifestCluster>,
         /// Whether a restore holds the lock of the EtcdCluster.
         restoring: bool,
     },
+}
+
+/// An endpoint of the spec.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Endpoint {
+    /// The URL with a complete host name.
+    pub url: String,
+    /// How the operator may reach the URL.
+    pub reach: EndpointReach,
+}
+
+/// How an operator may reach an endpoint of a spec.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EndpointReach {
+    /// At the URL: the namespace has no limit, or a grant.
+    Direct,
+    /// The URL names an EtcdCluster of the namespace.
+    Pods(MemberPods),
+    /// Not at all, for this reason.
+    NotGranted(String),
+}
+
+/// The members of an EtcdCluster at the addresses of their pods. The users of a namespace decide where its DNS names
+/// lead, for example with a Service of type ExternalName, but not which address a pod has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberPods {
+    /// The client URLs.
+    pub urls: Vec<String>,
+    /// The recorded ID of the cluster. The address of a deleted pod may belong to another pod by now.
+    pub cluster_id: ClusterId,
+}
+
+/// Limits of the members that a transfer may call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointLimits {
+    /// The URLs from etcd's answers that may be called.
+    pub advertised: EndpointRule,
+    /// The only cluster whose answers count.
+    pub cluster_id: Option<ClusterId>,
 }
 
 /// The inputs of a transfer or removal.
@@ -185,6 +228,8 @@ pub enum Inputs {
         leftover: Option<String>,
         /// The etcd cluster.
         source: Source,
+        /// The rule for endpoints of the namespace.
+        rule: EndpointRule,
     },
     /// The inputs of a removal.
     Removal {
@@ -208,6 +253,8 @@ pub struct Snapshot {
     pub inputs: Inputs,
     /// The problem that prevents a removal from starting.
     pub obstacle: Option<Trouble>,
+    /// The API server's clock minus the operator's; `None` if no removal depends on the time.
+    pub clock_difference: Option<SignedDuration>,
     /// The start of this process, if known.
     pub since: Option<Timestamp>,
 }

@@ -22,7 +22,7 @@ use store::{Store, Upload};
 use tokio_util::sync::CancellationToken;
 
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::{Moved, Stored};
+use crate::snapshot::{EndpointLimits, Moved, Stored};
 use crate::workers::{Progress, Worker};
 
 mod adoption;
@@ -33,7 +33,7 @@ mod object_name;
 
 pub use adoption::{EarlierAttempt, Owner, earlier_attempt};
 pub(crate) use adoption::{complete_backup, manifest_of};
-use candidates::{Candidate, ranked, usable};
+use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
 pub use object_name::ObjectName;
 
@@ -42,7 +42,7 @@ pub use object_name::ObjectName;
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to start with. The URLs of all listed members are added.
+    /// Client URLs to start with. The URLs of all listed members are added, within the limits.
     pub endpoints: Vec<String>,
     /// The opened store.
     pub store: Arc<dyn Store>,
@@ -54,6 +54,8 @@ pub struct Transfer {
     pub uid: String,
     /// The record of the EtcdCluster for the manifest, if known.
     pub cluster: Option<ManifestCluster>,
+    /// Limits of the members that may be called.
+    pub limits: EndpointLimits,
     /// The start of this process. An older unfinished upload is a leftover of an earlier process.
     pub since: Timestamp,
 }
@@ -104,7 +106,10 @@ impl Transfer {
         // Without a quorum there is no member list, but a single member can still be backed up.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
-        urls.extend(members.flat_map(|member| member.client_urls.iter().cloned()));
+        // Invariant 28: an answer may be hostile, and name the members of other clusters.
+        let advertised = members.flat_map(|member| &member.client_urls);
+        let advertised = advertised.filter(|url| self.limits.advertised.allows(url));
+        urls.extend(advertised.cloned());
         urls.sort();
         urls.dedup();
         let requests = urls.into_iter().map(|url| async {
@@ -138,6 +143,9 @@ impl Transfer {
                     errors.join("; ")
                 ),
             ));
+        }
+        if let Some(expected) = self.limits.cluster_id {
+            answers = of_cluster(answers, expected)?;
         }
         ranked(usable(answers, &self.endpoints, listed.as_ref()))
     }

@@ -18,6 +18,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use backup::snapshot::EndpointLimits;
 use backup::transfer::{Meter, ObjectName, Transfer};
 use bytes::BytesMut;
 use etcd::testing::{EtcdProcess, Programs, Start};
@@ -171,6 +172,7 @@ async fn ours(url: &str, store: Arc<dyn Store>) -> Measured {
         compress: false,
         uid: "uid".to_owned(),
         cluster: None,
+        limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
     // Resets the peak of the memory.

@@ -6,6 +6,7 @@ mod procfs;
 
 use std::sync::Arc;
 
+use backup::snapshot::EndpointLimits;
 use backup::transfer::{Meter, ObjectName, Transfer};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
@@ -48,6 +49,7 @@ async fn memory_does_not_depend_on_database_size() {
         compress: false,
         uid: "uid".to_owned(),
         cluster: None,
+        limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
     // Resets the peak of the memory.

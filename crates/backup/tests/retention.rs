@@ -1,15 +1,19 @@
 //! Retention on a real S3 server, and the state after an interrupted removal.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use api::EtcdBackup;
 use api::backup::BackupPolicy;
 use api::backup::name::{self, Numbered};
 use api::manifest::manifest_key;
+use backup::plan::{Action, Job, Plan, Verdict, plan};
 use backup::reason::{Reason, Trouble};
 use backup::removal::{Removal, RemovalScope};
 use backup::retention::Rules;
-use backup::snapshot::RemovalResult;
+use backup::snapshot::{Inputs, RemovalResult, Site, Snapshot};
+use backup::status::{notices, status};
 use bytes::Bytes;
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
@@ -80,7 +84,6 @@ fn removal(store: &Arc<dyn Store>, scope: RemovalScope) -> Removal {
         path: PATH.to_owned(),
         uid: UID.to_owned(),
         scope,
-        now: now(),
     }
 }
 
@@ -103,6 +106,7 @@ async fn keep_with_others(
         rules: Rules::of(&policy),
         newest: format!("{}/{}", store.location(), key(0)),
         others: others.iter().map(|uid| (*uid).to_owned()).collect(),
+        now: now(),
     };
     removal(store, scope).run().await
 }
@@ -330,4 +334,98 @@ async fn invariant_13_keeps_backups_of_other_etcd_backups() {
         keys(store.as_ref()).await,
         with_manifests([0, 1, 2].map(key))
     );
+}
+
+/// An EtcdBackup with this policy, whose newest backup has the age 0 and whose retention is pending.
+fn pending(store: &dyn Store, policy: &serde_json::Value) -> EtcdBackup {
+    let mut policy = policy.clone();
+    policy["schedule"] = serde_json::json!("0 0 1 1 *");
+    policy["suspend"] = serde_json::json!(true);
+    serde_json::from_value(serde_json::json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+        "metadata": { "name": "b", "namespace": "n", "uid": UID, "generation": 1 },
+        "spec": {
+            "etcdCluster": { "name": "c" }, "storageType": "Local", "local": { "path": PATH }, "backupPolicy": policy,
+        },
+        "status": {
+            "succeeded": true, "observedGeneration": 1, "location": format!("{}/{}", store.location(), key(0)),
+            "startTime": now().to_string(), "completionTime": now().to_string(), "lastSuccessDate": now().to_string(),
+        },
+    }))
+    .unwrap()
+}
+
+/// The plan of an operator whose clock is ahead of the API server's. The API server's clock is right.
+fn planned(backup: &EtcdBackup, ahead: SignedDuration) -> (Plan, Timestamp) {
+    let snapshot = Snapshot {
+        inputs: Inputs::Removal {
+            site: Site::Store {
+                key: PATH.to_owned(),
+            },
+            others: BTreeSet::new(),
+        },
+        clock_difference: Some(-ahead),
+        ..Snapshot::default()
+    };
+    let operator = now() + ahead;
+    (plan(backup, &snapshot, operator), operator)
+}
+
+/// Carries out the removal of a plan, if it has one.
+async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
+    let Some(Job::Removal { scope, .. }) = plan.job.clone() else {
+        return None;
+    };
+    Some(removal(store, scope).run().await.unwrap().deleted)
+}
+
+/// Invariant 9.
+#[tokio::test]
+async fn clock_ahead_retention() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
+    for hours in [0, 24, 47, 72] {
+        put(store.as_ref(), &key(hours), UID).await;
+    }
+    let all = keys(store.as_ref()).await;
+    let by_age = pending(store.as_ref(), &serde_json::json!({ "maxAge": "47h30m" }));
+    // Names contain times, so a wrong clock also changes which backups are the newest.
+    let by_count = pending(store.as_ref(), &serde_json::json!({ "maxBackups": 1 }));
+    let by_day = pending(
+        store.as_ref(),
+        &serde_json::json!({ "retention": { "keepDaily": 1 } }),
+    );
+    for minutes in [61, -61, 60 * 24 * 60, -60 * 24 * 60] {
+        for backup in [&by_age, &by_count, &by_day] {
+            let ahead = SignedDuration::from_mins(minutes);
+            let (plan, operator) = planned(backup, ahead);
+            assert_eq!(removed(&store, &plan).await, None);
+            assert_eq!(keys(store.as_ref()).await, all);
+            assert_eq!(plan.action, Action::Nothing);
+            let Verdict::RetentionFailed(trouble) = &plan.verdict else {
+                panic!("{plan:?}")
+            };
+            assert_eq!(trouble.reason, Reason::ClocksDiffer);
+            let both = [operator, now()].map(|time| time.to_string());
+            for part in [both[0].as_str(), &both[1], "correct the clock"] {
+                assert!(trouble.message.contains(part), "{trouble:?}");
+            }
+            assert_eq!(notices(backup, &plan)[0].reason, "RemovalFailed");
+            // The report does not change with the time, so it causes no further reconcile.
+            let mut reported = backup.clone();
+            reported.status = Some(status(backup, &plan, operator));
+            let (again, later) = planned(
+                &reported,
+                ahead + SignedDuration::from_mins(3 * minutes.signum()),
+            );
+            assert_eq!(Some(status(&reported, &again, later)), reported.status);
+        }
+    }
+    // Clocks that agree within an hour: the earlier one counts.
+    let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
+    assert_eq!(removed(&store, &plan).await, Some(1));
+    let left = with_manifests([0, 24, 47].map(key));
+    assert_eq!(keys(store.as_ref()).await, left);
+    let (plan, _) = planned(&by_count, SignedDuration::ZERO);
+    assert_eq!(removed(&store, &plan).await, Some(2));
 }

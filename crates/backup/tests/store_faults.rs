@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::manifest::{BackupManifest, manifest_key};
 use backup::reason::Reason;
+use backup::snapshot::EndpointLimits;
 use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient};
@@ -162,6 +163,7 @@ async fn store_faults_cause_no_false_success() {
                     compress: false,
                     uid: "uid".to_owned(),
                     cluster: None,
+                    limits: EndpointLimits::default(),
                     since: Timestamp::now(),
                 };
                 transfer

@@ -8,6 +8,7 @@ use api::backup::name;
 use api::manifest::{BackupManifest, manifest_key};
 use backup::removal::{Removal, RemovalScope};
 use backup::retention::Rules;
+use backup::snapshot::EndpointLimits;
 use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use etcd::testing::{EtcdProcess, Programs, Start};
 use etcd::{Access, EtcdClient, Inspector};
@@ -50,6 +51,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
             compress: run == 1,
             uid: "uid".to_owned(),
             cluster: None,
+            limits: EndpointLimits::default(),
             since: Timestamp::now(),
         };
         let stored = transfer
@@ -93,8 +95,8 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
             rules: Rules::of(&policy),
             newest: newest.location.clone(),
             others: std::collections::BTreeSet::new(),
+            now: Timestamp::now(),
         },
-        now: Timestamp::now(),
     };
     assert_eq!(removal.run().await.unwrap().deleted, 2);
     let mut left: Vec<String> = store

@@ -10,7 +10,7 @@ use api::manifest::{BackupManifest, MANIFEST_SUFFIX, manifest_key};
 use async_trait::async_trait;
 use backup::reason::{Reason, Trouble};
 use backup::removal::{Removal, RemovalScope};
-use backup::snapshot::Stored;
+use backup::snapshot::{EndpointLimits, Stored};
 use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
@@ -256,6 +256,7 @@ fn transfer(snapshot: &[Bytes], store: &Shared, uid: &str, name: ObjectName) -> 
         compress: false,
         uid: uid.to_owned(),
         cluster: None,
+        limits: EndpointLimits::default(),
         since: Timestamp::UNIX_EPOCH,
     }
 }
@@ -517,7 +518,6 @@ async fn invariant_13_replaced_backup_is_not_removed() {
             path: KEY.to_owned(),
             uid: "ours".to_owned(),
             scope: RemovalScope::Everything,
-            now: Timestamp::now(),
         };
         removal.run().await.unwrap();
         assert_eq!(

@@ -18,6 +18,7 @@ use kube::{Resource, ResourceExt};
 use member::Operators;
 use runtime::Operator;
 use runtime::controller::{Guarded, controller, drive, watched, without_concurrency_limit};
+use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use runtime::image::OwnImage;
 
 use crate::clients::Clients;
@@ -37,13 +38,25 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
+/// How the endpoints of a cluster to join are granted.
+pub(crate) const JOINS: GrantedBy = GrantedBy {
+    operator: "cluster operator",
+    flag: "--join",
+    value: "clusters.join",
+};
+
 /// Interval at which the state of deleted clusters is dropped.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
 /// Runs until shutdown. Every event of a child triggers a reconcile of its cluster. Seed members prepare their data
 /// with `image`, or with the image of the operator's own pod. NetworkPolicies admit the `pods` with these labels in the
-/// operator's namespace.
-pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<String, String>) {
+/// operator's namespace. `joins` are the endpoints that other namespaces may join.
+pub async fn work(
+    operator: Operator,
+    image: Option<String>,
+    pods: BTreeMap<String, String>,
+    joins: Vec<EndpointGrant>,
+) {
     let cache = Arc::new(SnapshotCache::default());
     let deletions = Arc::new(PodDeletions::default());
     let receivers = EventReceivers {
@@ -66,6 +79,12 @@ pub async fn work(operator: Operator, image: Option<String>, pods: BTreeMap<Stri
     let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, cache, metrics)
         .with_pod_deletions(deletions)
         .writing_by(operator.client_without_retry.clone())
+        .joining(EndpointGrants::new(
+            &operator.scope,
+            &operator.namespace,
+            JOINS,
+            joins,
+        ))
         .of(Operators {
             namespace: operator.namespace.clone(),
             labels: pods,

@@ -8,6 +8,7 @@ use kube::CustomResourceExt;
 use kube::core::ApiResource;
 use runtime::check::{self, Check};
 use runtime::cli::{self, Common};
+use runtime::endpoints::EndpointGrant;
 use runtime::process::{self, Definition};
 
 use crate::app;
@@ -26,6 +27,11 @@ struct Options {
     /// than once. Without any, every pod of the operator's namespace is let in
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     operator_label: Vec<(String, String)>,
+    /// Allow a namespace to name an etcd in the annotation etcd.database.coreos.com/join, as in
+    /// team-a=etcd.example.com. Repeat the flag for more hosts; * means every namespace, *.example.com every name below
+    /// it. The port is 2379 by default. The operator's own namespace needs no permission
+    #[arg(long, value_name = "NAMESPACE=HOST[:PORT]")]
+    join: Vec<EndpointGrant>,
     #[command(subcommand)]
     command: Option<Task>,
 }
@@ -59,8 +65,9 @@ pub fn run() -> Result<ExitCode, process::Error> {
     };
     let image = options.operator_image;
     let labels = options.operator_label.into_iter().collect();
+    let joins = options.join;
     process::run(definition, options.common, |operator| {
-        app::work(operator, image, labels)
+        app::work(operator, image, labels, joins)
     })?;
     Ok(ExitCode::SUCCESS)
 }

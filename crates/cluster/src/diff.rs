@@ -45,18 +45,13 @@ pub(crate) fn shared(
     let headless = member::headless_service(members);
     let there = named(&headless.name_any());
     let headless = compare(there, of, [((), headless)], |_, _| true);
-    let client = |open: bool| {
-        let mut members = members.clone();
-        members.cluster_id = open.then_some("");
-        member::client_service(&members)
-    };
-    let there = named(&client(true).name_any());
+    let there = named(&names::client_service(members.cluster));
     // The complete selector is compared: an extra label in it would remove the endpoints.
     let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
     let is_same = |there: &Service, made: &Service| {
         selector(there) == selector(made) && member::has_same_policy(made, there)
     };
-    let states = [true, false].map(|open| (open, client(open)));
+    let states = [true, false].map(|open| (open, client_service(members, open)));
     let client = compare(there, of, states, is_same);
     Shared {
         headless,
@@ -64,6 +59,16 @@ pub(crate) fn shared(
         budget: compare(budget, of, budget_made(members, budget), |_, _| true),
         budget_uid: budget.and_then(ResourceExt::uid),
     }
+}
+
+/// The client Service. `open`: it has endpoints for clients.
+pub(crate) fn client_service(members: &Members, open: bool) -> Service {
+    // The builder uses only whether the cluster has formed.
+    let cluster_id = open.then_some("");
+    member::client_service(&Members {
+        cluster_id,
+        ..members.clone()
+    })
 }
 
 /// The budget that is made for the `minAvailable` of the existing one.

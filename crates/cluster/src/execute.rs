@@ -21,10 +21,10 @@ use api::EtcdCluster;
 use etcd::Etcd;
 use futures::future::join_all;
 use kube::Client;
+use runtime::apply::FRESH;
 use runtime::credentials::ClusterAuth;
 
 pub use self::error::Error;
-use self::error::LONGEST;
 use crate::action::{Action, Change, StartPart, Step};
 use crate::plan::actions::unmark;
 use crate::refusals::Refusals;
@@ -166,7 +166,7 @@ impl ExecuteContext<'_> {
                 Ok(version) => return Ok(version),
                 Err(error) => error,
             };
-            let in_time = self.since.elapsed() + pause < LONGEST;
+            let in_time = self.since.elapsed() + pause < FRESH;
             if !(marked && error.is_for_now() && in_time) {
                 let not_done = !doubtful && error.says_not_done();
                 return Err((error, not_done));

@@ -41,6 +41,7 @@ use kube::{Api, Client, ResourceExt};
 use member::Members;
 use member::tls::ClusterTls;
 use runtime::credentials::ClusterAuth;
+use runtime::endpoints::EndpointRule;
 use runtime::image::OwnImage;
 
 use crate::certificates::Certificates;
@@ -137,6 +138,11 @@ impl KubeSnapshot {
         })
     }
 
+    /// Sets the rule for the URLs of external members.
+    pub fn limit_join(&mut self, rule: EndpointRule) {
+        self.without_etcd.join_rule = rule;
+    }
+
     /// The token of the cluster that a recovery in progress creates.
     pub fn seeds_token(&self) -> Option<&str> {
         let record = self.without_etcd.recovery.record.as_ref()?;
@@ -183,20 +189,21 @@ pub async fn objects(
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects without labels"))?;
-        let clock = clock::beside(client, &pods).await;
-        let clock = clock.map_err(read("the time"))?;
         let started = switch::started(&cluster, &pods);
         // The progress of a TLS change determines which Secrets are read.
         let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
         let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
         let next = next.and_then(|next| next.to.as_ref());
         let found = (&*pods, &*claims, &*services);
-        let (tls, next_tls, generated) = tokio::join!(
+        let generates = at.is_some_and(|tls| tls.generated().is_some());
+        let (tls, next_tls, secrets, clock) = tokio::join!(
             runtime::reach::cluster_tls(client, (namespace, name), at),
             runtime::reach::cluster_tls(client, (namespace, name), next),
-            certificates::read(client, (&cluster, at), found)
+            certificates::read(client, (&cluster, at), found),
+            clock::read(client, &pods, generates)
         );
-        let generated = generated.map_err(read("the certificates' Secrets"))?;
+        let secrets = secrets.map_err(read("the certificates' Secrets"))?;
+        let clock = clock.map_err(read("the time"))?;
         Ok(Some(Objects {
             form: tls::running_form(&cluster, &pods),
             cluster,
@@ -204,11 +211,11 @@ pub async fn objects(
             claims,
             services,
             budget,
-            secrets: generated.secrets,
+            secrets,
             tls,
             next_tls,
             started,
-            clock: ApiServerClock(generated.clock.or(clock)),
+            clock: ApiServerClock(clock),
         }))
     };
     tokio::time::timeout(DEADLINE, Box::pin(read))
@@ -446,6 +453,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         shared: diff::shared(&builder, services, budget.as_ref(), &uid),
         members: Seen::Unknown("no member runs".to_owned()),
         join: elsewhere::endpoints(cluster),
+        join_rule: EndpointRule::default(),
         elsewhere: BTreeMap::new(),
         statuses: BTreeMap::new(),
         pulses: BTreeMap::new(),

@@ -1,6 +1,7 @@
 //! The planner: computes one step from the desired and the observed state. Pure, synchronous, total.
 //!
-//! The phases of [`plan`] add actions, which [`actions`] builds. `conflicts` resolves conflicts between phases.
+//! Each phase returns its part of the plan, a [`Draft`], with actions that [`actions`] builds. No phase sees the actions
+//! of another one. `conflicts` resolves conflicts between phases.
 //!
 //! The planner has no client, clock, randomness or log. It never fails: an obstacle is a [`Reason`] with a text, and
 //! reaches the user as `waitingFor`, a condition and an Event. A step can be interrupted at any point: the next plan
@@ -27,7 +28,6 @@ mod hibernate;
 mod identity;
 mod joining;
 mod kept_volumes;
-mod kubelet_retry;
 mod member_objects;
 mod membership;
 mod objects;
@@ -51,12 +51,13 @@ pub(crate) mod tests;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use etcd::ClusterId;
 use jiff::Timestamp;
 
 use crate::action::{Action, Chain, Change, Step};
 use crate::naming::Names;
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Observed, Seen};
+use crate::snapshot::{Desired, Intent, Observed, Seen};
 
 use actions::Builder;
 pub use actions::{Label, Start, State};
@@ -103,14 +104,32 @@ pub struct Plan {
     pub requeue: Duration,
 }
 
-/// A plan under construction.
+/// The names and tokens for one plan.
+struct NewNames<'a> {
+    source: &'a dyn Names,
+    members: u64,
+    tokens: u64,
+}
+
+impl NewNames<'_> {
+    /// Returns the name of a new member. Each call returns a different name.
+    fn member(&mut self) -> String {
+        self.members += 1;
+        self.source.member(self.members - 1)
+    }
+
+    /// Returns the token of a new cluster. Each call returns a different token.
+    fn token(&mut self) -> String {
+        self.tokens += 1;
+        self.source.token(self.tokens - 1)
+    }
+}
+
+/// The part of a plan that one phase returns. The parts of all phases form the plan.
+#[must_use]
 struct Draft<'a> {
     /// Builds the objects of actions.
     build: Builder<'a>,
-    names: &'a dyn Names,
-    /// Number of names and tokens taken from `names`.
-    members_named: u64,
-    tokens_used: u64,
     chains: Vec<Chain>,
     asks: Option<i64>,
     change: Option<Change>,
@@ -125,12 +144,9 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(build: Builder<'a>, names: &'a dyn Names) -> Self {
+    fn new(build: Builder<'a>) -> Self {
         Self {
             build,
-            names,
-            members_named: 0,
-            tokens_used: 0,
             chains: Vec::new(),
             asks: None,
             change: None,
@@ -154,28 +170,30 @@ impl<'a> Draft<'a> {
             Ok(chain) => self.chain(chain),
             Err(problem) => {
                 self.incomplete = true;
-                if !self.problems.contains(&problem) {
-                    self.problems.push(problem);
-                }
+                self.add_problem(problem);
             }
         }
+    }
+
+    /// Adds the part of another phase.
+    fn join(&mut self, phase: Self) {
+        self.chains.extend(phase.chains);
+        // Invariant 2: the first change counts.
+        self.change = self.change.take().or(phase.change);
+        self.asks = phase.asks.or(self.asks);
+        self.next.extend(phase.next);
+        self.waiting_for.extend(phase.waiting_for);
+        for problem in phase.problems {
+            self.add_problem(problem);
+        }
+        self.requeue = self.requeue.min(phase.requeue);
+        self.incomplete |= phase.incomplete;
+        self.drained.extend(phase.drained);
     }
 
     /// Adds an action that depends on no other action.
     fn add(&mut self, action: Action) {
         self.chain(vec![action]);
-    }
-
-    /// Returns the name of a new member. Each call returns a different name.
-    fn new_member(&mut self) -> String {
-        self.members_named += 1;
-        self.names.member(self.members_named - 1)
-    }
-
-    /// Returns the token of a new cluster. Each call returns a different token.
-    fn new_token(&mut self) -> String {
-        self.tokens_used += 1;
-        self.names.token(self.tokens_used - 1)
     }
 
     fn say(&mut self, text: impl Into<String>) {
@@ -188,7 +206,14 @@ impl<'a> Draft<'a> {
     }
 
     fn problem(&mut self, reason: Reason, message: impl Into<String>) {
-        self.problems.push(Explanation::new(reason, message));
+        self.add_problem(Explanation::new(reason, message));
+    }
+
+    /// Several chains may lack the same object: each problem is reported once.
+    fn add_problem(&mut self, problem: Explanation) {
+        if !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
     }
 
     fn finish(self) -> Plan {
@@ -220,7 +245,12 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         observed,
         now,
     };
-    let mut draft = Draft::new(build, names);
+    let mut draft = Draft::new(build);
+    let mut names = NewNames {
+        source: names,
+        members: 0,
+        tokens: 0,
+    };
     if observed.deleting {
         draft.wait(
             Reason::Deleting,
@@ -236,13 +266,17 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         );
         draft.wait(Reason::Restoring, text, BLIND);
         // The pod of the seed waits for its certificates.
-        let keeper = Keeper::of(observed, now, &mut draft);
-        certificates::keep(observed, keeper.as_ref(), &Settled::default(), &mut draft);
+        let keeper = Keeper::of(build);
+        draft.join(certificates::keep(
+            build,
+            keeper.as_ref(),
+            &Settled::default(),
+        ));
         return draft.finish();
     }
     if let Some(problem) = &desired.invalid {
         draft.problem(Reason::InvalidSpec, problem.clone());
-        certificates::renew(observed, now, &mut draft);
+        draft.join(certificates::renew(build));
         return draft.finish();
     }
     if desired.paused {
@@ -253,24 +287,26 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         );
         return draft.finish();
     }
-    if hibernate::hibernates(desired, observed, &mut draft) {
+    let (hibernation, hibernates) = hibernate::hibernate(build);
+    draft.join(hibernation);
+    if hibernates {
         return draft.finish();
     }
-    kubelet_retry::for_slow_starts(observed, now, &mut draft);
     match (observed.cluster_id, &observed.intent) {
         // Invariant 7: a cluster with a recorded ID is never bootstrapped again.
         (Some(cluster_id), Some(intent)) => {
-            if identity::correct(observed, (intent, cluster_id), &mut draft) {
+            if let Some(correction) = identity::correct(build, (intent, cluster_id)) {
+                draft.join(correction);
                 return draft.finish();
             }
-            formed((desired, observed, now), cluster_id, intent, &mut draft);
+            draft.join(formed(build, (intent, cluster_id), &mut names));
         }
-        (None, Some(intent)) => bootstrap::unformed((desired, observed, now), intent, &mut draft),
-        (recorded, None) => bootstrap::unrecorded(desired, observed, recorded, &mut draft),
+        (None, Some(intent)) => draft.join(bootstrap::unformed(build, intent, &mut names)),
+        (recorded, None) => draft.join(bootstrap::unrecorded(build, recorded, &mut names)),
     }
-    let keeper = Keeper::of(observed, now, &mut draft);
-    let settled = conflicts::settle(observed, keeper.as_ref(), &mut draft);
-    certificates::keep(observed, keeper.as_ref(), &settled, &mut draft);
+    let keeper = Keeper::of(build);
+    let settled = conflicts::settle(keeper.as_ref(), &mut draft);
+    draft.join(certificates::keep(build, keeper.as_ref(), &settled));
     for fault in &observed.tls.faults {
         draft.problem(fault.code.into(), fault.message.clone());
     }
@@ -278,18 +314,19 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
 }
 
 /// Plans for a cluster whose ID is recorded.
-fn formed(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    cluster_id: etcd::ClusterId,
-    intent: &crate::snapshot::Intent,
-    draft: &mut Draft,
-) {
+fn formed<'a>(
+    build: Builder<'a>,
+    (intent, cluster_id): (&Intent, ClusterId),
+    names: &mut NewNames,
+) -> Draft<'a> {
+    let (desired, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     let open = recovery::lets_clients_in(observed, intent);
-    objects::shared_services(observed, open, draft);
-    auth::network(desired, observed, draft);
+    draft.join(objects::shared_services(build, open));
+    draft.join(auth::network(build));
     match &observed.members {
         Seen::Unknown(why) => {
-            blind::blind((desired, observed, now), intent, cluster_id, why, draft);
+            draft.join(blind::blind(build, (intent, cluster_id), why, names));
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
             // Invariant 1: an answer from another cluster says nothing about this cluster.
@@ -301,32 +338,53 @@ fn formed(
         }
         Seen::Known(list) => {
             let view = View::new(list, (desired, observed, now));
-            recovery::settle(observed, cluster_id, now, draft);
-            objects::budget(desired, observed, &view, draft);
-            objects::labels((&view, now), intent, cluster_id, draft);
-            objects::member_services((observed, now), &view, draft);
-            let kept = kept_volumes::find(observed, &view);
-            kept_volumes::settle((desired, observed, now), &view, &kept, draft);
-            objects::leftovers((desired, observed, now), &view, &kept, draft);
-            if adoption::refuses(observed, list, draft) {
-                return;
-            }
-            auth::settle(desired, observed, draft);
-            membership::change((desired, observed, now), &view, draft);
-            let earlier = Earlier::of(draft);
-            kept_volumes::clear(desired, &view, &earlier, draft);
-            ended::clear(observed, &view.names(), draft);
-            let identity = (intent, cluster_id);
-            membership::start(desired, observed, &view, identity, &earlier, draft);
-            switch::settle(observed, intent, &view, &earlier, draft);
-            let earlier = Earlier::of(draft);
-            upkeep::keep_up((desired, observed, now), &view, &earlier, draft);
-            disks::grow(desired, &view, draft);
-            settings::metadata(&view, draft);
-            settings::volume_versions((desired, observed), &view, draft);
-            settings::resources(&view, &Earlier::of(draft), draft);
-            drain::settle((&view, intent, cluster_id), now, draft);
-            objects::troubles(observed, &view.names(), now, draft);
+            draft.join(with_quorum(build, &view, (intent, cluster_id), names));
         }
     }
+    draft
+}
+
+/// Plans for a cluster whose quorum answers.
+fn with_quorum<'a>(
+    build: Builder<'a>,
+    view: &View,
+    identity: (&Intent, ClusterId),
+    names: &mut NewNames,
+) -> Draft<'a> {
+    let (intent, cluster_id) = identity;
+    let mut draft = Draft::new(build);
+    draft.join(recovery::settle(build, cluster_id));
+    draft.join(objects::budget(build, view));
+    draft.join(objects::labels(build, view, identity));
+    draft.join(objects::member_services(build, view));
+    let kept = kept_volumes::find(build.observed, view);
+    draft.join(kept_volumes::settle(build, view, &kept));
+    draft.join(objects::leftovers(build, view, &kept));
+    if let Some(refusal) = adoption::refuses(build, view.list) {
+        draft.join(refusal);
+        return draft;
+    }
+    let refusal = adoption::is_not_granted(build);
+    let is_closed = refusal.is_some();
+    refusal.into_iter().for_each(|part| draft.join(part));
+    if !is_closed {
+        draft.join(auth::settle(build));
+        draft.join(membership::change(build, view, names));
+    }
+    let earlier = Earlier::of(&draft);
+    draft.join(kept_volumes::clear(build, view, &earlier));
+    draft.join(ended::clear(build, &view.names()));
+    draft.join(membership::start(build, view, identity, &earlier));
+    draft.join(switch::settle(build, intent, view, &earlier));
+    let earlier = Earlier::of(&draft);
+    if !is_closed {
+        draft.join(upkeep::keep_up(build, view, &earlier));
+    }
+    draft.join(disks::grow(build, view));
+    draft.join(settings::metadata(build, view));
+    draft.join(settings::volume_versions(build, view));
+    draft.join(settings::resources(build, view, &Earlier::of(&draft)));
+    draft.join(drain::settle(build, view, identity, draft.drained.clone()));
+    draft.join(objects::troubles(build, &view.names()));
+    draft
 }

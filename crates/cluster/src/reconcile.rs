@@ -10,6 +10,7 @@ use api::{EtcdCluster, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, ResourceExt};
 use member::Operators;
+use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
@@ -41,6 +42,7 @@ pub struct ClusterOperator {
     refusals: Refusals,
     calls: Calls,
     deletions: Arc<PodDeletions>,
+    joins: EndpointGrants,
 }
 
 impl ClusterOperator {
@@ -64,6 +66,7 @@ impl ClusterOperator {
             refusals: Refusals::default(),
             calls: Calls::default(),
             deletions: Arc::default(),
+            joins: EndpointGrants::default(),
         }
     }
 
@@ -78,6 +81,12 @@ impl ClusterOperator {
     #[must_use]
     pub fn writing_by(self, writer: Client) -> Self {
         Self { writer, ..self }
+    }
+
+    /// Sets the endpoints that EtcdClusters may join.
+    #[must_use]
+    pub fn joining(self, joins: EndpointGrants) -> Self {
+        Self { joins, ..self }
     }
 
     /// Sets the operators' namespace and pods, which NetworkPolicies admit.

@@ -13,6 +13,7 @@ use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, KeyHash, MemberId, Members, Pulse, Status};
 use jiff::Timestamp;
 use member::{OperatorImage, Operators};
+use runtime::endpoints::EndpointRule;
 
 use crate::access::{Access, AccessRule};
 use crate::clock::ApiServerClock;
@@ -142,7 +143,9 @@ pub struct Observed {
     pub members: Seen<Members>,
     /// Client URLs of the cluster that this cluster joins and replaces.
     pub join: Vec<String>,
-    /// The client URLs of the members of that cluster, by name.
+    /// The URLs of external members that the operator may call.
+    pub join_rule: EndpointRule,
+    /// The client URLs of the members of that cluster, by name. Members that the operator may not call are missing.
     pub elsewhere: BTreeMap<String, String>,
     /// The status of each running member, by name.
     pub statuses: BTreeMap<String, Seen<Status>>,

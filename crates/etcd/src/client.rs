@@ -69,8 +69,7 @@ impl EtcdClient {
         }
     }
 
-    /// The same client with another limit for the size of a snapshot in bytes, for tests.
-    #[cfg(any(test, feature = "testing"))]
+    /// The same client with another maximum size of a snapshot in bytes.
     #[must_use]
     pub fn with_max_snapshot(mut self, bytes: u64) -> Self {
         self.max_snapshot = bytes;

@@ -35,7 +35,7 @@ pub use difference::{
 pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments};
 pub use hash::spec_hash;
 pub use network::{BACKUP_POD_LABELS, Operators, network_policy};
-pub use pod::{USER, container_security, data_mount, pod, pod_security};
+pub use pod::{USER, container_security, data_mount, is_image_failure, pod, pod_security};
 pub use seed::{
     Contents, DataDirectorySettings, FETCH, OperatorImage, Origin, Report, Seed, Source, seed_name,
     seed_pod,

@@ -339,5 +339,18 @@ fn own_members(cluster: &str) -> LabelSelector {
     }
 }
 
+/// Whether a container waits for an image that the kubelet cannot get; `reason` is that of its state `waiting`.
+pub fn is_image_failure(reason: &str) -> bool {
+    matches!(
+        reason,
+        "ErrImagePull"
+            | "ImagePullBackOff"
+            | "ErrImageNeverPull"
+            | "InvalidImageName"
+            | "ImageInspectError"
+            | "RegistryUnavailable"
+    )
+}
+
 #[cfg(test)]
 mod tests;

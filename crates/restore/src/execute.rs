@@ -16,7 +16,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply::{self, Created, Deleted};
 use serde_json::{Value, json};
 
-use crate::outcome::{Error, FRESH};
+use crate::outcome::Error;
 use crate::plan::{Object, Request};
 use crate::status::outdated_definition;
 use crate::{naming, observe};
@@ -269,10 +269,10 @@ impl ExecuteContext {
 
 /// Invariant 11: a suspended operator process, whose lease has expired meanwhile, sends no further write.
 fn in_time(since: Instant) -> Result<(), Error> {
-    if since.elapsed() > FRESH {
-        return Err(Error::TooOld);
+    if apply::is_fresh(since) {
+        return Ok(());
     }
-    Ok(())
+    Err(Error::TooOld)
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Converts the outcome of the requests into a status and a time for the next reconcile. Pure.
 
-use std::time::Duration;
-
 use api::EtcdRestore;
 use k8s_openapi::jiff::Timestamp;
 use runtime::apply;
@@ -11,10 +9,6 @@ use crate::plan::Plan;
 use crate::plan::missing_storage::pvc_rejected;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
-
-/// Age limit of an observation for requests without another precondition. The limit is shorter than the lease
-/// (invariant 11).
-pub(crate) const FRESH: Duration = Duration::from_secs(10);
 
 /// Texts in rejections by a quota and by a limit range (admission plugins `resourcequota` and `limitranger` of
 /// Kubernetes).
@@ -33,7 +27,7 @@ pub enum Error {
     #[error(
         "the observation took longer than {} seconds, so the step is planned again: the API server or etcd responds slowly, or the \
          operator has too little CPU",
-        FRESH.as_secs()
+        apply::FRESH.as_secs()
     )]
     TooOld,
     /// The EtcdRestore could not be read.

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -24,6 +25,15 @@ pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
 /// (`validate.go` of structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). It then rejects the
 /// whole object.
 const UNDECLARED: &str = "field not declared in schema";
+
+/// Maximum age of an observation when a write is sent (invariant 11). Shorter than the lease: a process that was
+/// suspended past its lease sends no further write.
+pub const FRESH: Duration = Duration::from_secs(10);
+
+/// Invariant 11: true if an observation that began at this time is recent enough for a write.
+pub fn is_fresh(since: Instant) -> bool {
+    since.elapsed() <= FRESH
+}
 
 /// Why a write failed.
 #[derive(Debug, thiserror::Error)]

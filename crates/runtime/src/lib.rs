@@ -14,6 +14,7 @@ pub mod clock;
 pub mod controller;
 pub mod crd;
 pub mod credentials;
+pub mod endpoints;
 mod event;
 mod guarded;
 pub mod image;

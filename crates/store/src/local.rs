@@ -2,20 +2,27 @@
 //!
 //! A key is a relative path in the directory. An object becomes visible when its complete and synced file is renamed.
 
-use std::io::ErrorKind;
+use std::fs::{self, File, Metadata};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::stream::{self, StreamExt};
 use md5::{Digest as _, Md5};
-use tokio::fs;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::failure::Place;
 use crate::limits::{MAX_ENTRIES, too_many_entries};
-use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
+use crate::port::{Error, Object, ObjectStream, Store, Unfinished, Upload};
+
+mod directory;
+mod tenant;
+mod upload;
+
+use directory::Directory;
+use tenant::{Room, Tenant};
+use upload::{LocalUpload, UnfinishedFile};
 
 /// Prefix of the names of unfinished files. Such files are not objects.
 const UNFINISHED: &str = ".unfinished-";
@@ -28,30 +35,38 @@ const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 const OWNER_DIGITS: usize = 8;
 
 /// Size of a read in bytes.
-const CHUNK: usize = 1 << 20;
+const CHUNK: u64 = 1 << 20;
 
 /// A directory with objects.
 #[derive(Clone, Debug)]
 pub struct LocalStore {
-    root: PathBuf,
+    directory: Directory,
     location: String,
     owner: Option<String>,
+    tenant: Option<Tenant>,
 }
 
 impl LocalStore {
     /// A store in the directory `root`, which must exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        let root = root.into();
-        let location = format!("file://{}", root.display());
-        Self::named(root, location)
+        Self::in_directory(Directory::new(root.into()))
+    }
+
+    fn in_directory(directory: Directory) -> Self {
+        let location = format!("file://{}", directory.root().display());
+        Self {
+            directory,
+            location,
+            owner: None,
+            tenant: None,
+        }
     }
 
     /// Like [`LocalStore::new`], with a location that messages show.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
-            root: root.into(),
             location,
-            owner: None,
+            ..Self::new(root)
         }
     }
 
@@ -65,8 +80,30 @@ impl LocalStore {
         self
     }
 
-    /// Whether another process may still be writing to an unfinished file.
-    fn may_be_in_use(&self, name: &str, written: &std::fs::Metadata) -> bool {
+    /// The part of the directory that belongs to a namespace: `namespaces/NAMESPACE`. Symbolic links are not followed
+    /// there. `quota` is the maximum size of its files in bytes.
+    #[must_use]
+    pub fn for_namespace(&self, namespace: &str, quota: Option<u64>) -> Self {
+        let tenant = Tenant {
+            namespace: namespace.to_owned(),
+            quota,
+        };
+        Self {
+            location: format!("{}/{}", self.location, tenant.below().display()),
+            tenant: Some(tenant),
+            ..self.clone()
+        }
+    }
+
+    /// The directory to which keys are relative.
+    fn base(&self) -> PathBuf {
+        let root = self.directory.root();
+        let below = self.tenant.as_ref().map(Tenant::below);
+        below.map_or_else(|| root.to_owned(), |below| root.join(below))
+    }
+
+    /// Whether another process may still write to an unfinished file.
+    fn may_be_in_use(&self, name: &str, written: &Metadata) -> bool {
         let is_abandoned = written
             .modified()
             .ok()
@@ -82,7 +119,7 @@ impl LocalStore {
                 .all(|part| !matches!(part, "" | "." | "..") && !part.starts_with(UNFINISHED))
             && !key.contains('\0');
         if plain {
-            Ok(self.root.join(key))
+            Ok(self.base().join(key))
         } else {
             Err(Error::Invalid {
                 field: "path".to_owned(),
@@ -100,28 +137,113 @@ impl LocalStore {
         }
     }
 
-    fn explain(&self, key: &str, error: &std::io::Error) -> Error {
-        match error.kind() {
-            ErrorKind::NotFound if !self.root.is_dir() => Error::NoSuchBucket {
-                bucket: self.root.display().to_string(),
-            },
-            ErrorKind::NotFound => Error::NoSuchObject {
-                key: key.to_owned(),
-            },
-            ErrorKind::PermissionDenied => Error::AccessDenied(error.to_string()),
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::Full(error.to_string()),
-            ErrorKind::InvalidFilename => Error::Invalid {
-                field: "path".to_owned(),
-                problem: format!(
-                    "{key:?} has a part that is too long for a file name: use a shorter path"
-                ),
-            },
-            _ => Error::Other(error.to_string()),
+    /// Invariant 13: no path leads out of the directory of a namespace.
+    fn check_links(&self, path: &Path) -> Result<(), Error> {
+        match &self.tenant {
+            Some(_) => Tenant::check_links(self.directory.root(), path),
+            None => Ok(()),
         }
+    }
+
+    /// Runs file operations on the path of `key`.
+    async fn at<T: Send + 'static>(
+        &self,
+        key: &str,
+        operation: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (store, key, path) = (self.clone(), key.to_owned(), self.path(key)?);
+        let operation = move || {
+            store.check_links(&path)?;
+            operation(&path).map_err(|error| store.directory.explain(&key, &error))
+        };
+        self.directory.run(operation).await
+    }
+
+    fn begin_at(&self, key: &str, target: PathBuf) -> Result<LocalUpload, Error> {
+        let explain = |error: std::io::Error| self.directory.explain(key, &error);
+        // The root directory is not created here: a volume that is not mounted is an error.
+        fs::metadata(self.directory.root()).map_err(explain)?;
+        self.check_links(&target)?;
+        let base = self.base();
+        let room = match &self.tenant {
+            Some(tenant) => Room::new(tenant, &base)?,
+            None => None,
+        };
+        let parent = target.parent().unwrap_or(&base);
+        fs::create_dir_all(parent).map_err(explain)?;
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let path = parent.join(unfinished_name(self.owner.as_deref(), &name));
+        let created = UnfinishedFile::create(self.directory.clone(), path, room);
+        let created = created.map_err(explain)?;
+        Ok(LocalUpload::new(
+            self.directory.clone(),
+            key.to_owned(),
+            target,
+            created,
+        ))
+    }
+
+    fn list_all(&self, prefix: &str) -> Result<Vec<Object>, Error> {
+        let base = self.base();
+        self.check_links(&base)?;
+        let mut objects = Vec::new();
+        match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
+            // The directory of a namespace is created with its first backup.
+            Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
+                fs::metadata(self.directory.root())
+                    .map_err(|error| self.directory.explain("", &error))?;
+            }
+            walked => walked.map_err(|error| self.directory.explain("", &error))?,
+        }
+        if objects.len() > MAX_ENTRIES {
+            return Err(too_many_entries(&self.place(), prefix));
+        }
+        objects.sort_by(|a: &Object, b: &Object| a.key.cmp(&b.key));
+        Ok(objects)
+    }
+
+    fn all_unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
+        // Unfinished files are in the directories of their targets.
+        let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
+        self.check_links(&self.base().join(below))?;
+        let mut folders = vec![below.to_owned()];
+        let mut all = Vec::new();
+        while let Some(folder) = folders.pop() {
+            let Ok(entries) = fs::read_dir(self.base().join(&folder)) else {
+                continue;
+            };
+            for entry in entries.map_while(Result::ok) {
+                let (Ok(metadata), Ok(name)) = (entry.metadata(), entry.file_name().into_string())
+                else {
+                    continue;
+                };
+                let full = |name: &str| match folder.as_str() {
+                    "" => name.to_owned(),
+                    folder => format!("{folder}/{name}"),
+                };
+                if metadata.is_dir() {
+                    folders.push(full(&name));
+                } else if let Some(target) = target_of(&name)
+                    && full(target).starts_with(prefix)
+                    && !self.may_be_in_use(&name, &metadata)
+                {
+                    if all.len() >= MAX_ENTRIES {
+                        return Err(too_many_entries(&self.place(), prefix));
+                    }
+                    let begun = described(String::new(), &metadata).modified_unix_seconds;
+                    all.push(Unfinished {
+                        key: full(target),
+                        id: name,
+                        begun_unix_seconds: begun.unwrap_or(i64::MAX),
+                    });
+                }
+            }
+        }
+        Ok(all)
     }
 }
 
-fn described(key: String, metadata: &std::fs::Metadata) -> Object {
+fn described(key: String, metadata: &Metadata) -> Object {
     let modified = metadata.modified().ok();
     let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     Object {
@@ -158,63 +280,20 @@ fn target_of(unfinished: &str) -> Option<&str> {
     Some(target)
 }
 
-struct LocalUpload {
-    store: LocalStore,
-    key: String,
-    target: PathBuf,
-    unfinished: Temporary,
-    file: fs::File,
-    written: u64,
+/// The file and its size; `None` if the path is no regular file.
+fn open_file(path: &Path) -> std::io::Result<Option<(File, u64)>> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    Ok(Some((File::open(path)?, metadata.len())))
 }
 
-/// Deletes the file on drop, unless the file was renamed.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-#[async_trait]
-impl Upload for LocalUpload {
-    async fn write(&mut self, chunk: Bytes) -> Result<(), Error> {
-        self.written += chunk.len() as u64;
-        self.file
-            .write_all(&chunk)
-            .await
-            .map_err(|error| self.store.explain(&self.key, &error))
-    }
-
-    async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
-        let done = async {
-            self.file.flush().await?;
-            self.file.sync_all().await?;
-            let size = self.file.metadata().await?.len();
-            if size != self.written {
-                return Ok(size);
-            }
-            fs::rename(&self.unfinished.0, &self.target).await?;
-            if let Some(parent) = self.target.parent() {
-                fs::File::open(parent).await?.sync_all().await?;
-            }
-            Ok(size)
-        };
-        let size = done
-            .await
-            .map_err(|error: std::io::Error| self.store.explain(&self.key, &error))?;
-        if size == self.written {
-            Ok(Committed { size, tag: None })
-        } else {
-            Err(Error::Other(format!(
-                "the store has {size} of {} bytes",
-                self.written
-            )))
-        }
-    }
-
-    async fn abort(self: Box<Self>) -> Result<(), Error> {
-        Ok(())
+/// Success if the file is missing.
+fn remove_if_present(path: &Path) -> std::io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -225,23 +304,9 @@ impl Store for LocalStore {
     }
 
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
-        let target = self.path(key)?;
-        let explain = |error: std::io::Error| self.explain(key, &error);
-        // The root directory is not created here, because a missing root means that the volume is not mounted.
-        fs::metadata(&self.root).await.map_err(explain)?;
-        let parent = target.parent().unwrap_or(&self.root);
-        fs::create_dir_all(parent).await.map_err(explain)?;
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        let unfinished = parent.join(unfinished_name(self.owner.as_deref(), &name));
-        let file = fs::File::create_new(&unfinished).await.map_err(explain)?;
-        Ok(Box::new(LocalUpload {
-            store: self.clone(),
-            key: key.to_owned(),
-            target,
-            unfinished: Temporary(unfinished),
-            file,
-            written: 0,
-        }))
+        let (store, target, key) = (self.clone(), self.path(key)?, key.to_owned());
+        let begun = self.directory.run(move || store.begin_at(&key, target));
+        Ok(Box::new(begun.await?))
     }
 
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
@@ -251,117 +316,62 @@ impl Store for LocalStore {
     }
 
     async fn get(&self, key: &str) -> Result<ObjectStream, Error> {
-        let path = self.path(key)?;
-        let explain = |error: std::io::Error| self.explain(key, &error);
-        let metadata = fs::metadata(&path).await.map_err(explain)?;
-        if !metadata.is_file() {
-            return Err(Error::NoSuchObject {
-                key: key.to_owned(),
-            });
-        }
-        let file = fs::File::open(&path).await.map_err(explain)?;
-        let chunks = stream::try_unfold(file, |mut file| async move {
-            let mut chunk = BytesMut::with_capacity(CHUNK);
-            let read = file
-                .read_buf(&mut chunk)
-                .await
-                .map_err(|error| Error::Other(error.to_string()))?;
-            Ok((read > 0).then(|| (chunk.freeze(), file)))
+        let opened = self.at(key, open_file).await?;
+        let (file, size) = opened.ok_or_else(|| Error::NoSuchObject {
+            key: key.to_owned(),
+        })?;
+        let chunks = stream::try_unfold((self.directory.clone(), file), |(directory, file)| {
+            Box::pin(async move {
+                let (file, chunk) = directory
+                    .run(move || {
+                        let mut chunk = Vec::new();
+                        let read = (&file).take(CHUNK).read_to_end(&mut chunk);
+                        read.map_err(|error| Error::Other(error.to_string()))?;
+                        Ok((file, chunk))
+                    })
+                    .await?;
+                let next = (!chunk.is_empty()).then(|| (chunk.into(), (directory, file)));
+                Ok(next)
+            })
         });
         Ok(ObjectStream {
-            size: metadata.len(),
+            size,
             chunks: chunks.boxed(),
         })
     }
 
     async fn head(&self, key: &str) -> Result<Option<Object>, Error> {
-        match fs::metadata(self.path(key)?).await {
+        match self.at(key, |path| fs::metadata(path)).await {
             Ok(metadata) if metadata.is_file() => Ok(Some(described(key.to_owned(), &metadata))),
-            Ok(_) => Ok(None),
-            Err(error) => match self.explain(key, &error) {
-                Error::NoSuchObject { .. } => Ok(None),
-                error => Err(error),
-            },
+            Ok(_) | Err(Error::NoSuchObject { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
-        let (root, prefix) = (self.root.clone(), prefix.to_owned());
-        let place = self.place();
-        let listed = tokio::task::spawn_blocking(move || {
-            let mut objects = Vec::new();
-            walk(&root, "", &prefix, MAX_ENTRIES, &mut objects)?;
-            objects.sort_by(|a: &Object, b: &Object| a.key.cmp(&b.key));
-            Ok(if objects.len() > MAX_ENTRIES {
-                Err(too_many_entries(&place, &prefix))
-            } else {
-                Ok(objects)
-            })
-        });
-        listed
-            .await
-            .map_err(|_| Error::Other("the listing was interrupted".to_owned()))?
-            .map_err(|error: std::io::Error| self.explain("", &error))?
+        let (store, prefix) = (self.clone(), prefix.to_owned());
+        self.directory.run(move || store.list_all(&prefix)).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {
-        match fs::remove_file(self.path(key)?).await {
-            Ok(()) => Ok(()),
-            Err(error) => match self.explain(key, &error) {
-                Error::NoSuchObject { .. } => Ok(()),
-                error => Err(error),
-            },
+        match self.at(key, |path| fs::remove_file(path)).await {
+            Err(Error::NoSuchObject { .. }) => Ok(()),
+            deleted => deleted,
         }
     }
 
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // Unfinished files are in the same directories as their target files.
-        let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let mut folders = vec![below.to_owned()];
-        let mut all = Vec::new();
-        while let Some(folder) = folders.pop() {
-            let Ok(mut entries) = fs::read_dir(self.root.join(&folder)).await else {
-                continue;
-            };
-            while let Ok(Some(entry)) = entries.next_entry().await {
-                let (Ok(metadata), Ok(name)) =
-                    (entry.metadata().await, entry.file_name().into_string())
-                else {
-                    continue;
-                };
-                let full = |name: &str| match folder.as_str() {
-                    "" => name.to_owned(),
-                    folder => format!("{folder}/{name}"),
-                };
-                if metadata.is_dir() {
-                    folders.push(full(&name));
-                } else if let Some(target) = target_of(&name)
-                    && full(target).starts_with(prefix)
-                    && !self.may_be_in_use(&name, &metadata)
-                {
-                    if all.len() >= MAX_ENTRIES {
-                        return Err(too_many_entries(&self.place(), prefix));
-                    }
-                    let begun = described(String::new(), &metadata).modified_unix_seconds;
-                    all.push(Unfinished {
-                        key: full(target),
-                        id: name,
-                        begun_unix_seconds: begun.unwrap_or(i64::MAX),
-                    });
-                }
-            }
-        }
-        Ok(all)
+        let (store, prefix) = (self.clone(), prefix.to_owned());
+        let listed = self.directory.run(move || store.all_unfinished(&prefix));
+        listed.await
     }
 
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {
-        let path = self.path(&unfinished.key)?.with_file_name(&unfinished.id);
-        match fs::remove_file(path).await {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(self.explain(&unfinished.key, &error))
-            }
-            _ => Ok(()),
-        }
+        let id = unfinished.id.clone();
+        self.at(&unfinished.key, move |path| {
+            remove_if_present(&path.with_file_name(id))
+        })
+        .await
     }
 }
 
@@ -376,7 +386,7 @@ fn walk(
 ) -> std::io::Result<()> {
     let was_deleted =
         |error: &std::io::Error| error.kind() == ErrorKind::NotFound && !below.is_empty();
-    let entries = match std::fs::read_dir(dir) {
+    let entries = match fs::read_dir(dir) {
         Err(error) if was_deleted(&error) => return Ok(()),
         entries => entries?,
     };
@@ -495,5 +505,138 @@ mod tests {
             owned("two").discard(&unfinished).await.unwrap();
         }
         assert_eq!(count(&unowned).await, 0);
+    }
+
+    fn text(error: &Error) -> String {
+        error.to_string()
+    }
+
+    /// Invariant 13: each namespace has its own objects, and the operator's namespace keeps its paths.
+    #[tokio::test]
+    async fn tenant_directory_is_separate() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = LocalStore::new(dir.path());
+        let [a, b] = ["team-a", "team-b"].map(|namespace| own.for_namespace(namespace, None));
+        assert_eq!(a.list("").await.unwrap(), []);
+        assert_eq!(a.head("etcd/main").await.unwrap(), None);
+        assert_eq!(a.unfinished("etcd/").await.unwrap(), []);
+        a.delete("etcd/main").await.unwrap();
+        for (store, content) in [(&own, "own"), (&a, "a"), (&b, "bb")] {
+            store.put("etcd/main", content.into()).await.unwrap();
+        }
+        assert!(dir.path().join("etcd/main").is_file());
+        assert!(dir.path().join("namespaces/team-a/etcd/main").is_file());
+        assert_eq!(
+            a.location(),
+            format!("{}/namespaces/team-a", own.location())
+        );
+        assert_eq!(a.list("").await.unwrap().len(), 1);
+        b.delete("etcd/main").await.unwrap();
+        assert_eq!(a.head("etcd/main").await.unwrap().unwrap().size, 1);
+        for key in ["../team-b/etcd/main", "/etc/passwd", "etcd/../../../main"] {
+            let error = a.put(key, "x".into()).await.unwrap_err();
+            assert!(text(&error).contains("remove leading slashes"), "{error}");
+        }
+        // A volume that is not mounted is an error for every namespace.
+        let unmounted = LocalStore::new(dir.path().join("absent")).for_namespace("team-a", None);
+        for error in [
+            unmounted.put("main", "x".into()).await.unwrap_err(),
+            unmounted.list("").await.unwrap_err(),
+            unmounted.head("main").await.unwrap_err(),
+        ] {
+            assert!(matches!(error, Error::NoSuchBucket { .. }), "{error}");
+        }
+    }
+
+    /// Invariant 13: other software with access to the volume may have created links.
+    #[tokio::test]
+    async fn tenant_symlinks_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = LocalStore::new(dir.path());
+        let victim = own.for_namespace("victim", None);
+        victim.put("etcd/main", "secret".into()).await.unwrap();
+        let tenant = own.for_namespace("team-a", None);
+        tenant.put("plain/main", "x".into()).await.unwrap();
+        let base = dir.path().join("namespaces/team-a");
+        let link = |to: &str, at: PathBuf| {
+            let to = dir.path().join("namespaces").join(to);
+            std::os::unix::fs::symlink(to, at).unwrap();
+        };
+        link("victim/etcd", base.join("etcd"));
+        link("victim/etcd/main", base.join("plain/linked"));
+        link("victim", dir.path().join("namespaces/team-b"));
+        let linked = own.for_namespace("team-b", None);
+        for (store, key) in [
+            (&tenant, "etcd/main"),
+            (&tenant, "plain/linked"),
+            (&linked, "etcd/main"),
+        ] {
+            let unfinished = Unfinished {
+                key: key.to_owned(),
+                id: "main".to_owned(),
+                begun_unix_seconds: 0,
+            };
+            for error in [
+                store.put(key, "x".into()).await.unwrap_err(),
+                store.get(key).await.err().unwrap(),
+                store.head(key).await.unwrap_err(),
+                store.delete(key).await.unwrap_err(),
+                store.discard(&unfinished).await.unwrap_err(),
+            ] {
+                assert!(text(&error).contains("is a symbolic link"), "{error}");
+            }
+        }
+        assert!(linked.list("").await.is_err());
+        assert!(tenant.unfinished("etcd/").await.is_err());
+        let keys = tenant.list("etcd/").await.unwrap();
+        assert_eq!(keys, [], "a listing does not enter links");
+        assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
+        // The operator's namespace belongs to the administrator, who may use links.
+        let through = "namespaces/team-a/etcd/main";
+        assert!(own.head(through).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn tenant_quota_limits_uploads() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = LocalStore::new(dir.path());
+        let store = own.for_namespace("team-a", Some(1000));
+        let other = own.for_namespace("team-b", Some(1000));
+        store.put("one", vec![0; 600].into()).await.unwrap();
+        // While it streams: the first chunk fits, and the second one does not.
+        let mut upload = store.begin("two").await.unwrap();
+        upload.write(vec![0; 400].into()).await.unwrap();
+        let error = upload.write(vec![0; 1].into()).await.unwrap_err();
+        for part in [
+            "namespace team-a",
+            "1000 of 1000 bytes",
+            "backups.localQuota",
+        ] {
+            assert!(text(&error).contains(part), "{error}");
+        }
+        // A concurrent upload counts before its commit.
+        let error = store.begin("three").await.err().unwrap();
+        assert!(matches!(error, Error::Full(_)), "{error}");
+        upload.abort().await.unwrap();
+        store.put("two", vec![0; 400].into()).await.unwrap();
+        assert!(store.begin("three").await.is_err(), "the quota is used up");
+        other.put("one", vec![0; 1000].into()).await.unwrap();
+        own.put("one", vec![0; 5000].into()).await.unwrap();
+        store.delete("one").await.unwrap();
+        store.put("three", vec![0; 600].into()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn dropped_upload_removes_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalStore::new(dir.path());
+        let mut upload = store.begin("key").await.unwrap();
+        upload.write("content".into()).await.unwrap();
+        assert_eq!(store.unfinished("").await.unwrap().len(), 1);
+        drop(upload);
+        while !store.unfinished("").await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(store.list("").await.unwrap(), []);
     }
 }

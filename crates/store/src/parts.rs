@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn largest_upload_exceeds_largest_snapshot_in_fixed_memory() {
         let sizes = || (0..MAX_PARTS).map(|part| part_size(PART, part));
-        // The etcd client limits a snapshot to 100 GiB.
+        // The largest value of --max-snapshot is 110 GiB.
         assert!(sizes().map(|size| size as u64).sum::<u64>() > 110 << 30);
         assert_eq!(sizes().max(), Some(12 << 20));
         assert_eq!(sizes().take(1000).max(), Some(PART));

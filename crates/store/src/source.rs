@@ -56,9 +56,9 @@ pub struct Secrets<'a> {
 /// Directories of this process that can be stores.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
-    /// The operator's directory for the storage type `Local`. `None` if the operator has none.
-    pub local: Option<PathBuf>,
-    /// The mount path of the PersistentVolumeClaim that the block names. `None` if it is not mounted.
+    /// The part of the operator's directory for the storage type `Local` that belongs to the namespace of the block.
+    pub local: Option<LocalStore>,
+    /// The mount path of the PersistentVolumeClaim that the block names.
     pub claim: Option<PathBuf>,
 }
 
@@ -113,12 +113,12 @@ pub async fn open(
             Ok(directory(named, &pvc.path))
         }
         StorageSource::Local(local) => {
-            let root = directories.local.as_ref().ok_or_else(|| {
+            let store = directories.local.clone().ok_or_else(|| {
                 let problem = "Local: the operator has no directory for backups: set its flag \
                     --local-directory (backups.localVolume of the chart), or use PVC";
                 invalid("spec.storageType", problem.to_owned())
             })?;
-            Ok(directory(LocalStore::new(root), &local.path))
+            Ok(directory(store, &local.path))
         }
         StorageSource::S3(_)
         | StorageSource::Abs(_)
@@ -351,7 +351,7 @@ mod tests {
         let text = opened(&StorageSource::Local(&local), nothing).await;
         assert!(text.contains("has no directory for backups"), "{text}");
         let mounted = Directories {
-            local: Some("/local".into()),
+            local: Some(LocalStore::new("/local")),
             claim: Some("/claim".into()),
         };
         for (source, expected) in [

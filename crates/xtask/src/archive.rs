@@ -52,6 +52,9 @@ pub(crate) struct Image {
     /// `UID:GID`; root when empty.
     pub(crate) user: String,
     pub(crate) labels: Vec<(String, String)>,
+    /// Time of creation, in the format of RFC 3339. It must not be the time of the build, because two builds of the same
+    /// content must give the same bytes.
+    pub(crate) created: Option<String>,
 }
 
 impl Image {
@@ -110,7 +113,8 @@ impl Image {
         .to_string()
     }
 
-    fn write_layer(&self, file: &Path) -> Result<String> {
+    /// Writes the layer as a tar file and returns its digest, in hexadecimal.
+    pub(crate) fn write_layer(&self, file: &Path) -> Result<String> {
         let mut layer = tar::Builder::new(Hashing {
             file: File::create(file)?,
             hash: Sha256::new(),
@@ -165,13 +169,15 @@ impl Image {
             .collect()
     }
 
-    fn config(&self, layer: &str) -> String {
+    /// The configuration of the image. Docker and OCI use the same format. `layer` is the digest of the uncompressed
+    /// layer.
+    pub(crate) fn config(&self, layer: &str) -> String {
         let labels: serde_json::Map<_, _> = self
             .labels
             .iter()
             .map(|(key, value)| (key.clone(), json!(value)))
             .collect();
-        json!({
+        let mut config = json!({
             "architecture": architecture(),
             "os": "linux",
             "config": {
@@ -183,13 +189,16 @@ impl Image {
             },
             "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer}")] },
             "history": [{ "created_by": "xtask" }],
-        })
-        .to_string()
+        });
+        if let Some(created) = &self.created {
+            config["created"] = json!(created);
+        }
+        config.to_string()
     }
 }
 
 /// The architecture of this machine, by its name in container images.
-fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -197,7 +206,8 @@ fn architecture() -> &'static str {
     }
 }
 
-fn header(mode: u32, size: u64) -> tar::Header {
+/// A header without the time, the owner and the group of the file on this machine.
+pub(crate) fn header(mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_mode(mode);
     header.set_size(size);
@@ -207,7 +217,8 @@ fn header(mode: u32, size: u64) -> tar::Header {
     header
 }
 
-fn append<W: Write>(
+/// Adds a file to a tar archive.
+pub(crate) fn append<W: Write>(
     archive: &mut tar::Builder<W>,
     path: &str,
     mode: u32,

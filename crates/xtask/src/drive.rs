@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::image::Profile;
+use crate::origin::{Origin, VERSION};
 use crate::packages::{Purpose, ensure_packages};
 use crate::testbed::{Dns, Options};
-use crate::{checkout, image, progress, shell, testbed};
+use crate::{checkout, image, progress, release, shell, testbed};
 
 /// The cluster to use.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -33,6 +35,9 @@ pub(crate) struct Program {
     /// DNS cache of the testbed [default: nocache on a new testbed, unchanged on a running one]
     #[arg(long, value_enum)]
     dns: Option<Dns>,
+    /// Profile of the operators [default: fast for `demo`, release for `bench`]. `bench backup` always uses `fast`.
+    #[arg(long, value_enum)]
+    profile: Option<Profile>,
     /// Arguments of the program; `-- --help` lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
@@ -121,17 +126,22 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     }
     let (early, built) = thread::scope(|scope| {
         let early = scope.spawn(|| begin_cluster(&options.place, options.dns));
-        let built = progress::timed("compiling", image::compile);
+        let built = progress::timed("compiling", || compile(name, options));
         (early.join(), built)
     });
     let mut early = early.map_err(|_| anyhow::anyhow!("the thread of the testbed panicked"))??;
     let result = built.and_then(|(built, took)| {
         early.steps.push(("compiling", took));
-        let prepared = finish(early.clone(), &options.place, &built)?;
+        let prepared = finish(
+            early.clone(),
+            &options.place,
+            &built.operators,
+            &built.origin,
+        )?;
         for (step, took) in &prepared.steps {
             eprintln!("    set-up: {step:24}{:>10}", progress::seconds(*took));
         }
-        let mut command = Command::new(program_among(&built, name)?);
+        let mut command = Command::new(program_among(&built.programs, name)?);
         command.args(&options.args).envs(prepared.vars);
         if options.place.keep && name == "demo" {
             command.arg("--keep");
@@ -146,6 +156,42 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// The compiled programs for `demo` and `bench`.
+struct Build {
+    /// Programs of the crate `e2e`.
+    programs: Vec<PathBuf>,
+    operators: Vec<PathBuf>,
+    origin: Origin,
+}
+
+/// Compiles the programs of the crate `e2e`, and the operators in the selected profile.
+fn compile(name: &str, options: &Program) -> Result<Build> {
+    let default = match name {
+        "bench" if given_image(&options.place).is_none() => Profile::Release,
+        _ => Profile::Fast,
+    };
+    let programs = image::compile()?;
+    let (operators, origin) = match options.profile.unwrap_or(default) {
+        Profile::Release => (release::compile()?, Origin::of_checkout(VERSION, None)?),
+        Profile::Fast => {
+            progress::say("operators: profile fast, which is larger and slower than a release");
+            (programs.clone(), Origin::unreleased())
+        }
+    };
+    Ok(Build {
+        programs,
+        operators,
+        origin,
+    })
+}
+
+/// The image that the user selects for their own cluster.
+fn given_image(place: &Where) -> Option<String> {
+    std::env::var("E2E_IMAGE")
+        .ok()
+        .filter(|name| place.context.is_some() && !name.is_empty())
 }
 
 fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
@@ -213,19 +259,21 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
 }
 
 /// Builds and loads the image, and adds the variables of image and chart.
-pub(crate) fn finish(early: Early, place: &Where, built: &[PathBuf]) -> Result<Prepared> {
+pub(crate) fn finish(
+    early: Early,
+    place: &Where,
+    operators: &[PathBuf],
+    origin: &Origin,
+) -> Result<Prepared> {
     let Early {
         mut vars,
         mut steps,
         ..
     } = early;
-    let given = std::env::var("E2E_IMAGE")
-        .ok()
-        .filter(|name| place.context.is_some() && !name.is_empty());
-    let reference = if let Some(reference) = given {
+    let reference = if let Some(reference) = given_image(place) {
         reference
     } else {
-        let (built, took) = progress::timed("image", || image::build(built))?;
+        let (built, took) = progress::timed("image", || image::build(operators, origin))?;
         steps.push(("image", took));
         if place.context.is_some() {
             print_load_commands(&built);

@@ -1,5 +1,5 @@
 //! Builds the image of the operators: one static program with a name for each operator, certificates of public authorities, a non-root user, no
-//! shell. The tag is a hash of the content. The image is never pushed.
+//! shell. The tag is a hash of the content and the labels. The image is never pushed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::archive::{Entry, Image};
+use crate::origin::Origin;
 use crate::{checkout, progress, testbed};
 
 /// Name of the image, without the tag.
@@ -23,9 +24,12 @@ const LINKS: &[&str] = &["etcd-backup-operator", "etcd-restore-operator"];
 /// Folder of the program and its links.
 const PROGRAMS: &str = "usr/local/bin";
 
-const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// Certificates of public authorities, here and in the image.
+pub(crate) const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Number of archives to keep.
 const KEPT_ARCHIVES: usize = 6;
+/// Largest size of a released image without compression, in bytes.
+const LARGEST_IMAGE: u64 = 40_000_000;
 
 /// A built image.
 #[derive(Debug, Clone)]
@@ -34,6 +38,15 @@ pub(crate) struct ImageRef {
     pub(crate) reference: String,
     /// Path of the docker-archive.
     pub(crate) archive: PathBuf,
+}
+
+/// A profile of cargo.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Profile {
+    /// Small and optimized, as in a release. The first build takes about 20 minutes on two cores.
+    Release,
+    /// Compiled quickly, as for `demo` and `test`.
+    Fast,
 }
 
 /// The crates of the operators and the crate `e2e`, selected in every call of cargo. With equal selections, cargo uses
@@ -99,8 +112,8 @@ fn copy_program(file: &Path) -> Result<PathBuf> {
     Ok(kept)
 }
 
-/// Writes the image of the compiled operators, unless the same image exists.
-pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
+/// The content of the image. `built` contains the program of the operators.
+pub(crate) fn content(built: &[PathBuf], origin: &Origin) -> Result<Image> {
     let file = built
         .iter()
         .find(|file| file.file_name().is_some_and(|name| name == PROGRAM));
@@ -116,24 +129,57 @@ pub(crate) fn build(built: &[PathBuf]) -> Result<ImageRef> {
             "{CERTIFICATES} is missing: the image will not trust public S3 servers (on Debian: `apt-get install ca-certificates`)"
         ));
     }
-    let tag = tag(&entries)?;
+    Ok(Image {
+        entries,
+        links: LINKS
+            .iter()
+            .map(|name| (format!("{PROGRAMS}/{name}"), PROGRAM.to_owned()))
+            .collect(),
+        user: "65532:65532".into(),
+        labels: origin.labels(),
+        created: origin.created.clone(),
+        ..Image::default()
+    })
+}
+
+/// Writes the image of the compiled operators, unless the same image exists.
+pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
+    let mut content = content(built, origin)?;
+    let tag = tag(&content)?;
     let folder = checkout::target()?.join("image");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let image = ImageRef {
         reference: format!("{NAME}:{tag}"),
         archive: folder.join(format!("etcd-operator-{tag}.tar")),
     };
+    content.names = vec![image.reference.clone()];
     if !image.archive.is_file() {
         // Concurrent commands may write the same image, so each uses its own temporary file.
         let temporary = folder.join(format!("etcd-operator.{}.new", std::process::id()));
-        progress::step("writing the image", || {
-            archive_of(&image.reference, entries).write(&temporary)
-        })?;
+        progress::step("writing the image", || content.write(&temporary))?;
         fs::rename(&temporary, &image.archive)
             .with_context(|| image.archive.display().to_string())?;
     }
     remove_old_archives(&folder)?;
     Ok(image)
+}
+
+/// A size in megabytes with one decimal: `38.1 MB`.
+pub(crate) fn megabytes(bytes: u64) -> String {
+    let tenths = bytes.div_ceil(100_000);
+    format!("{}.{} MB", tenths / 10, tenths % 10)
+}
+
+/// Rejects a released image that is too large. The size is that of the image without compression.
+pub(crate) fn check_size(bytes: u64) -> Result<()> {
+    if bytes > LARGEST_IMAGE {
+        bail!(
+            "the image has {}, and a release at most {}: `cargo bloat --release -p operators` shows which crates are large",
+            megabytes(bytes),
+            megabytes(LARGEST_IMAGE)
+        );
+    }
+    Ok(())
 }
 
 /// Loads the image into all nodes of the running testbed.
@@ -204,41 +250,12 @@ fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-fn archive_of(reference: &str, entries: Vec<Entry>) -> Image {
-    Image {
-        names: vec![reference.to_owned()],
-        entries,
-        links: LINKS
-            .iter()
-            .map(|name| (format!("{PROGRAMS}/{name}"), PROGRAM.to_owned()))
-            .collect(),
-        user: "65532:65532".into(),
-        labels: vec![
-            (
-                "org.opencontainers.image.title".into(),
-                "etcd-operator".into(),
-            ),
-            (
-                "org.opencontainers.image.licenses".into(),
-                "Apache-2.0".into(),
-            ),
-            (
-                "org.opencontainers.image.version".into(),
-                env!("CARGO_PKG_VERSION").into(),
-            ),
-        ],
-        ..Image::default()
-    }
-}
-
-/// Twelve hexadecimal digits of a hash over the names and the content of the files, and the names of the links.
-fn tag(entries: &[Entry]) -> Result<String> {
+/// Twelve hexadecimal digits of a hash over the labels, the names and the content of the files, and the links.
+fn tag(image: &Image) -> Result<String> {
     let mut hash = Sha256::new();
-    for link in LINKS {
-        hash.update(link);
-    }
-    for entry in entries {
-        hash.update(&entry.path);
+    hash.update(image.settings());
+    hash.update(image.created.as_deref().unwrap_or_default());
+    for entry in &image.entries {
         let mut file =
             fs::File::open(&entry.source).with_context(|| entry.source.display().to_string())?;
         std::io::copy(&mut file, &mut hash).with_context(|| entry.source.display().to_string())?;
@@ -291,17 +308,48 @@ mod tests {
         assert!(diagnostics(artifact).is_empty());
     }
 
+    fn program(folder: &Path, bytes: &str) -> PathBuf {
+        let file = folder.join(PROGRAM);
+        fs::write(&file, bytes).unwrap();
+        file
+    }
+
     #[test]
-    fn tag_depends_on_content() {
+    fn tag_depends_on_content_and_labels() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("f");
-        fs::write(&file, "a").unwrap();
-        let entries = [Entry::program(&file, "x")];
-        let first = tag(&entries).unwrap();
-        assert_eq!(first, tag(&entries).unwrap());
-        fs::write(&file, "b").unwrap();
-        assert_ne!(first, tag(&entries).unwrap());
+        let built = [program(dir.path(), "a")];
+        let origin = Origin::unreleased();
+        let first = tag(&content(&built, &origin).unwrap()).unwrap();
+        assert_eq!(first, tag(&content(&built, &origin).unwrap()).unwrap());
         assert_eq!(first.len(), 12);
+        let commit = Origin {
+            revision: Some("0123".into()),
+            ..origin.clone()
+        };
+        assert_ne!(first, tag(&content(&built, &commit).unwrap()).unwrap());
+        program(dir.path(), "b");
+        assert_ne!(first, tag(&content(&built, &origin).unwrap()).unwrap());
+    }
+
+    #[test]
+    fn image_runs_one_program_as_non_root_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let built = [program(dir.path(), "a")];
+        let image = content(&built, &Origin::unreleased()).unwrap();
+        assert_eq!(image.user, "65532:65532");
+        // No shell and no other program.
+        let programs = image.entries.iter().filter(|entry| entry.mode & 0o111 != 0);
+        let paths: Vec<&str> = programs.map(|entry| entry.path.as_str()).collect();
+        assert_eq!(paths, ["usr/local/bin/etcd-operator"]);
+        assert!(image.links.iter().all(|(_, target)| target == PROGRAM));
+        assert!(content(&[], &Origin::unreleased()).is_err());
+    }
+
+    #[test]
+    fn too_large_image_is_rejected() {
+        check_size(LARGEST_IMAGE).unwrap();
+        let error = check_size(LARGEST_IMAGE + 1).unwrap_err().to_string();
+        assert!(error.contains("40.1 MB"), "{error}");
     }
 
     #[test]

@@ -1,19 +1,23 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `image`, `packages`, `prose`, `conformance` and `testbed`. This
-//! crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds, because
-//! it installs the packages that the other crates need for compiling.
+//! The commands `cargo xtask demo`, `test`, `bench`, `image`, `dist`, `packages`, `prose`, `conformance` and `testbed`.
+//! This crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds,
+//! because it installs the packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
 mod conformance;
+mod dist;
 mod drive;
 mod image;
 mod libtest;
+mod oci;
+mod origin;
 mod packages;
 mod pool;
 mod preflight;
 mod programs;
 mod progress;
 mod prose;
+mod release;
 mod report;
 mod shell;
 mod suite;
@@ -27,6 +31,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::image::Profile;
+use crate::origin::{Origin, VERSION};
 use crate::testbed::Dns;
 
 /// Builds, tests and demonstrates the etcd operators.
@@ -41,12 +47,13 @@ struct Cli {
 enum Command {
     /// Run a demo: install the operators, create a cluster, back it up, destroy it, restore it, compare the data.
     ///
-    /// Brings up the testbed first, unless --context names a cluster. Arguments after `--` are passed to the demo.
+    /// Brings up the testbed first, unless --context names a cluster. Arguments after `--` are passed to the demo. The
+    /// operators have the profile fast, and not that of a release.
     Demo(drive::Program),
     /// Run all tests, unit and end-to-end, and print the numbers of passed and failed tests.
     ///
     /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. If the testbed was up before,
-    /// it stays up.
+    /// it stays up. The operators have the profile fast, with failpoints, and not that of a release.
     Test(suite::Tests),
     /// Measure on the testbed: `bench cluster`, `backup`, `restore`, `upgrade`, `defrag`; see docs/benchmarks.md.
     ///
@@ -54,12 +61,22 @@ enum Command {
     /// `bench --dns cache30 cluster --rounds 10 --json FILE`.
     /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
-    /// Build the image of the operators as a docker-archive, and print its path and its reference.
+    /// Build the image of the operators as a docker-archive, and print its path, its sizes and its reference.
+    ///
+    /// The program is that of a release. `--profile fast` compiles the program of `demo` and `test`.
     Image {
         /// Also load the image into all nodes of the running testbed. The image is never pushed to a registry.
         #[arg(long)]
         load: bool,
+        /// Profile of the program.
+        #[arg(long, value_enum, default_value_t = Profile::Release)]
+        profile: Profile,
     },
+    /// Write every file of a release into one folder: image, chart, manifests, CRDs, SBOM, provenance, checksums.
+    ///
+    /// Nothing is published. docs/contributing/releasing.md has the steps of a release. The first build takes about 20 minutes on two
+    /// cores.
+    Dist(dist::Options),
     /// Install the Debian packages that compiling and the testbed need, or print their names.
     Packages,
     /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and replaced
@@ -174,7 +191,8 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Packages => {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;
         }
-        Command::Image { load } => run_image(load)?,
+        Command::Image { load, profile } => run_image(load, profile)?,
+        Command::Dist(options) => dist::run(&options)?,
         Command::Prose(options) => prose::run(&options)?,
         Command::Conformance(options) => conformance::run(&options)?,
         Command::Testbed(command) => run_testbed(command)?,
@@ -182,9 +200,19 @@ fn run(command: Command) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn run_image(load: bool) -> Result<()> {
+fn run_image(load: bool, profile: Profile) -> Result<()> {
     packages::ensure_packages(&[packages::Purpose::Build])?;
-    let built = image::build(&image::compile()?)?;
+    let built = match profile {
+        Profile::Release => {
+            image::build(&release::compile()?, &Origin::of_checkout(VERSION, None)?)?
+        }
+        Profile::Fast => image::build(&image::compile()?, &Origin::unreleased())?,
+    };
+    let size = std::fs::metadata(&built.archive)?.len();
+    progress::say(&format!("size of the image: {}", image::megabytes(size)));
+    if profile == Profile::Release {
+        image::check_size(size)?;
+    }
     if load {
         image::load(&built)?;
     } else {

@@ -13,6 +13,9 @@ use crate::{checkout, progress, shell};
 mod azurite;
 mod debian;
 mod images;
+mod tools;
+
+pub(crate) use tools::{CYCLONEDX, cyclonedx, helm};
 
 /// Part of the name of each cache folder. Change this value when the build procedure changes, so that older results are
 /// not used.
@@ -180,14 +183,7 @@ pub(crate) struct Programs {
 
 /// Builds the programs that are missing in the cache.
 pub(crate) fn ensure() -> Result<Programs> {
-    let cache = checkout::cache()?;
-    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
-    // A concurrent build in another checkout waits for this lock, and then uses the finished programs.
-    let lock = File::create(cache.join("lock")).context("cache: lock file")?;
-    if lock.try_lock().is_err() {
-        progress::say("waiting for another checkout, which builds the programs of the testbed");
-        lock.lock().context("cache: lock")?;
-    }
+    let (cache, _lock) = lock()?;
     let go = go_version()?;
     let mut folders = Vec::new();
     for module in MODULES {
@@ -248,6 +244,18 @@ pub(crate) fn ensure() -> Result<Programs> {
         images,
         etcd_versions,
     })
+}
+
+/// The cache and its lock. A second checkout waits here, and then uses the finished programs.
+fn lock() -> Result<(PathBuf, File)> {
+    let cache = checkout::cache()?;
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let lock = File::create(cache.join("lock")).context("cache: lock file")?;
+    if lock.try_lock().is_err() {
+        progress::say("waiting for another checkout, which builds the programs of the testbed");
+        lock.lock().context("cache: lock")?;
+    }
+    Ok((cache, lock))
 }
 
 /// The etcd versions with images in a complete testbed, oldest first.

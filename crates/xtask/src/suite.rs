@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::drive::{Prepared, Where, begin_cluster, end_cluster, finish};
 use crate::image::Compiler;
 use crate::libtest::{self, Outcome};
+use crate::origin::Origin;
 use crate::packages::{Purpose, ensure_packages};
 use crate::pool::{self, Job};
 use crate::report::Report;
@@ -214,11 +215,12 @@ impl Run {
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
                 // The next stage uses the finished image.
-                let image = image::build(&compiled.operators);
+                let image = image::build(&compiled.operators, &Origin::unreleased());
                 joined(early).and_then(|early| image.map(|_| early))
             })?;
             let outcome = self.stage(IMAGE, |_| {
-                finish(early.clone(), &options.place, &compiled.operators)
+                let origin = Origin::unreleased();
+                finish(early.clone(), &options.place, &compiled.operators, &origin)
             });
             let outcome = outcome.and_then(|prepared| {
                 self.e2e_tests(options, prepared, compiled.concurrent, compiled.alone)

@@ -45,6 +45,11 @@ impl Grant {
         })
     }
 
+    /// A granted location.
+    pub(crate) fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.place)
+    }
+
     /// Installs cluster-wide operators that have the identity and the grant.
     pub(crate) async fn install(&self, wide: &Sandbox) -> Result<()> {
         let environment = environment(wide.env.s3()?);

@@ -208,6 +208,8 @@ async fn chart_values_are_checked_by_schema() {
             "backupOperator.resources.limit.cpu=1",
             "prometheusRule.backupSeconds=soon",
             "backups.ambientIdentity={team-a=ftp://x}",
+            "backups.etcdEndpoints={http://x:2379}",
+            "clusters.join={team-a=http://x:2379}",
         ] {
             let rendered = chart::helm(&env, &["template", "x", &path, "--set", wrong]).await;
             ensure!(rendered.is_err(), "{wrong} was accepted");

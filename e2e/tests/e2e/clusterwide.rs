@@ -3,7 +3,7 @@
 //! identity.
 
 use anyhow::{Context, Result, ensure};
-use e2e::objects::{Kind, await_object, condition};
+use e2e::objects::{Kind, await_complete, await_object, condition};
 use e2e::{DEADLINE, Sandbox, step};
 use kube::api::DynamicObject;
 
@@ -118,6 +118,63 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
     Ok(())
 }
 
+/// The cluster-wide operators reach only clusters of the object's namespace. `own` of the other namespace has neither TLS
+/// nor authentication.
+async fn have_no_access_to_other_namespaces(
+    grant: &Grant,
+    tenant: &Sandbox,
+    other: &Sandbox,
+) -> Result<()> {
+    let foreign = format!("http://own-client.{}.svc:2379", other.namespace);
+    let backup = |name: &str, endpoint: &str| {
+        format!(
+            "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}, annotations: \
+             {{{SCOPE}: clusterwide}}}}\nspec: {{etcdEndpoints: [\"{endpoint}\"], storageType: S3, s3: {{path: {}, \
+             forcePathStyle: true}}}}\n",
+            grant.path(name)
+        )
+    };
+    let backups = tenant.objects(Kind::EtcdBackup);
+    tenant.apply(&backup("foreign-etcd", &foreign)).await?;
+    let refused = await_object(
+        &backups,
+        "foreign-etcd",
+        "a rejection",
+        DEADLINE,
+        |object| {
+            condition(object, "Complete")
+                .is_some_and(|found| found["reason"] == "EndpointNotGranted")
+        },
+    )
+    .await?;
+    let message = condition(&refused, "Complete").context("just seen")?["message"].to_string();
+    let remedy = format!("--etcd-endpoints={}=own-client", tenant.namespace);
+    ensure!(message.contains(&remedy), "{message}");
+    tenant
+        .await_event(Kind::EtcdBackup, "foreign-etcd", &["EndpointNotGranted"])
+        .await?;
+    tenant
+        .apply(&backup("own-etcd", "http://handed-client:2379"))
+        .await?;
+    await_complete(&backups, "own-etcd", DEADLINE).await?;
+
+    let joins = manifest(tenant, "joins", true)?;
+    let line = format!("    {SCOPE}: clusterwide\n");
+    let join = format!("{line}    etcd.database.coreos.com/join: {foreign}\n");
+    tenant.apply(&joins.replacen(&line, &join, 1)).await?;
+    let clusters = tenant.objects(Kind::EtcdCluster);
+    let refused = await_object(&clusters, "joins", "a rejection", DEADLINE, |object| {
+        condition(object, "Degraded").is_some_and(|found| found["reason"] == "JoinRefused")
+    })
+    .await?;
+    let message = condition(&refused, "Degraded").context("just seen")?["message"].to_string();
+    let remedy = format!("--join={}=own-client", tenant.namespace);
+    ensure!(message.contains(&remedy), "{message}");
+    ensure!(tenant.member_pods("joins").await?.is_empty());
+    ensure!(other.member_pods("own").await?.len() == 1);
+    Ok(())
+}
+
 async fn run_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> Result<()> {
     let first = has_no_manager_yet(namespaced);
     step("report objects without a manager", first).await?;
@@ -129,7 +186,9 @@ async fn run_together(namespaced: &Sandbox, wide: &Sandbox, empty: &Sandbox) -> 
     step("check the rights", third).await?;
     let fourth =
         ambient_identity::only_granted_identity_is_used(&grant, empty, "handed", namespaced);
-    step("use the operators' identity", fourth).await
+    step("use the operators' identity", fourth).await?;
+    let fifth = have_no_access_to_other_namespaces(&grant, empty, namespaced);
+    step("refuse clusters of other namespaces", fifth).await
 }
 
 mod serial {

@@ -34,12 +34,8 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
 /// `lost_authorities_are_replaced_while_clients_write`.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 
-/// Annotations that the operator writes but does not read in a formed cluster: the names of the first members, and
-/// requests for a kubelet sync.
-const HISTORY: [&str; 2] = [
-    "etcd.database.coreos.com/first-members",
-    "etcd.database.coreos.com/nudged",
-];
+/// Annotation with the names of the first members. The operator does not read it in a formed cluster.
+const HISTORY: &str = "etcd.database.coreos.com/first-members";
 
 fn resource(kind: &str) -> Result<ApiResource> {
     if kind == "EtcdCluster" {
@@ -248,5 +244,5 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
 /// Whether the operator sets the label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
-    !by_kubernetes && key != "e2e-trigger" && !HISTORY.contains(&key)
+    !by_kubernetes && key != "e2e-trigger" && key != HISTORY
 }

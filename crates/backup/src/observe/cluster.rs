@@ -8,62 +8,142 @@ use api::manifest::ManifestCluster;
 use api::names::{ANNOTATION_RESTORE, Addresses};
 use api::{EtcdBackup, EtcdCluster};
 use etcd::{Access, Etcd, EtcdClient};
-use k8s_openapi::api::core::v1::Secret;
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, Client, ResourceExt};
 use member::Members;
-use member::tls::{self, ClusterTls, Purpose};
+use member::tls::{self, Purpose};
+use runtime::endpoints::{EndpointRule, clusters_named};
 
 use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
-use crate::snapshot::Source;
+use crate::snapshot::{Endpoint, EndpointReach, MemberPods, Source};
 
 /// The endpoints from `spec.etcdEndpoints` or from the EtcdCluster.
 pub(super) async fn source(
-    context: &ObserveContext,
+    client: &Client,
     backup: &EtcdBackup,
+    rule: &EndpointRule,
 ) -> Result<Source, Trouble> {
     let namespace = backup.namespace().unwrap_or_default();
     let Some(reference) = &backup.spec.etcd_cluster else {
-        let endpoints = endpoints(&backup.spec.etcd_endpoints, &namespace);
+        let mut endpoints = Vec::new();
+        for url in completed(&backup.spec.etcd_endpoints, &namespace) {
+            let reach = Box::pin(reach(client, &namespace, &url, rule)).await?;
+            endpoints.push(Endpoint { url, reach });
+        }
         return Ok(Source::Endpoints(endpoints));
     };
-    let cluster = cluster(&context.client, &namespace, &reference.name).await?;
-    let policy = cluster.spec.tls.as_ref();
-    let tls =
-        runtime::reach::cluster_tls(&context.client, (&namespace, &reference.name), policy).await;
-    Ok(members_of(&cluster, &namespace, &tls))
+    let cluster = cluster(client, &namespace, &reference.name).await?;
+    let forms = forms_of(client, &cluster, &namespace).await;
+    let pods = if rule.is_limited() {
+        Some(pods_of(client, &cluster, &forms).await)
+    } else {
+        None
+    };
+    let endpoints = forms.iter().flat_map(|form| urls_of(&cluster, form));
+    Ok(Source::Cluster {
+        endpoints: endpoints.collect(),
+        pods,
+        restoring: cluster.annotations().contains_key(ANNOTATION_RESTORE),
+        recorded: Box::new(ManifestCluster {
+            name: cluster.name_any(),
+            namespace,
+            spec: cluster.spec,
+        }),
+    })
 }
 
-/// The client URLs of an EtcdCluster, and its record for the manifest.
-fn members_of(cluster: &EtcdCluster, namespace: &str, tls: &ClusterTls) -> Source {
+/// How the operator may reach a URL of a spec (invariant 28).
+async fn reach(
+    client: &Client,
+    namespace: &str,
+    url: &str,
+    rule: &EndpointRule,
+) -> Result<EndpointReach, Trouble> {
+    let Err(why) = rule.check(url) else {
+        return Ok(EndpointReach::Direct);
+    };
+    for name in clusters_named(url, namespace) {
+        if let Some(cluster) = found(client, namespace, &name, "spec.etcdEndpoints").await? {
+            let forms = forms_of(client, &cluster, namespace).await;
+            let scheme = |form| Addresses {
+                client_tls: url.starts_with("https://"),
+                ..form
+            };
+            let form = forms.into_iter().next().map(scheme);
+            let pods = pods_of(client, &cluster, form.as_slice()).await?;
+            return Ok(EndpointReach::Pods(pods));
+        }
+    }
+    Ok(EndpointReach::NotGranted(why))
+}
+
+/// The forms of the addresses of an EtcdCluster, which depend on its certificates.
+async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
     let name = cluster.name_any();
-    // The form of the addresses depends on the certificates.
+    let policy = cluster.spec.tls.as_ref();
+    let tls = runtime::reach::cluster_tls(client, (namespace, &name), policy).await;
     let mut effective = cluster.clone();
     tls.complete_spec(&mut effective.spec, (namespace, &name), None);
     let addresses = Members::of(&effective, namespace, "", None).addresses();
-    let mut urls = urls_of(cluster, &addresses);
-    if effective
-        .spec
-        .tls
-        .is_some_and(|tls| tls.accepts_plaintext())
-    {
-        // During the TLS switch a member may accept only one of both schemes, so both URLs are tried.
-        let with_tls = Addresses {
-            client_tls: true,
-            ..addresses
-        };
-        urls.extend(urls_of(cluster, &with_tls));
+    // During the TLS switch a member may accept only one of both schemes, so both URLs are tried.
+    let policy = effective.spec.tls;
+    let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
+    let with_tls = with_tls.then(|| Addresses {
+        client_tls: true,
+        ..addresses.clone()
+    });
+    [addresses].into_iter().chain(with_tls).collect()
+}
+
+/// The members of an EtcdCluster at the addresses of their pods. Only the cluster operator writes the names of members
+/// and the cluster ID, and only the kubelet writes the address of a pod. A pod in the network of its node has no address
+/// of its own.
+async fn pods_of(
+    client: &Client,
+    cluster: &EtcdCluster,
+    forms: &[Addresses],
+) -> Result<MemberPods, Trouble> {
+    let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
+    let status = cluster.status.as_ref();
+    let cluster_id = status.and_then(|status| status.cluster_id.as_ref()?.parse().ok());
+    let Some(cluster_id) = cluster_id else {
+        return Err(Trouble::new(
+            Reason::EtcdUnreachable,
+            format!(
+                "EtcdCluster {name} has no cluster ID yet: the backup starts when the cluster has formed"
+            ),
+        ));
+    };
+    let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
+    let details = status.iter().flat_map(|status| &status.member_details);
+    let reads = join_all(details.map(|member| pods.get_opt(&member.name))).await;
+    let mut urls = Vec::new();
+    for read in reads {
+        let pod = read.map_err(|error| {
+            Trouble::new(
+                Reason::EtcdUnreachable,
+                format!("a pod of EtcdCluster {name} cannot be read: {error}"),
+            )
+        })?;
+        if let Some(pod) = pod {
+            urls.extend(forms.iter().filter_map(|form| url_at(&pod, form)));
+        }
     }
-    let annotations = cluster.annotations();
-    Source::Cluster {
-        endpoints: urls,
-        recorded: Box::new(ManifestCluster {
-            name,
-            namespace: namespace.to_owned(),
-            spec: cluster.spec.clone(),
-        }),
-        restoring: annotations.contains_key(ANNOTATION_RESTORE),
+    if urls.is_empty() {
+        return Err(Trouble::new(
+            Reason::EtcdUnreachable,
+            format!("no pod of EtcdCluster {name} has an address yet"),
+        ));
     }
+    Ok(MemberPods { urls, cluster_id })
+}
+
+fn url_at(pod: &Pod, form: &Addresses) -> Option<String> {
+    let of_node = pod.spec.as_ref().and_then(|spec| spec.host_network);
+    let address = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+    (of_node != Some(true)).then(|| form.client_url_at(address, &pod.name_any()))
 }
 
 /// The client for the etcd cluster, with the Secrets that the EtcdCluster or the EtcdBackup names.
@@ -98,7 +178,8 @@ pub(super) async fn client(
     if access == Access::default() {
         return Ok(context.etcd.clone());
     }
-    Ok(Arc::new(EtcdClient::new(access)))
+    let client = EtcdClient::new(access);
+    Ok(Arc::new(client.with_max_snapshot(context.max_snapshot)))
 }
 
 /// The access by the client certificate of `spec.clientTLSSecret`.
@@ -117,20 +198,28 @@ async fn tls_access(
 }
 
 async fn cluster(client: &Client, namespace: &str, name: &str) -> Result<EtcdCluster, Trouble> {
+    let field = "spec.etcdCluster.name";
+    found(client, namespace, name, field).await?.ok_or_else(|| {
+        Trouble::new(
+            Reason::ClusterMissing,
+            format!("{field}: there is no EtcdCluster {name} in this namespace: create it or correct the name"),
+        )
+    })
+}
+
+async fn found(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    field: &str,
+) -> Result<Option<EtcdCluster>, Trouble> {
     let clusters = Api::<EtcdCluster>::namespaced(client.clone(), namespace);
-    match clusters.get_opt(name).await {
-        Ok(Some(cluster)) => Ok(cluster),
-        Ok(None) => Err(Trouble::new(
+    clusters.get_opt(name).await.map_err(|error| {
+        Trouble::new(
             Reason::ClusterMissing,
-            format!(
-                "spec.etcdCluster.name: there is no EtcdCluster {name} in this namespace: create it or correct the name"
-            ),
-        )),
-        Err(error) => Err(Trouble::new(
-            Reason::ClusterMissing,
-            format!("spec.etcdCluster.name: EtcdCluster {name} cannot be read: {error}"),
-        )),
-    }
+            format!("{field}: EtcdCluster {name} cannot be read: {error}"),
+        )
+    })
 }
 
 /// The URLs of the members in `status.memberDetails`, and of the client Service.
@@ -143,9 +232,9 @@ fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
     members.chain([addresses.service_url()]).collect()
 }
 
-/// The endpoints of a spec with resolvable host names. Old manifests name a Service without its namespace, which is the
+/// The endpoints of a spec with complete host names. Old manifests name a Service without its namespace, which is the
 /// namespace of the EtcdBackup; the operator may run in another one.
-fn endpoints(given: &[String], namespace: &str) -> Vec<String> {
+fn completed(given: &[String], namespace: &str) -> Vec<String> {
     given.iter().map(|url| endpoint(url, namespace)).collect()
 }
 
@@ -170,6 +259,16 @@ fn endpoint(url: &str, namespace: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use etcd::ClusterId;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use runtime::Scope;
+    use runtime::endpoints::EndpointGrants;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
     use super::*;
 
     #[test]
@@ -192,6 +291,132 @@ mod tests {
         ];
         for (given, expected) in cases {
             assert_eq!(endpoint(given, "prod"), expected);
+        }
+    }
+
+    const OWN_ID: ClusterId = ClusterId(0xb);
+
+    /// An API server with EtcdCluster `main` in two namespaces, and a pod in the network of its node.
+    fn server() -> Client {
+        let service = service_fn(|request: Request<Body>| async move {
+            let path = request.uri().path();
+            let answer = match path.rsplit_once('/') {
+                Some((kind, "main")) if kind.ends_with("/etcdclusters") => json!({
+                    "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+                    "metadata": { "name": "main", "namespace": if path.contains("/team-a/") { "team-a" } else { "team-b" } },
+                    "spec": { "size": 2 },
+                    "status": { "clusterID": OWN_ID.to_string(), "memberDetails": [
+                        { "name": "main-aaaaaaaaaa" }, { "name": "main-bbbbbbbbbb" }, { "name": "main-cccccccccc" },
+                    ] },
+                }),
+                Some((
+                    "/api/v1/namespaces/team-b/pods",
+                    name @ ("main-aaaaaaaaaa" | "main-bbbbbbbbbb"),
+                )) => json!({
+                    "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "team-b" },
+                    "spec": { "containers": [], "hostNetwork": name.ends_with('b') },
+                    "status": { "podIP": "10.0.0.7" },
+                }),
+                _ => {
+                    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                             "reason": "NotFound", "message": "no" })
+                }
+            };
+            let code = if answer["code"] == 404 { 404 } else { 200 };
+            let body = Body::from(serde_json::to_vec(&answer).unwrap());
+            Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap())
+        });
+        Client::new(service, "team-b")
+    }
+
+    fn rule(grants: &[&str], namespace: &str) -> EndpointRule {
+        let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
+        EndpointGrants::new(&Scope::Cluster, "operators", crate::app::ENDPOINTS, grants)
+            .of(namespace)
+    }
+
+    async fn observed(spec: &Value, rule: &EndpointRule) -> Result<Source, Trouble> {
+        let mut spec = spec.clone();
+        spec["storageType"] = json!("S3");
+        let mut backup = EtcdBackup::new("nightly", serde_json::from_value(spec).unwrap());
+        backup.metadata.namespace = Some("team-b".to_owned());
+        source(&server(), &backup, rule).await
+    }
+
+    async fn reached(url: &str, rule: &EndpointRule) -> EndpointReach {
+        let spec = json!({ "etcdEndpoints": [url] });
+        match observed(&spec, rule).await.unwrap() {
+            Source::Endpoints(mut endpoints) => endpoints.remove(0).reach,
+            source @ Source::Cluster { .. } => panic!("{source:?}"),
+        }
+    }
+
+    fn pods() -> MemberPods {
+        MemberPods {
+            urls: vec!["http://10.0.0.7:2379".to_owned()],
+            cluster_id: OWN_ID,
+        }
+    }
+
+    /// Invariant 28.
+    #[tokio::test]
+    async fn tenant_reaches_only_own_clusters_without_grant() {
+        let none = rule(&[], "team-b");
+        for own in [
+            "http://main-client.team-b.svc:2379",
+            "http://main-client:2379",
+            "main-client:2379",
+            "http://main-aaaaaaaaaa.main.team-b.svc:2379",
+            "http://main-aaaaaaaaaa.team-b.svc.cluster.local:2379",
+        ] {
+            let reach = reached(own, &none).await;
+            assert_eq!(reach, EndpointReach::Pods(pods()), "{own}");
+        }
+        for foreign in [
+            "http://main-client.team-a.svc:2379",
+            "http://main-client.team-b.svc.:2379",
+            "http://other-client.team-b.svc:2379",
+            "http://user@main-client.team-b.svc:2379",
+            "http://10.0.0.7:2379",
+            "http://[fd00::7]:2379",
+            "http://localhost:2379",
+        ] {
+            let reach = reached(foreign, &none).await;
+            assert!(matches!(reach, EndpointReach::NotGranted(_)), "{foreign}");
+        }
+    }
+
+    /// Invariant 28: nothing changes for the operator's namespace, for a namespaced operator and under a grant.
+    #[tokio::test]
+    async fn granted_endpoint_is_called_directly() {
+        let url = "http://main-client.team-a.svc:2379";
+        for rule in [
+            EndpointRule::default(),
+            rule(&["team-b=main-client.team-a.svc"], "team-b"),
+            rule(&["*=*.team-a.svc"], "team-b"),
+        ] {
+            assert_eq!(reached(url, &rule).await, EndpointReach::Direct);
+        }
+        let withdrawn = rule(&["team-c=main-client.team-a.svc"], "team-b");
+        let EndpointReach::NotGranted(why) = reached(url, &withdrawn).await else {
+            panic!("the grant of another namespace counts")
+        };
+        let remedy = "--etcd-endpoints=team-b=main-client.team-a.svc:2379";
+        assert!(why.contains(remedy), "{why}");
+    }
+
+    /// Invariant 28: the users of a namespace may change its Services.
+    #[tokio::test]
+    async fn cluster_of_tenant_is_reached_at_its_pods() {
+        let spec = json!({ "etcdCluster": { "name": "main" } });
+        for (rule, expected) in [
+            (EndpointRule::default(), None),
+            (rule(&[], "team-b"), Some(Ok(pods()))),
+        ] {
+            match observed(&spec, &rule).await.unwrap() {
+                Source::Cluster { pods, .. } => assert_eq!(pods, expected),
+                source @ Source::Endpoints(_) => panic!("{source:?}"),
+            }
         }
     }
 }

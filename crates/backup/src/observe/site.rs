@@ -6,7 +6,7 @@ use api::storage::{PvcSource, StorageSource};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::core::Status;
 use kube::{Api, Client, ResourceExt};
-use store::{SecretData, SecretName, Secrets, Target, secrets_of};
+use store::{Directories, LocalStore, SecretData, SecretName, Secrets, Target, secrets_of};
 
 use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
@@ -36,8 +36,24 @@ pub(super) async fn open(
         credentials: credentials.as_ref(),
         ca: ca.as_ref(),
     };
-    let opened = store::open(source, secrets, &context.directories).await;
+    let local = context.local.as_ref();
+    let directories = Directories {
+        local: local
+            .map(|local| local_of(local, &context.grants.own, &namespace, context.local_quota)),
+        claim: None,
+    };
+    let opened = store::open(source, secrets, &directories).await;
     opened.map_err(|error| in_store(&error))
+}
+
+/// The part of the operator's directory that belongs to the namespace of an EtcdBackup (invariant 13). The operator's own
+/// namespace uses the directory itself.
+fn local_of(local: &LocalStore, own: &str, namespace: &str, quota: Option<u64>) -> LocalStore {
+    if namespace == own {
+        local.clone()
+    } else {
+        local.for_namespace(namespace, quota)
+    }
 }
 
 /// The PersistentVolumeClaim of the spec, and the image of the pod that mounts it.
@@ -126,6 +142,7 @@ mod tests {
     use http::{Request, Response};
     use kube::client::Body;
     use serde_json::{Value, json};
+    use store::Store;
     use tower::service_fn;
 
     use super::*;
@@ -148,6 +165,15 @@ mod tests {
         let pvc = json!({ "claimName": "backups", "path": "etcd/main" });
         let pvc = serde_json::from_value(pvc).unwrap();
         check_pvc(&Client::new(service, "prod"), "prod", &pvc).await
+    }
+
+    /// Invariant 13.
+    #[test]
+    fn tenant_uses_own_local_directory() {
+        let local = LocalStore::new("/backups");
+        let location = |namespace| local_of(&local, "operators", namespace, Some(1)).location();
+        assert_eq!(location("operators"), "file:///backups");
+        assert_eq!(location("team-a"), "file:///backups/namespaces/team-a");
     }
 
     #[tokio::test]

@@ -17,6 +17,9 @@ const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 /// The longest time limit, also for `timeoutInSecond: 0`. Otherwise one tenant could occupy a slot of all tenants forever.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
+/// How long a transfer that was canceled at the deadline may take to end. Hung requests must not delay the report.
+const CANCEL_LIMIT: SignedDuration = SignedDuration::from_mins(2);
+
 /// The time limit of this backup.
 fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> SignedDuration {
     let policy = backup.spec.backup_policy.as_ref();
@@ -70,8 +73,17 @@ pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) 
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
 }
 
+/// Whether a transfer that was canceled at the deadline should have ended.
+pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
+    let deadline = deadline(backup, snapshot, now);
+    deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)
+}
+
 /// The problem to report. It includes the last known failure, because the canceled attempt has none yet.
 pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
+    if let Some(reported) = reported_deadline(backup.status.as_ref()) {
+        return Trouble::new(Reason::DeadlineExceeded, reported);
+    }
     let known = transfer.problem().or(transfer.last_failure.as_ref());
     let known = known.map(|trouble| trouble.message.clone());
     let last = known.or_else(|| reported_failure(backup.status.as_ref()));
@@ -83,6 +95,17 @@ pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored
              longest limit, 48 hours{last}"
         ),
     )
+}
+
+/// The message that was reported when the transfer was canceled.
+fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
+    let status = status.filter(|status| status.completion_time.is_none())?;
+    let complete = find(&status.conditions, &ConditionType::Complete)?;
+    let reports =
+        complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
+    // A periodic EtcdBackup may still report the deadline of its last backup.
+    let is_current = status.reason.as_deref() == Some(complete.message.as_str());
+    (reports && is_current).then(|| complete.message.clone())
 }
 
 fn reported_failure(status: Option<&EtcdBackupStatus>) -> Option<String> {

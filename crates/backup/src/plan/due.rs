@@ -4,7 +4,7 @@ use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};
 
 use super::schedule::{Next, Schedule};
-use super::{MAX_CLOCK_SKEW, failed_generation, is_open};
+use super::{MAX_CLOCK_SKEW, failed_generation, is_open, obstacle};
 use crate::retention::Rules;
 use crate::snapshot::{RemovalResult, Snapshot, Work};
 
@@ -103,7 +103,7 @@ pub(super) fn retention_wait(
     let ended = status.completion_time.as_ref()?.0;
     // The absolute value limits the wait after the clock was set back.
     let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
-    let may_begin = snapshot.removal.may_begin(now) && snapshot.obstacle.is_none();
+    let may_begin = snapshot.removal.may_begin(now) && obstacle(backup, snapshot, now).is_none();
     let waits = match &snapshot.removal.work {
         Work::Queued | Work::Ready | Work::Running(_) => is_recent,
         Work::Ended(Err(_)) => may_begin && is_recent,

@@ -5,16 +5,20 @@ use std::collections::BTreeSet;
 use api::EtcdBackup;
 use api::backup::Compression;
 use api::manifest::ManifestCluster;
+use api::storage::StorageType;
+use etcd::ClusterId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use member::OperatorImage;
 
-use super::{pod, rules};
+use super::{Action, Plan, Verdict, clock, is_open, pod, rules};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::RemovalScope;
-use crate::snapshot::{Inputs, Site, Snapshot, Source};
+use crate::snapshot::{
+    Endpoint, EndpointLimits, EndpointReach, Inputs, MemberPods, Site, Snapshot, Source,
+};
 use crate::transfer::ObjectName;
 
 /// A transfer or a removal.
@@ -30,6 +34,8 @@ pub enum Job {
         compress: bool,
         /// The record of the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
+        /// Limits of the members that may be called.
+        limits: EndpointLimits,
     },
     /// A removal in this process, from the store that observe has opened.
     Removal {
@@ -37,8 +43,6 @@ pub enum Job {
         path: String,
         /// The backups to remove.
         scope: RemovalScope,
-        /// The time from which the age of a backup is computed.
-        now: Timestamp,
     },
     /// A transfer or removal in a pod that mounts the PersistentVolumeClaim.
     InPod {
@@ -46,6 +50,12 @@ pub enum Job {
         pod: Box<Pod>,
         /// The order in the arguments of the pod.
         order: Order,
+    },
+    /// The deletion of the pod that an ended operator process left. The pod may still be pending, and would otherwise
+    /// make its backup after the status reports the end of the attempt.
+    LeftPod {
+        /// The name of the pod.
+        name: String,
     },
 }
 
@@ -59,19 +69,33 @@ pub(super) fn transfer(
         site,
         leftover,
         source,
+        rule,
     } = inputs
     else {
         return Ok(None);
     };
-    let (endpoints, cluster) = match source {
-        Source::Endpoints(endpoints) => (endpoints.clone(), None),
+    // A pod with a volume runs in the namespace of the EtcdBackup, and reaches no more than other pods there.
+    let in_pod_there = matches!(site, Site::Volume { .. });
+    let (endpoints, cluster_id, cluster) = match source {
+        Source::Endpoints(endpoints) => {
+            let (urls, cluster_id) = reachable(endpoints, in_pod_there)?;
+            (urls, cluster_id, None)
+        }
         Source::Cluster {
             endpoints,
+            pods,
             recorded,
             restoring,
         } => {
             check(recorded, *restoring)?;
-            (endpoints.clone(), Some(recorded.clone()))
+            let (urls, cluster_id) = match pods {
+                Some(pods) if !in_pod_there => {
+                    let MemberPods { urls, cluster_id } = pods.clone()?;
+                    (urls, Some(cluster_id))
+                }
+                _ => (endpoints.clone(), None),
+            };
+            (urls, cluster_id, Some(recorded.clone()))
         }
     };
     let numbered = backup.spec.is_periodic();
@@ -83,6 +107,10 @@ pub(super) fn transfer(
                 .replacing(leftover.clone()),
             compress,
             cluster,
+            limits: EndpointLimits {
+                advertised: rule.clone(),
+                cluster_id,
+            },
         },
         Site::Volume { claim, path, image } => {
             let task = Task::Store(Box::new(SnapshotTask {
@@ -96,6 +124,60 @@ pub(super) fn transfer(
             in_pod(backup, (claim, path), task, image)
         }
     }))
+}
+
+/// The URLs to call for the endpoints of a spec, and the only cluster whose answers count.
+///
+/// Invariant 28: an endpoint outside of the namespace needs a grant. One endpoint without a grant rejects all.
+fn reachable(
+    endpoints: &[Endpoint],
+    in_pod_there: bool,
+) -> Result<(Vec<String>, Option<ClusterId>), Trouble> {
+    let mut urls = Vec::new();
+    let mut own: Option<ClusterId> = None;
+    for Endpoint { url, reach } in endpoints {
+        match reach {
+            EndpointReach::NotGranted(why) => {
+                return Err(Trouble::new(
+                    Reason::EndpointNotGranted,
+                    format!(
+                        "spec.etcdEndpoints: {url} names no EtcdCluster of this namespace and {why}; or name an \
+                         EtcdCluster of this namespace in spec.etcdCluster.name"
+                    ),
+                ));
+            }
+            EndpointReach::Pods(pods) if !in_pod_there => match own {
+                None => {
+                    own = Some(pods.cluster_id);
+                    urls.extend(pods.urls.iter().cloned());
+                }
+                Some(other) if other == pods.cluster_id => {}
+                Some(_) => {
+                    return Err(Trouble::new(
+                        Reason::InvalidSpec,
+                        "spec.etcdEndpoints names different EtcdClusters: name one EtcdCluster",
+                    ));
+                }
+            },
+            EndpointReach::Direct | EndpointReach::Pods(_) => urls.push(url.clone()),
+        }
+    }
+    Ok((urls, own))
+}
+
+/// The pod of the recorded start, if the plan ends this start without a worker of this process.
+pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
+    let ends = plan.action == Action::RecordIntent
+        || matches!(
+            plan.verdict,
+            Verdict::Failed(_) | Verdict::Refused(_) | Verdict::Suspended
+        );
+    let status = backup.status.as_ref().filter(|status| is_open(status))?;
+    let begun = status.start_time.as_ref()?.0;
+    let in_pod = backup.spec.storage_type == StorageType::Pvc;
+    (ends && in_pod).then(|| Job::LeftPod {
+        name: pod::store_name(backup, begun),
+    })
 }
 
 /// Fails if the EtcdCluster must not be backed up now.
@@ -141,28 +223,31 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     }
 }
 
-/// The removal of the backups that the retention rules do not keep.
+/// The removal of the backups that the retention rules do not keep; `None` without inputs, or if the clocks were not
+/// compared or do not agree.
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
+    // Invariant 9: this time also counts in the pod, whose node may have another clock.
+    let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         rules: rules(backup).unwrap_or_default(),
         newest: newest.clone().unwrap_or_default(),
         others: others.clone(),
+        now,
     };
-    removal(backup, &snapshot.inputs, scope, now)
+    removal(backup, &snapshot.inputs, scope)
 }
 
 /// The removal of all stored backups of the EtcdBackup.
-pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
-    removal(backup, &snapshot.inputs, |_| RemovalScope::Everything, now)
+pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot) -> Option<Job> {
+    removal(backup, &snapshot.inputs, |_| RemovalScope::Everything)
 }
 
 fn removal(
     backup: &EtcdBackup,
     inputs: &Inputs,
     scope: impl FnOnce(&BTreeSet<String>) -> RemovalScope,
-    now: Timestamp,
 ) -> Option<Job> {
     let Inputs::Removal { site, others } = inputs else {
         return None;
@@ -172,7 +257,6 @@ fn removal(
         Site::Store { key } => Job::Removal {
             path: key.clone(),
             scope,
-            now,
         },
         Site::Volume { claim, path, image } => in_pod(backup, (claim, path), task(scope), image),
     })
@@ -184,10 +268,12 @@ fn task(scope: RemovalScope) -> Task {
             rules,
             newest,
             others,
+            now,
         } => Task::Surplus {
             rules,
             newest,
             others,
+            now,
         },
         RemovalScope::Everything => Task::Everything,
     }
@@ -213,6 +299,8 @@ fn in_pod(
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
+    use runtime::endpoints::EndpointRule;
     use serde_json::{Value, json};
 
     use super::*;
@@ -233,9 +321,11 @@ mod tests {
             leftover: Some("etcd_v3_2026-01-01-00:00:00".to_owned()),
             source: Source::Cluster {
                 endpoints: vec!["https://main-client.prod.svc:2379".to_owned()],
+                pods: None,
                 recorded: Box::new(serde_json::from_value(recorded).unwrap()),
                 restoring,
             },
+            rule: EndpointRule::default(),
         }
     }
 
@@ -272,6 +362,98 @@ mod tests {
         assert_eq!(planned(true, false), Err(Reason::Restoring));
         assert_eq!(planned(false, true), Err(Reason::Hibernated));
         assert!(planned(false, false).is_ok_and(|job| job.is_some()));
+    }
+
+    fn of_endpoints(site: Site, reaches: &[EndpointReach]) -> Inputs {
+        let endpoint = |(number, reach): (usize, &EndpointReach)| Endpoint {
+            url: format!("http://e{number}.prod.svc:2379"),
+            reach: reach.clone(),
+        };
+        Inputs::Transfer {
+            site,
+            leftover: None,
+            source: Source::Endpoints(reaches.iter().enumerate().map(endpoint).collect()),
+            rule: EndpointRule::default(),
+        }
+    }
+
+    fn pods(cluster_id: u64) -> EndpointReach {
+        EndpointReach::Pods(MemberPods {
+            urls: vec![format!("http://10.0.0.{cluster_id}:2379")],
+            cluster_id: ClusterId(cluster_id),
+        })
+    }
+
+    /// Invariant 28.
+    #[test]
+    fn tenant_endpoint_without_grant_starts_no_transfer() {
+        let refused = EndpointReach::NotGranted("is not granted to namespace prod".to_owned());
+        for site in [store(), volume()] {
+            for reaches in [
+                vec![refused.clone()],
+                vec![EndpointReach::Direct, refused.clone()],
+                vec![pods(7), refused.clone()],
+            ] {
+                let inputs = of_endpoints(site.clone(), &reaches);
+                let trouble = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap_err();
+                assert_eq!(trouble.reason, Reason::EndpointNotGranted);
+                for part in ["spec.etcdEndpoints", "prod", "spec.etcdCluster.name"] {
+                    assert!(trouble.message.contains(part), "{trouble:?}");
+                }
+            }
+        }
+    }
+
+    /// Invariant 28: a name of the namespace may lead anywhere, the address of its pod does not.
+    #[test]
+    fn own_cluster_is_reached_at_pods_under_its_recorded_id() {
+        let planned = |reaches: &[EndpointReach]| {
+            let inputs = of_endpoints(store(), reaches);
+            match transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH) {
+                Ok(Some(Job::Transfer {
+                    endpoints, limits, ..
+                })) => Ok((endpoints, limits.cluster_id)),
+                Ok(job) => panic!("{job:?}"),
+                Err(trouble) => Err(trouble.reason),
+            }
+        };
+        let at = |address: &str| vec![format!("http://{address}:2379")];
+        assert_eq!(
+            planned(&[pods(7), pods(7)]),
+            Ok((at("10.0.0.7"), Some(ClusterId(7))))
+        );
+        assert_eq!(
+            planned(&[EndpointReach::Direct]),
+            Ok((at("e0.prod.svc"), None))
+        );
+        assert_eq!(planned(&[pods(7), pods(8)]), Err(Reason::InvalidSpec));
+        // A pod with a volume runs in the namespace itself.
+        let inputs = of_endpoints(volume(), &[pods(7)]);
+        let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
+        let Some(Job::InPod { order, .. }) = planned else {
+            panic!("{planned:?}")
+        };
+        let Task::Store(task) = &order.task else {
+            panic!("{order:?}")
+        };
+        assert_eq!(task.endpoints, at("e0.prod.svc"));
+    }
+
+    #[test]
+    fn hibernation_is_reported_before_missing_pods() {
+        for (hibernate, reason) in [(true, Reason::Hibernated), (false, Reason::EtcdUnreachable)] {
+            let mut inputs = of_cluster(store(), false, hibernate);
+            if let Inputs::Transfer {
+                source: Source::Cluster { pods, .. },
+                ..
+            } = &mut inputs
+            {
+                let trouble = Trouble::new(Reason::EtcdUnreachable, "no pod has an address");
+                *pods = Some(Err(trouble));
+            }
+            let trouble = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap_err();
+            assert_eq!(trouble.reason, reason);
+        }
     }
 
     #[test]
@@ -330,6 +512,7 @@ mod tests {
                 site,
                 others: others.clone(),
             },
+            clock_difference: Some(SignedDuration::from_secs(-5)),
             ..Snapshot::default()
         };
         let planned = surplus(&backup, &of(store()), Timestamp::UNIX_EPOCH);
@@ -342,14 +525,20 @@ mod tests {
         };
         assert_eq!(newest, "s3://b/newest");
         assert!(others.contains("another"));
-        let planned = everything(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
+        // Invariant 9: the pod gets the earlier of both clocks.
+        let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
+        let Some(Job::InPod { order, .. }) = planned else {
+            panic!("{planned:?}")
+        };
+        let Task::Surplus { now, .. } = order.task else {
+            panic!("{order:?}")
+        };
+        assert_eq!(now.as_second(), -5);
+        let planned = everything(&backup, &of(volume()));
         let Some(Job::InPod { order, .. }) = planned else {
             panic!("{planned:?}")
         };
         assert_eq!(order.task, Task::Everything);
-        assert_eq!(
-            everything(&backup, &Snapshot::default(), Timestamp::UNIX_EPOCH),
-            None
-        );
+        assert_eq!(everything(&backup, &Snapshot::default()), None);
     }
 }

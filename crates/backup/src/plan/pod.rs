@@ -1,6 +1,7 @@
 //! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup and transfers or removes backups there. Pure.
 
 use api::EtcdBackup;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, PersistentVolumeClaimVolumeSource, Pod, PodSpec, ResourceRequirements,
     SecretVolumeSource, Volume, VolumeMount,
@@ -24,7 +25,16 @@ const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 /// The name of the pod for this order. The name is derived from the order, so a second operator process finds the pod of
 /// the first (invariant 11).
 fn name(order: &Order) -> String {
-    let digest = Sha256::digest(format!("{}\n{}", order.uid, order.work_id()));
+    name_of(&order.uid, &order.work_id())
+}
+
+/// The name of the pod for the backup with this start time.
+pub(super) fn store_name(backup: &EtcdBackup, begun: Timestamp) -> String {
+    name_of(&backup.uid().unwrap_or_default(), &Order::store_id(begun))
+}
+
+fn name_of(uid: &str, work_id: &str) -> String {
+    let digest = Sha256::digest(format!("{uid}\n{work_id}"));
     let digest = hex::encode(digest);
     format!("etcd-backup-{}", &digest[..NAME_DIGITS])
 }

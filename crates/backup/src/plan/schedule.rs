@@ -2,10 +2,16 @@
 //! current time. Pure.
 
 use api::backup::BackupPolicy;
-use croner::Cron;
 use croner::parser::{CronParser, Seconds, Year};
+use croner::{Cron, Weekday};
+use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+
+/// The first day for which a schedule is checked, and the number of days. 28 years contain every combination of month,
+/// day, weekday and leap year.
+const FIRST_DAY: Date = Date::constant(2000, 1, 1);
+const DAYS: usize = 28 * 366;
 
 /// Divisor of the interval between two runs for their jitter.
 const JITTER_DIVISOR: i32 = 20;
@@ -128,13 +134,17 @@ impl Schedule {
     ) -> Next {
         // Runs before the deadline are skipped without a search, even after a long downtime of the operator.
         let from = match self.deadline {
-            Some(deadline) => last.max(
-                later(now, -deadline)
-                    .checked_sub(SignedDuration::from_secs(1))
-                    .unwrap_or(last),
-            ),
+            // A deadline that reaches beyond the first representable time skips no run.
+            Some(deadline) => {
+                let since = now.checked_sub(deadline).ok();
+                let since = since.and_then(|it| it.checked_sub(SignedDuration::from_secs(1)).ok());
+                since.map_or(last, |since| last.max(since))
+            }
             None => last,
         };
+        if !has_day(cron) {
+            return Next::Never;
+        }
         let Some(planned) = after(cron, zone, from) else {
             return Next::Never;
         };
@@ -165,6 +175,23 @@ fn due(time: Timestamp, now: Timestamp) -> Next {
 
 fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// True if the schedule ever matches a day. The search for the next run would examine three thousand years for February
+/// 30, which would delay the EtcdBackups of other users.
+fn has_day(cron: &Cron) -> bool {
+    let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
+    days.take(DAYS).any(|date| {
+        let number = |part: i8| u32::try_from(part).unwrap_or_default();
+        let (month, day) = (number(date.month()), number(date.day()));
+        let weekday = number(date.weekday().to_sunday_zero_offset());
+        let weekday = Weekday::from_days_from_sunday(weekday);
+        let pattern = &cron.pattern;
+        pattern.month_match(month).unwrap_or_default()
+            && pattern
+                .day_match(i32::from(date.year()), month, day, weekday)
+                .unwrap_or_default()
+    })
 }
 
 fn after(cron: &Cron, zone: &TimeZone, time: Timestamp) -> Option<Timestamp> {
@@ -441,6 +468,39 @@ mod tests {
             next(r#"{"schedule":"0 0 30 2 *"}"#, None, "2026-01-01T00:00:00Z"),
             Next::Never
         );
+    }
+
+    #[test]
+    fn finds_rare_days_and_searches_no_impossible_ones() {
+        for (expression, expected) in [
+            ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
+            ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
+            ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
+            // February 29 is a Monday once in 28 years.
+            ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
+            ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
+            ("0 0 30 2 *", None),
+            ("0 0 31 2,4,6,9,11 *", None),
+            ("0 0 30 2 +1", None),
+            ("0 0 1-7 * +1#5", None),
+        ] {
+            let json = serde_json::json!({ "schedule": expression }).to_string();
+            let found = next(&json, None, "2026-01-01T12:00:00Z");
+            // Without a day, the three thousand years of the crate's search are not examined.
+            let searched = has_day(&cron(expression).unwrap());
+            assert_eq!(searched, expected.is_some(), "{expression}");
+            let expected = expected.map_or(Next::Never, |time| Next::At(at(time)));
+            assert_eq!(found, expected, "{expression}");
+        }
+    }
+
+    #[test]
+    fn huge_starting_deadline_skips_no_run() {
+        let text = r#"{"schedule":"0 3 * * *","startingDeadlineSeconds":9223372036854775807}"#;
+        let last = "2026-01-01T03:00:00Z";
+        assert_eq!(next(text, Some(last), "2026-01-05T00:00:00Z"), Next::Due);
+        let waits = next(text, Some(last), "2026-01-01T04:00:00Z");
+        assert!(matches!(waits, Next::At(_)), "{waits:?}");
     }
 
     proptest! {

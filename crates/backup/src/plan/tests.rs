@@ -14,6 +14,7 @@ use crate::status::{notices, status};
 
 mod anything;
 mod attempts;
+mod clock;
 mod deadline;
 mod deletion;
 mod model;
@@ -282,7 +283,9 @@ fn fails_at_deadline_with_last_failure() {
     // A running attempt has no failure of its own, so the previous failure is reported.
     let mut retrying = known(Work::Running(Moved::default()), Destination::NotRead);
     retrying.transfer.last_failure = Some(refused());
-    let canceled = after(backup.clone(), &plan(&backup, &retrying, at(61)), at(61));
+    let canceling = after(backup.clone(), &plan(&backup, &retrying, at(61)), at(61));
+    let canceled = plan(&canceling, &canceled(), at(62));
+    let canceled = after(canceling, &canceled, at(62));
     let reported = find(canceled.conditions(), &ConditionType::Failed).map(|found| &found.message);
     assert!(
         reported.is_some_and(|message| message.contains("403")),
@@ -307,7 +310,42 @@ fn cancels_transfer_after_deadline() {
     let snapshot = known(Work::Running(Moved::default()), Destination::NotRead);
     let overdue = plan(&backup, &snapshot, at(61));
     assert_eq!(overdue.action, Action::AbandonTransfer);
-    assert!(matches!(overdue.verdict, Verdict::Failed(_)));
+    let canceling = after(backup, &overdue, at(61));
+    assert!(!is_true(canceling.conditions(), &ConditionType::Failed));
+    let ended = plan(&canceling, &canceled(), at(62));
+    assert!(matches!(ended.verdict, Verdict::Failed(_)), "{ended:?}");
+    // A transfer that does not end delays the report by two minutes.
+    let hung = plan(&canceling, &snapshot, at(179));
+    assert!(matches!(hung.verdict, Verdict::Waiting(_)), "{hung:?}");
+    let hung = plan(&canceling, &snapshot, at(180));
+    assert_eq!(hung.action, Action::AbandonTransfer);
+    assert!(matches!(hung.verdict, Verdict::Failed(_)), "{hung:?}");
+}
+
+/// A transfer that was canceled at the deadline, and the content of the store afterwards.
+fn canceled() -> Snapshot {
+    let trouble = Trouble::new(Reason::StepFailed, "the backup was canceled");
+    known(Work::Ended(Err(trouble)), Destination::Free)
+}
+
+/// The deadline passed while the operator read the whole backup in a directory again.
+#[test]
+fn backup_that_is_whole_at_deadline_succeeds() {
+    let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
+    let canceling = after(backup.clone(), &plan(&backup, &running, at(61)), at(61));
+    // The store is read at once, not after the pause before the next attempt.
+    let mut ended = canceled();
+    ended.transfer.not_before = Some(at(90));
+    assert_eq!(need(&canceling, &running, at(62)), Need::Nothing);
+    assert_eq!(need(&canceling, &ended, at(62)), Need::Destination);
+    ended.destination = Destination::Complete(stored());
+    let found = plan(&canceling, &ended, at(62));
+    assert_eq!(found.verdict, Verdict::Succeeded(stored()));
+    // Without an answer of the store, the backup has failed.
+    ended.destination = Destination::Unknown(refused());
+    let unknown = plan(&canceling, &ended, at(62));
+    assert!(matches!(unknown.verdict, Verdict::Failed(_)), "{unknown:?}");
 }
 
 #[test]
@@ -514,7 +552,10 @@ fn stuck_pvc_backup_is_reported_while_its_pod_waits() {
     let complete = find(reported.conditions(), &ConditionType::Complete).unwrap();
     assert_eq!(complete.reason, "PodNotStarting");
     assert!(notices(&reported, &waits)[0].warning);
-    let Verdict::Failed(trouble) = plan(&reported, &stuck, at(60)).verdict else {
+    let canceling = plan(&reported, &stuck, at(60));
+    assert_eq!(canceling.action, Action::AbandonTransfer);
+    let canceling = after(reported, &canceling, at(60));
+    let Verdict::Failed(trouble) = plan(&canceling, &canceled(), at(61)).verdict else {
         panic!("not failed")
     };
     assert!(trouble.message.contains("Multi-Attach"), "{trouble:?}");

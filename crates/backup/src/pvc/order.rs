@@ -51,6 +51,9 @@ pub enum Task {
         newest: String,
         /// The UIDs of the other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
+        /// The time from which the age of a backup is computed. The clock of the pod's node does not count
+        /// (invariant 9).
+        now: Timestamp,
     },
     /// Remove all stored backups of this EtcdBackup.
     Everything,
@@ -90,10 +93,15 @@ impl Order {
     /// Identifies the order among all orders of this EtcdBackup. Repetitions of an order have the same text.
     pub fn work_id(&self) -> String {
         match &self.task {
-            Task::Store(snapshot) => format!("store {}", snapshot.begun),
+            Task::Store(snapshot) => Self::store_id(snapshot.begun),
             Task::Surplus { newest, .. } => format!("surplus {newest}"),
             Task::Everything => "everything".to_owned(),
         }
+    }
+
+    /// The ID of the order for the backup with this start time.
+    pub(crate) fn store_id(begun: Timestamp) -> String {
+        format!("store {begun}")
     }
 
     /// The newest backup, after which the retention rules are applied.
@@ -292,6 +300,7 @@ mod tests {
             rules: Rules::default(),
             newest: "pvc://backups/a".to_owned(),
             others: BTreeSet::new(),
+            now: Timestamp::UNIX_EPOCH,
         });
         let all = [store(1), store(2), surplus, order(Task::Everything)];
         for (index, one) in all.iter().enumerate() {

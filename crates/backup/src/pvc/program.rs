@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::order::{AUTH, Order, ROOT, Reach, Report, SnapshotTask, TLS, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::{Removal, RemovalScope};
+use crate::snapshot::EndpointLimits;
 use crate::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 
 /// Arguments of `volume`.
@@ -62,7 +63,6 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
         path: order.path.clone(),
         uid: order.uid.clone(),
         scope,
-        now: Timestamp::now(),
     };
     let result = match order.task.clone() {
         Task::Store(snapshot) => {
@@ -72,11 +72,13 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
             rules,
             newest,
             others,
+            now,
         } => {
             let scope = RemovalScope::Surplus {
                 rules,
                 newest,
                 others,
+                now,
             };
             removal(scope).run().await?
         }
@@ -169,6 +171,7 @@ async fn stored(
         compress,
         uid: order.uid.clone(),
         cluster,
+        limits: EndpointLimits::default(),
         // An EtcdBackup has one pod at a time, so every unfinished file of this EtcdBackup is a leftover.
         since: Timestamp::now(),
     };
@@ -178,7 +181,11 @@ async fn stored(
 
 #[cfg(test)]
 mod tests {
+    use api::backup::name::{self, Numbered};
+    use api::manifest::manifest_key;
+
     use super::*;
+    use crate::retention::Rules;
 
     fn volume_of(dir: &tempfile::TempDir, uid: &str) -> LocalStore {
         let order = Order {
@@ -203,5 +210,57 @@ mod tests {
             assert_eq!(files == 1, remains, "{uid}");
         }
         assert!(upload.commit().await.is_err());
+    }
+
+    /// Invariant 9: the clock of the node may be years ahead of that of the operator.
+    #[tokio::test]
+    async fn clock_ahead_retention_in_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = dir.path().join("report");
+        let root = dir.path().join("volume");
+        std::fs::create_dir(&root).unwrap();
+        let now: Timestamp = "2020-01-10T00:00:00Z".parse().unwrap();
+        let key = |days: i64| {
+            let time = now - jiff::SignedDuration::from_hours(24 * days);
+            name::name("key", Numbered { time, revision: 7 })
+        };
+        let store = LocalStore::new(&root);
+        for days in [0, 1, 3] {
+            store.put(&key(days), "snapshot".into()).await.unwrap();
+            let manifest = serde_json::json!({
+                "formatVersion": 1, "etcdVersion": "3.6.16", "clusterID": "aa", "revision": 7, "size": 8, "sha256": "",
+                "compression": "none", "createdAt": now.to_string(), "backupUID": "uid",
+            });
+            let manifest = serde_json::to_vec(&manifest).unwrap();
+            store
+                .put(&manifest_key(&key(days)), manifest.into())
+                .await
+                .unwrap();
+        }
+        let policy = serde_json::from_str(r#"{"maxAge":"48h"}"#).unwrap();
+        let order = Order {
+            claim: "backups".to_owned(),
+            path: "key".to_owned(),
+            uid: "uid".to_owned(),
+            task: Task::Surplus {
+                rules: Rules::of(&policy),
+                newest: format!("pvc://backups/{}", key(0)),
+                others: std::collections::BTreeSet::new(),
+                now,
+            },
+        };
+        let arguments = Volume {
+            order: serde_json::to_string(&order).unwrap(),
+            root,
+            report: report.clone(),
+        };
+        assert!(run(&arguments).await);
+        let report: Report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
+        assert!(
+            matches!(report, Report::Removed { deleted: 1, .. }),
+            "{report:?}"
+        );
+        assert_eq!(store.head(&key(3)).await.unwrap(), None);
+        assert!(store.head(&key(1)).await.unwrap().is_some());
     }
 }

@@ -44,6 +44,27 @@ pub(super) fn usable(
     own.into_iter().chain(others).collect()
 }
 
+/// The answers of this cluster. The address of a deleted pod may belong to a member of another cluster (invariant 28).
+pub(super) fn of_cluster(
+    answers: Vec<Candidate>,
+    expected: ClusterId,
+) -> Result<Vec<Candidate>, Trouble> {
+    let (ours, others): (Vec<Candidate>, Vec<Candidate>) = answers
+        .into_iter()
+        .partition(|answer| answer.status.cluster_id == expected);
+    match others.first() {
+        Some(other) if ours.is_empty() => Err(Trouble::new(
+            Reason::EtcdUnreachable,
+            format!(
+                "{} does not belong to cluster {expected}, which the EtcdCluster records: the next attempt reads the \
+                 addresses of its pods again",
+                other.url
+            ),
+        )),
+        _ => Ok(ours),
+    }
+}
+
 /// The members to try, best first. Learners are excluded, because they may lag behind.
 pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
     let clusters: BTreeMap<ClusterId, String> = answers
@@ -226,6 +247,18 @@ mod tests {
         let answers = vec![answer("given", 1, 5), foreign, answer("http://other", 1, 5)];
         let listed = listed(&[(1, &["http://localhost:2379"]), (2, &["http://other"])]);
         assert_eq!(order(usable(answers, &given, Some(&listed))), ["given"]);
+    }
+
+    /// Invariant 28.
+    #[test]
+    fn only_answers_of_recorded_cluster_count() {
+        let mut other = answer("other", 2, 5);
+        other.status.cluster_id = ClusterId(2);
+        let both = vec![answer("one", 1, 5), other.clone()];
+        assert_eq!(order(of_cluster(both, ClusterId(1)).unwrap()), ["one"]);
+        let trouble = of_cluster(vec![other], ClusterId(1)).unwrap_err();
+        assert_eq!(trouble.reason, Reason::EtcdUnreachable);
+        assert!(trouble.message.contains("other does not belong"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use store::{Error, LocalStore, Object, ObjectStream, Store, Unfinished, Upload};
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::snapshot::Stored;
+use crate::snapshot::{EndpointLimits, Stored};
 use crate::transfer::{ObjectName, Transfer};
 
 const LIMITS: Limits = Limits {
@@ -137,6 +137,7 @@ impl Case {
             compress: false,
             uid: uid.to_owned(),
             cluster: None,
+            limits: EndpointLimits::default(),
             since: Timestamp::UNIX_EPOCH,
         }
     }
@@ -332,7 +333,10 @@ async fn deletion_cancels_and_forgets_transfer() {
     exists.store(false, Ordering::SeqCst);
     case.changes.recv().await.unwrap();
     assert_eq!(case.workers.observe("0"), WorkState::default());
-    assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
+    case.until("its file is removed", |case| {
+        std::fs::read_dir(case.dir.path()).unwrap().next().is_none()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use api::manifest::{BackupManifest, manifest_key};
 use backup::reason::{Reason, Trouble};
-use backup::snapshot::Stored;
+use backup::snapshot::{EndpointLimits, Stored};
 use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
-use etcd::{Access, Etcd, EtcdClient};
+use etcd::{Access, ClusterId, Etcd, EtcdClient};
 use jiff::Timestamp;
+use runtime::Scope;
+use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use store::fake::{Call, FaultyStore};
 use store::testing::{S3Server, download};
 use store::{LocalStore, S3Store, Store};
@@ -34,6 +36,7 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
         compress: false,
         uid: "uid-1".to_owned(),
         cluster: None,
+        limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     }
 }
@@ -362,6 +365,71 @@ async fn reports_failures_of_etcd_and_store() {
             || matches!(&trouble, Err(t) if t.reason == Reason::BucketMissing),
         "{trouble:?}"
     );
+}
+
+/// The limits of namespace `team-b` under the grants of a cluster-wide operator.
+fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
+    let by = GrantedBy::default();
+    EndpointLimits {
+        advertised: EndpointGrants::new(&Scope::Cluster, "operators", by, grants).of("team-b"),
+        cluster_id: None,
+    }
+}
+
+/// Invariant 28: the answer of an etcd may name the members of other clusters.
+#[tokio::test]
+async fn tenant_etcd_redirects_operator_only_to_granted_endpoint() {
+    let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let victim_url = victim.local_addr().unwrap().to_string();
+    let start = Start {
+        flags: vec![format!("--advertise-client-urls=http://{victim_url}")],
+        ..Start::default()
+    };
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
+    let grant = format!("team-b={victim_url}").parse().unwrap();
+    // Without a connection first: one that was not accepted would count for the next case.
+    for (limits, connects) in [
+        (limited(Vec::new()), false),
+        (limited(vec![grant]), true),
+        (EndpointLimits::default(), true),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(LocalStore::new(dir.path()));
+        let run = Transfer {
+            limits,
+            ..transfer(client(), vec![etcd.client_url.clone()], store)
+        };
+        let (meter, none) = (Meter::default(), CancellationToken::new());
+        let connection = tokio::time::timeout(Duration::from_secs(1), victim.accept());
+        let (stored, connection) = tokio::join!(run.run(&meter, &none), connection);
+        stored.unwrap();
+        assert_eq!(connection.is_ok(), connects, "{:?}", run.limits);
+    }
+}
+
+/// Invariant 28: the address of a deleted pod may belong to a member of another cluster.
+#[tokio::test]
+async fn tenant_backup_never_contains_another_cluster() {
+    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
+    let id = client().status(&etcd.client_url).await.unwrap().cluster_id;
+    for (recorded, stores) in [(ClusterId(1), false), (id, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let run = Transfer {
+            limits: EndpointLimits {
+                cluster_id: Some(recorded),
+                ..EndpointLimits::default()
+            },
+            ..transfer(
+                client(),
+                vec![etcd.client_url.clone()],
+                Arc::new(LocalStore::new(dir.path())),
+            )
+        };
+        let none = CancellationToken::new();
+        let stored = run.run(&Meter::default(), &none).await;
+        let files = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!((stored.is_ok(), files > 0), (stores, stores), "{stored:?}");
+    }
 }
 
 /// The chunks of a snapshot from a member.

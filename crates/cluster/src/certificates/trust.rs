@@ -59,8 +59,8 @@ impl Certificates {
         Some(authorities_in(&self.signers()?))
     }
 
-    /// The CAs with which a pod was started; `None` if unknown. A pod of an older release carries only a digest, which
-    /// is compared with the content of the Secrets.
+    /// The CAs with which a pod was started; `None` if unknown. If the annotation with the CAs was deleted, the digest
+    /// on the pod is compared with the content of the Secrets.
     pub fn started_with(&self, member: &str) -> Option<Authorities> {
         let noted = self.pods.get(member)?;
         if let Some(authorities) = &noted.authorities {

@@ -242,7 +242,12 @@ impl ExecuteContext<'_> {
             .ok_or_else(|| changed(rule, scope))
     }
 
-    async fn put(&self, mut secret: Secret, over: Option<&str>) -> Result<Option<String>, Error> {
+    /// Creates the Secret, or replaces the one with this resourceVersion.
+    pub(super) async fn put(
+        &self,
+        mut secret: Secret,
+        over: Option<&str>,
+    ) -> Result<Option<String>, Error> {
         let Some(over) = over else {
             return self.create(&secret).await;
         };

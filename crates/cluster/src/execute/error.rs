@@ -3,13 +3,10 @@
 use std::time::Duration;
 
 use etcd::Error as EtcdError;
+use runtime::apply::FRESH;
 
 use crate::action::Rejection;
 use crate::reason::Reason;
-
-/// Maximum age of an observation when a write is sent. Shorter than the lease: a process that was suspended past its
-/// lease does not finish its step (invariant 11), and removes a mark that it set without continuing.
-pub(super) const LONGEST: Duration = Duration::from_secs(10);
 
 /// Why a write was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +26,9 @@ pub enum Error {
         /// Kind and name.
         what: String,
     },
-    /// The observation is too old to act on, because the process was suspended.
-    #[error("the step is older than {} seconds and is planned again", LONGEST.as_secs())]
+    /// The observation is too old to act on, because the process was suspended. A mark that the process has set is
+    /// removed.
+    #[error("the step is older than {} seconds and is planned again", FRESH.as_secs())]
     TooOld,
     /// The member list differs from the list from which the change was planned.
     #[error("the member list has changed since it was read")]

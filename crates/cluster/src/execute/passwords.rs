@@ -3,11 +3,9 @@
 use api::names;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::PostParams;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Resource, ResourceExt};
 use runtime::credentials::record_data;
 
-use super::send::patched;
 use crate::action::{Kind, Passwords, Reference};
 use crate::execute::{Error, ExecuteContext};
 
@@ -35,11 +33,10 @@ impl ExecuteContext<'_> {
                 "there are no credentials to record".to_owned(),
             ));
         };
-        let name = names::auth_secret(&self.cluster.name_any());
         let recorded = self.auth.recorded();
         let secret = Secret {
             metadata: ObjectMeta {
-                name: Some(name.clone()),
+                name: Some(names::auth_secret(&self.cluster.name_any())),
                 namespace: self.cluster.namespace(),
                 labels: Some(names::cluster_labels(&self.cluster.name_any())),
                 owner_references: self
@@ -47,24 +44,13 @@ impl ExecuteContext<'_> {
                     .controller_owner_ref(&())
                     .map(|owner| vec![owner]),
                 uid: recorded.map(|recorded| recorded.uid.clone()),
-                resource_version: recorded.map(|recorded| recorded.resource_version.clone()),
                 ..ObjectMeta::default()
             },
             data: Some(record_data(&user, &passwords)),
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
         };
-        if recorded.is_none() {
-            return self.create(&secret).await;
-        }
-        let params = PostParams {
-            field_manager: Some(names::MANAGER_CLUSTER.to_owned()),
-            ..PostParams::default()
-        };
-        let secrets: Api<Secret> = self.api();
-        let written = secrets.replace(&name, &params, &secret).await;
-        written
-            .map(|_| None)
-            .map_err(|source| patched("Secret", &name, source))
+        let over = recorded.map(|recorded| recorded.resource_version.as_str());
+        self.put(secret, over).await
     }
 }

@@ -19,7 +19,7 @@ use tracing::debug;
 use crate::action::{
     Action, Kind, Object, Patch, PatchForm, Reference, Request, Resize, StatusRecord,
 };
-use crate::execute::{Error, ExecuteContext, LONGEST};
+use crate::execute::{Error, ExecuteContext};
 
 /// The common interface of all kinds of objects that are sent.
 pub(super) trait Sent:
@@ -78,10 +78,10 @@ impl ExecuteContext<'_> {
 
     /// Invariant 11.
     fn in_time(&self) -> Result<(), Error> {
-        if self.since.elapsed() > LONGEST {
-            return Err(Error::TooOld);
+        if apply::is_fresh(self.since) {
+            return Ok(());
         }
-        Ok(())
+        Err(Error::TooOld)
     }
 
     pub(super) fn api<K>(&self) -> Api<K>

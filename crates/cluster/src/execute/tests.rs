@@ -124,7 +124,7 @@ async fn started_again(
     let observed = observe::unanswered(&snapshot);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
     // After so many rejections, the next back-off is longer than a pause of a slow machine.
-    let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(LONGEST));
+    let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(FRESH));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());
         refusals.refused(&snapshot.cluster, MEMBER, &refusal, before.unwrap());
@@ -138,7 +138,7 @@ async fn started_again(
         cluster: &snapshot.cluster,
         observed: &observed,
         urls: &snapshot.urls,
-        since: (Instant::now() + left).checked_sub(LONGEST).unwrap(),
+        since: (Instant::now() + left).checked_sub(FRESH).unwrap(),
     };
     let start = Start {
         member: MEMBER.to_owned(),

@@ -5,31 +5,22 @@ use std::collections::BTreeSet;
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
 use api::names::{self, CertificateUse};
-use futures::future::join_all;
-use jiff::SignedDuration;
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{Api, Client, ResourceExt};
 use member::tls::FaultKind;
-use runtime::clock;
 
 use crate::certificates::{rule, seed};
 use crate::snapshot::Observed;
 
-/// The Secrets of generated certificates, and the API server's clock minus the operator's.
-#[derive(Default)]
-pub(super) struct Read {
-    pub(super) secrets: Vec<Secret>,
-    pub(super) clock: Option<SignedDuration>,
-}
-
-/// Reads the generated certificates under this effective TLS policy.
+/// Reads the Secrets of the certificates that are generated under this effective TLS policy.
 pub(super) async fn read(
     client: &Client,
     (cluster, tls): (&EtcdCluster, Option<&TlsPolicy>),
     (pods, claims, services): (&[Pod], &[PersistentVolumeClaim], &[Service]),
-) -> Result<Read, kube::Error> {
+) -> Result<Vec<Secret>, kube::Error> {
     let Some(rule) = rule(cluster, tls) else {
-        return Ok(Read::default());
+        return Ok(Vec::new());
     };
     let mut wanted: BTreeSet<String> = rule
         .scopes()
@@ -61,16 +52,8 @@ pub(super) async fn read(
         );
     }
     let api = Api::<Secret>::namespaced(client.clone(), &rule.namespace);
-    let reads = wanted.iter().map(|name| api.get_opt(name));
-    let mut secrets = Vec::new();
-    let (reads, clock) = tokio::join!(join_all(reads), clock::difference(client));
-    for read in reads {
-        secrets.extend(read?);
-    }
-    // Invariant 20: without the API server's time, no decision relies on the operator's clock alone; the observation is
-    // repeated.
-    let clock = clock?;
-    Ok(Read { secrets, clock })
+    let reads = try_join_all(wanted.iter().map(|name| api.get_opt(name)));
+    Ok(reads.await?.into_iter().flatten().collect())
 }
 
 /// A certificate that is not issued yet is no problem.

@@ -2,8 +2,8 @@
 //!
 //! A pod shows since when its node has been lost, its deletion has been overdue or its container has been failing. The
 //! clocks of the control plane set these timestamps. If the operator's clock were ahead, a pod that was just deleted
-//! would appear overdue for a long time. Then its member would be removed with its disk (invariant 5). The time is
-//! requested only if a pod shows such a timestamp.
+//! would appear overdue for a long time. Then its member would be removed with its disk (invariant 5). Generated
+//! certificates are issued and judged by the same clock (invariant 20). In all other cases the time is not requested.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
@@ -12,12 +12,13 @@ use kube::Client;
 use super::pods;
 
 /// The API server's clock minus the operator's; `None` if no decision depends on it, or if the API server sends no
-/// time. Without an answer the observation is repeated.
-pub(super) async fn beside(
+/// time. `generates`: the operator issues the certificates. Without an answer the observation is repeated.
+pub(super) async fn read(
     client: &Client,
     pods: &[Pod],
+    generates: bool,
 ) -> Result<Option<SignedDuration>, kube::Error> {
-    if pods.iter().any(pods::tells_a_time) {
+    if generates || pods.iter().any(pods::tells_a_time) {
         return runtime::clock::difference(client).await;
     }
     Ok(None)
@@ -64,20 +65,22 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    /// Invariant 5.
+    /// Invariants 5 and 20.
     #[tokio::test]
-    async fn lost_pod_requires_api_server_time() {
+    async fn lost_pod_and_generated_certificates_require_api_server_time() {
         let plain = json!({ "name": "db-a" });
         let deleted = json!({ "name": "db-a", "deletionTimestamp": "2020-11-21T00:00:30Z" });
-        for (pod, asks) in [
-            (pod(&plain, "True", 0), false),
-            (pod(&plain, "False", 0), false),
-            (pod(&plain, "True", 7), false),
-            (pod(&plain, "False", 2), true),
-            (pod(&deleted, "True", 0), true),
+        for (pod, generates, asks) in [
+            (pod(&plain, "True", 0), false, false),
+            (pod(&plain, "False", 0), false, false),
+            (pod(&plain, "True", 7), false, false),
+            (pod(&plain, "False", 2), false, true),
+            (pod(&deleted, "True", 0), false, true),
+            (pod(&plain, "True", 0), true, true),
         ] {
             let (client, asked) = server();
-            let clock = beside(&client, std::slice::from_ref(&pod)).await.unwrap();
+            let read = read(&client, std::slice::from_ref(&pod), generates).await;
+            let clock = read.unwrap();
             assert_eq!(asked.load(Ordering::Relaxed), usize::from(asks), "{pod:?}");
             let theirs = clock.map(|clock| Timestamp::now().checked_add(clock).unwrap());
             let told = theirs.map(|theirs| theirs.strftime("%F %H").to_string());

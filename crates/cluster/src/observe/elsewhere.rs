@@ -20,16 +20,23 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
 
 /// Additional endpoints for the member list, while the cluster is one that was joined. Such a cluster was recorded
 /// without first members, because it did not start here. A cluster that started here never calls external endpoints,
-/// whatever its annotation says.
+/// whatever its annotation says. Invariant 28: one endpoint without a grant blocks all of them.
 pub(super) fn via(observed: &Observed) -> &[String] {
     let joined = observed
         .intent
         .as_ref()
         .is_none_or(|intent| intent.members.is_empty());
-    if joined { &observed.join } else { &[] }
+    let mut urls = observed.join.iter();
+    let granted = urls.all(|url| observed.join_rule.allows(url));
+    if joined && granted {
+        &observed.join
+    } else {
+        &[]
+    }
 }
 
-/// Reads the status of the external members.
+/// Reads the status of the external members. Invariant 28: the answer of an etcd may be hostile, so the operator calls
+/// no advertised URL without a grant. The status of such a member is unknown.
 pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
     let Seen::Known(list) = &observed.members else {
         return;
@@ -46,6 +53,13 @@ pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
         .filter_map(|member| Some((name_of(member), member.client_urls.first()?.clone())))
         .filter(|(name, _)| !here(name))
         .collect();
+    let (asked, closed): (Vec<_>, Vec<_>) = asked
+        .into_iter()
+        .partition(|(_, url)| observed.join_rule.allows(url));
+    for (name, url) in closed {
+        let why = format!("{url} is not granted");
+        observed.statuses.insert(name, Seen::Unknown(why));
+    }
     let answers = join_all(asked.iter().map(|(_, url)| status(etcd, url, true))).await;
     for ((name, url), answer) in asked.into_iter().zip(answers) {
         observed.statuses.insert(name.clone(), seen(answer));
@@ -55,6 +69,10 @@ pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
 
 #[cfg(test)]
 mod tests {
+    use etcd::fake::FakeEtcd;
+    use runtime::Scope;
+    use runtime::endpoints::{EndpointGrants, EndpointRule};
+
     use super::*;
     use crate::plan::tests::scene::Scene;
 
@@ -81,5 +99,35 @@ mod tests {
         // A joined cluster has no first members.
         began_here.intent.as_mut().unwrap().members.clear();
         assert_eq!(via(&began_here), [url]);
+    }
+
+    /// Invariant 28: neither an endpoint of the annotation nor one from the answer of an etcd.
+    #[tokio::test]
+    async fn tenant_join_calls_no_endpoint_without_grant() {
+        let granted = ["a", "b"].map(|name| format!("http://{name}.team-b.svc:2379"));
+        let foreign = "http://main-client.team-a.svc:2379".to_owned();
+        let mut observed = Scene::nothing(3).observed;
+        observed.join_rule = rule(&["team-b=*.team-b.svc"]);
+        observed.join = granted.to_vec();
+        assert_eq!(via(&observed), granted);
+        observed.join.push(foreign.clone());
+        assert!(via(&observed).is_empty());
+        observed.join.pop();
+
+        let url = |name: &str| format!("http://{name}.team-b.svc:2379");
+        let etcd = FakeEtcd::formed(1, &["a", "b"], url);
+        let mut list = etcd.members(&granted).await.unwrap();
+        list.members[1].client_urls = vec![foreign];
+        let redirected = list.members[1].name.clone();
+        observed.members = Seen::Known(list);
+        ask(&etcd, &mut observed).await;
+        assert!(observed.statuses["a"].known().is_some());
+        assert!(observed.statuses[&redirected].known().is_none());
+        assert!(!observed.elsewhere.contains_key(&redirected));
+    }
+
+    fn rule(grants: &[&str]) -> EndpointRule {
+        let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
+        EndpointGrants::new(&Scope::Cluster, "operators", crate::app::JOINS, grants).of("team-b")
     }
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
 };
 use kube::ResourceExt;
-use member::{Notes, Report, difference, recorded_hash};
+use member::{Notes, Report, difference, is_image_failure, recorded_hash};
 
 use crate::observe::children::annotation;
 use crate::observe::{ending, sidecars};
@@ -18,11 +18,7 @@ use crate::snapshot::{Changed, Pod, Role, Trouble};
 /// A member's pod. `owned`: it belongs to the cluster and carries its labels.
 pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
-    let container = pod
-        .spec
-        .iter()
-        .flat_map(|spec| &spec.containers)
-        .find(|one| one.name == names::CONTAINER_ETCD);
+    let container = etcd_container(pod);
     let phase = pod
         .status
         .as_ref()
@@ -62,7 +58,6 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         durable: is_durable(pod),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         failed: phase == "Failed" || phase == "Succeeded",
-        retry_requested: annotation(&pod.metadata, names::ANNOTATION_NUDGED).is_some(),
         addressed: pod.status.iter().any(|status| status.pod_ip.is_some()),
         running: etcd
             .and_then(|status| status.state.as_ref())
@@ -170,6 +165,22 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     all.iter().any(|reason| lacks(reason)) && all.iter().all(|reason| lacks(reason) || lost(reason))
 }
 
+fn etcd_container(pod: &KubePod) -> Option<&Container> {
+    let mut containers = pod.spec.as_ref()?.containers.iter();
+    containers.find(|one| one.name == names::CONTAINER_ETCD)
+}
+
+/// The arguments of etcd.
+pub(super) fn arguments(pod: &KubePod) -> impl Iterator<Item = &String> {
+    let container = etcd_container(pod).into_iter();
+    container.flat_map(|container| container.args.iter().flatten())
+}
+
+/// The value of an argument of etcd; `flag` ends with `=`.
+pub(super) fn argument<'a>(pod: &'a KubePod, flag: &str) -> Option<&'a str> {
+    arguments(pod).find_map(|argument| argument.strip_prefix(flag))
+}
+
 fn container_status(pod: &KubePod) -> Option<&ContainerStatus> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     statuses
@@ -271,12 +282,7 @@ fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
     match reason {
         // The two reasons alternate.
         "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
-        "ErrImagePull"
-        | "ImagePullBackOff"
-        | "ErrImageNeverPull"
-        | "InvalidImageName"
-        | "ImageInspectError"
-        | "RegistryUnavailable" => Some(Trouble::Image(text)),
+        _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,
         _ => {
             let last = container

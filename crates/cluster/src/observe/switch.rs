@@ -9,21 +9,13 @@ use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use super::children;
+use super::{children, pods};
 use crate::switch::{Clients, Maker, Started, TlsMode};
 
 /// The flag for peer listeners.
 const PEERS: &str = "--listen-peer-urls=";
 /// The flag for client listeners.
 const CLIENTS: &str = "--listen-client-urls=";
-
-/// etcd's arguments.
-fn arguments(pod: &Pod) -> impl Iterator<Item = &String> {
-    let spec = pod.spec.iter();
-    let containers = spec.flat_map(|spec| &spec.containers);
-    let etcd = containers.filter(|container| container.name == names::CONTAINER_ETCD);
-    etcd.flat_map(|container| container.args.iter().flatten())
-}
 
 /// The policy of a pod, from its annotation. Without the annotation, the arguments can show a pod without TLS.
 #[expect(
@@ -34,7 +26,7 @@ fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
     if let Some(said) = pod.annotations().get(names::ANNOTATION_TLS) {
         return serde_json::from_str(said).ok();
     }
-    let mut urls = arguments(pod)
+    let mut urls = pods::arguments(pod)
         .filter(|argument| argument.starts_with("--listen-"))
         .peekable();
     urls.peek()?;
@@ -44,15 +36,14 @@ fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
 
 /// How a member communicates according to its flags, whoever created the pod.
 fn mode(pod: &Pod) -> Option<TlsMode> {
-    let told = |flag: &str| arguments(pod).find_map(|argument| argument.strip_prefix(flag));
-    let listeners = told(PEERS)?
+    let listeners = pods::argument(pod, PEERS)?
         .split(',')
         .map(listener)
         .collect::<Option<BTreeSet<_>>>()?;
     let same =
         |stage: &PeerStage| stage.listeners().iter().copied().collect::<BTreeSet<_>>() == listeners;
     let peers = PeerStage::ALL.into_iter().find(same)?;
-    let urls = told(CLIENTS)?;
+    let urls = pods::argument(pod, CLIENTS)?;
     let clients = match (urls.contains("http://"), urls.contains("https://")) {
         (true, true) => Clients::Both,
         (false, true) => Clients::Tls,
@@ -87,7 +78,7 @@ fn listener(url: &str) -> Option<PeerListener> {
 
 /// Whether a member accepts only clients with TLS, according to its flags.
 pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
-    let urls = arguments(pod).find_map(|argument| argument.strip_prefix(CLIENTS))?;
+    let urls = pods::argument(pod, CLIENTS)?;
     Some(!urls.contains("http://"))
 }
 

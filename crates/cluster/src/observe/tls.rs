@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use api::EtcdCluster;
 use api::cluster::MemberAddress;
-use api::names::{self, Addresses};
+use api::names::Addresses;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use member::Members;
 use member::tls::{Authorities, ClusterTls, Slot};
 
-use super::KubeSnapshot;
+use super::{KubeSnapshot, pods};
 use crate::tls::Tls;
 
 /// The advertised peer URL, which shows the form of address of a running member.
@@ -26,11 +26,7 @@ pub(super) fn running_form(cluster: &EtcdCluster, pods: &[Pod]) -> Option<Member
 }
 
 fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
-    let containers = pod.spec.as_ref()?.containers.iter();
-    let mut arguments = containers
-        .filter(|container| container.name == names::CONTAINER_ETCD)
-        .flat_map(|container| container.args.iter().flatten());
-    let url = arguments.find_map(|argument| argument.strip_prefix(ADVERTISED))?;
+    let url = pods::argument(pod, ADVERTISED)?;
     let of = |member| {
         let addresses = Addresses {
             member,

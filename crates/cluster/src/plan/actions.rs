@@ -29,12 +29,19 @@ pub use start::{Start, State};
 /// Reason and verb of an Event. `None` if another action reports the change, or the action does not concern users.
 type Event = Option<(Reason, &'static str)>;
 
-/// The input for objects: the spec in effect and the observed state.
+/// The input of the phases: the spec in effect, the observed state and the time. Builds the objects of actions.
 #[derive(Clone, Copy)]
 pub(crate) struct Builder<'a> {
     pub desired: &'a Desired,
     pub observed: &'a Observed,
     pub now: Timestamp,
+}
+
+impl<'a> Builder<'a> {
+    /// The inputs, apart from the objects that are built of them.
+    pub(crate) fn inputs(self) -> (&'a Desired, &'a Observed, Timestamp) {
+        (self.desired, self.observed, self.now)
+    }
 }
 
 impl Builder<'_> {

@@ -9,16 +9,21 @@ use std::collections::BTreeSet;
 use api::cluster::peers_of;
 use etcd::{ClusterId, Member, Members};
 
+use crate::plan::actions::Builder;
 use crate::plan::view::{Data, MemberState, is_elsewhere, name_of};
 use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
 
-/// Records an existing cluster that carries no mark of this operator. Returns `false` if none exists.
+/// The annotation in messages.
+const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
+
+/// Records an existing cluster that carries no mark of this operator; `None` if no such cluster exists.
 ///
 /// Invariant 7: pods and volumes that belong to the object are part of a cluster, whichever software created them.
 /// Until a quorum identifies that cluster, the operator changes nothing.
-pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) -> bool {
+pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
+    let observed = build.observed;
     let mut tokens = observed
         .pods
         .values()
@@ -26,17 +31,13 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
         .chain(observed.disks.values().map(|disk| &disk.token))
         .peekable();
     if tokens.peek().is_none() || tokens.any(Option::is_some) {
-        return false;
+        return None;
     }
+    let mut draft = Draft::new(build);
     let ours: BTreeSet<&String> = observed.pods.keys().chain(observed.disks.keys()).collect();
-    let Some(list) = answer(
-        observed,
-        recorded,
-        Reason::AdoptionWaits,
-        "taken over",
-        draft,
-    ) else {
-        return true;
+    let waits = (Reason::AdoptionWaits, "taken over");
+    let Some(list) = answer(recorded, waits, &mut draft) else {
+        return Some(draft);
     };
     let names: BTreeSet<String> = list.members.iter().map(name_of).collect();
     let known: BTreeSet<String> = names
@@ -48,46 +49,49 @@ pub(super) fn adopt(observed: &Observed, recorded: Option<ClusterId>, draft: &mu
         let text =
             format!("cluster {id} answers and has no member of these names: nothing is changed");
         draft.problem(Reason::ForeignCluster, text);
-        return true;
+        return Some(draft);
     }
     let said = format!("adopt cluster {} with its members", list.cluster_id);
-    record(observed, list, known, said, draft);
-    true
+    record(list, known, said, &mut draft);
+    Some(draft)
 }
 
-/// Records the cluster that the object's annotation names, to join it. Returns `false` without the annotation.
-pub(super) fn join(observed: &Observed, recorded: Option<ClusterId>, draft: &mut Draft) -> bool {
+/// Records the cluster that the object's annotation names, to join it; `None` without the annotation.
+pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
+    let observed = build.observed;
     if observed.join.is_empty() {
-        return false;
+        return None;
     }
-    if let Some(list) = answer(observed, recorded, Reason::JoinWaits, "joined", draft) {
-        if refuses(observed, list, draft) {
-            return true;
+    if let Some(refusal) = is_not_granted(build) {
+        return Some(refusal);
+    }
+    let mut draft = Draft::new(build);
+    let waits = (Reason::JoinWaits, "joined");
+    if let Some(list) = answer(recorded, waits, &mut draft) {
+        if let Some(refusal) = refuses(build, list) {
+            return Some(refusal);
         }
         let said = format!("join cluster {}", list.cluster_id);
         // The cluster has no first members: it was created elsewhere.
-        record(observed, list, BTreeSet::new(), said, draft);
+        record(list, BTreeSet::new(), said, &mut draft);
     }
-    true
+    Some(draft)
 }
 
 /// Checks that members of both clusters can talk to each other. They are peers for a while, and a member with TLS and
-/// one without cannot connect. Returns `true`, with the reason, if the spec contradicts the peer URLs of the joined
-/// cluster and no member of this cluster is listed yet. No member is started or added then.
-pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) -> bool {
-    let Some(rollout) = observed.tls_rollout.as_ref() else {
-        return false;
-    };
+/// one without cannot connect. Returns the reason if the spec contradicts the peer URLs of the joined cluster and no
+/// member of this cluster is listed yet. No member is started or added then.
+pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a>> {
+    let observed = build.observed;
+    let rollout = observed.tls_rollout.as_ref()?;
     let theirs = |member: &&Member| is_elsewhere(observed, &name_of(member));
     if observed.join.is_empty() || !list.members.iter().all(|member| theirs(&member)) {
-        return false;
+        return None;
     }
     let (ours, _) = peers_of(rollout.at.as_ref()).usual();
     let is_tls = |url: &String| url.starts_with("https://");
     let urls = list.members.iter().flat_map(|member| &member.peer_urls);
-    let Some(other) = urls.clone().find(|url| is_tls(url) != ours) else {
-        return false;
-    };
+    let other = urls.clone().find(|url| is_tls(url) != ours)?;
     let says = if ours { "with" } else { "without" };
     let remedy = if urls.clone().any(|url| is_tls(url) == ours) {
         "the members of that cluster do not have the same TLS settings: complete its TLS change first"
@@ -106,19 +110,56 @@ pub(super) fn refuses(observed: &Observed, list: &Members, draft: &mut Draft) ->
          other: no member is added, because neither could connect to the other; {remedy}",
         list.cluster_id
     );
+    let mut draft = Draft::new(build);
     draft.problem(Reason::JoinRefused, text);
-    draft.requeue = draft.requeue.min(BLIND);
-    true
+    draft.requeue = BLIND;
+    Some(draft)
+}
+
+/// Reports an external member of the joined cluster, or an endpoint of the annotation, that has no grant; `None` if each
+/// of them has a grant. Invariant 28: without a grant, no member of either cluster is added, promoted or removed.
+///
+/// A cluster that started here ignores the annotation. After the last external member is removed, the annotation has no
+/// effect any more.
+pub(super) fn is_not_granted(build: Builder<'_>) -> Option<Draft<'_>> {
+    let observed = build.observed;
+    let intent = observed.intent.as_ref();
+    if observed.join.is_empty() || intent.is_some_and(|intent| !intent.members.is_empty()) {
+        return None;
+    }
+    let list = observed.members.known();
+    let listed = list.iter().flat_map(|list| &list.members);
+    let external = listed.filter(|member| is_elsewhere(observed, &name_of(member)));
+    let external: Vec<&Member> = external.collect();
+    if list.is_some() && external.is_empty() {
+        return None;
+    }
+    let named = observed.join.iter().map(|url| (ANNOTATION.to_owned(), url));
+    let advertised = external.iter().filter_map(|member| {
+        let field = format!(
+            "the client URL of member {} of the joined cluster",
+            name_of(member)
+        );
+        Some((field, member.client_urls.first()?))
+    });
+    let refused = named.chain(advertised).find_map(|(field, url)| {
+        let why = observed.join_rule.check(url).err()?;
+        Some(format!(
+            "{field}: {url} {why}; no member is added or removed"
+        ))
+    })?;
+    let mut draft = Draft::new(build);
+    draft.problem(Reason::JoinRefused, refused);
+    Some(draft)
 }
 
 /// Invariant 1: returns the list if a quorum has answered and no member contradicts.
 fn answer<'a>(
-    observed: &'a Observed,
     recorded: Option<ClusterId>,
-    reason: Reason,
-    what: &str,
-    draft: &mut Draft,
+    (reason, what): (Reason, &str),
+    draft: &mut Draft<'a>,
 ) -> Option<&'a Members> {
+    let observed = draft.build.observed;
     match &observed.members {
         Seen::Unknown(why) => {
             let text = format!("the existing cluster is {what} when a quorum of it answers: {why}");
@@ -149,34 +190,30 @@ pub(super) fn token(observed: &Observed, cluster_id: ClusterId) -> String {
     format!("{}-{cluster_id}", observed.cluster)
 }
 
-fn record(
-    observed: &Observed,
-    list: &Members,
-    members: BTreeSet<String>,
-    said: String,
-    draft: &mut Draft,
-) {
+fn record(list: &Members, members: BTreeSet<String>, said: String, draft: &mut Draft) {
     draft.say(said);
     let intent = Intent {
-        token: token(observed, list.cluster_id),
+        token: token(draft.build.observed, list.cluster_id),
         members,
     };
     draft.add(draft.build.record_intent(&intent, Some(list.cluster_id)));
 }
 
 /// Whether the silent quorum may consist of members that other software runs. The remains of this cluster say nothing
-/// about those members, so no recovery starts, approved or not (invariant 16: clients never have two clusters).
-pub(super) fn is_joining(observed: &Observed, why: &str, draft: &mut Draft) -> bool {
-    if observed.join.is_empty() {
-        return false;
+/// about those members, so no recovery starts, approved or not (invariant 16: clients never have two clusters). Returns
+/// the reason for waiting then.
+pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>> {
+    if build.observed.join.is_empty() {
+        return None;
     }
     let text = format!(
         "no quorum of the joined cluster answers ({why}): restore its members; if none of them exists, remove the \
          annotation {}",
         api::names::ANNOTATION_JOIN
     );
+    let mut draft = is_not_granted(build).unwrap_or_else(|| Draft::new(build));
     draft.wait(Reason::JoinWaits, text, BLIND);
-    true
+    Some(draft)
 }
 
 /// Whether pods of a cluster under adoption are not marked yet. Until they are, the client Service stays unchanged,

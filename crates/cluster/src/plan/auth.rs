@@ -8,16 +8,16 @@ use etcd::Login;
 use runtime::credentials::Record;
 
 use crate::action::AuthChange;
-use crate::plan::{Draft, STEADY, actions};
+use crate::plan::actions::{self, Builder};
+use crate::plan::{Draft, STEADY};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Kept, Observed, Seen};
+use crate::snapshot::{Kept, Seen};
 
-/// Reports that members rejected the operator's credentials. Such an answer comes from a living cluster: no data is
-/// lost.
-pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
-    let Some(why) = &observed.access.refused else {
-        return false;
-    };
+/// Reports that members rejected the operator's credentials, if they did. Such an answer comes from a living cluster: no
+/// data is lost.
+pub(super) fn refused(build: Builder<'_>) -> Option<Draft<'_>> {
+    let (desired, observed, _) = build.inputs();
+    let why = observed.access.refused.as_ref()?;
     let remedy = match (&desired.access.secret, &observed.access.fault) {
         (_, Some(fault)) => fault.clone(),
         (Some(secret), None) => {
@@ -28,36 +28,38 @@ pub(super) fn refused(desired: &Desired, observed: &Observed, draft: &mut Draft)
         }
     };
     let text = format!("the members reject the login of the operator ({why}): {remedy}");
+    let mut draft = Draft::new(build);
     draft.problem(Reason::EtcdAccessDenied, text);
-    true
+    Some(draft)
 }
 
 /// Maintains authentication and password of a cluster whose quorum answers.
-pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) {
-    let (rule, seen) = (&desired.access, &observed.access);
+pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
+    let (rule, seen) = (&build.desired.access, &build.observed.access);
+    let mut draft = Draft::new(build);
     if rule.secret.is_none() {
-        return;
+        return draft;
     }
     if let Some(fault) = &seen.fault {
         draft.problem(Reason::AuthSecret, fault.clone());
-        return;
+        return draft;
     }
     let Seen::Known(Some(login)) = &seen.login else {
-        return;
+        return draft;
     };
     let is_recorded = matches!(
         seen.record,
         Record::Wanted | Record::WantedUnmarked | Record::WantedFirst
     );
     if seen.record == Record::Damaged && matches!(login, Login::Refused(_)) {
-        let name = auth_secret(&observed.cluster);
+        let name = auth_secret(&build.observed.cluster);
         let text = format!(
             "etcd rejects the password in the Secret of spec.auth.secret, and Secret {name} with the operator's \
              record of former passwords cannot be read: set the password that etcd has in the Secret of \
              spec.auth.secret"
         );
         draft.problem(Reason::AuthSecret, text);
-        return;
+        return draft;
     }
     match (rule.auth, login) {
         (Some(true), Login::Off) if !seen.is_root => {
@@ -69,7 +71,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
             draft.say("enable authentication in etcd");
             // Invariant 21: an earlier attempt may have set another recorded password in etcd, so it is kept.
             let record = (!is_recorded).then(|| actions::record_passwords(true));
-            let enable = draft.build.auth(AuthChange::Enable);
+            let enable = build.auth(AuthChange::Enable);
             draft.chain(record.into_iter().chain([enable]).collect());
         }
         (Some(true), Login::Accepted) if seen.record != Record::Wanted => {
@@ -78,7 +80,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         (Some(true), Login::Former) => {
             draft.say("set the password in etcd to the password in the Secret");
             let record = (!is_recorded).then(|| actions::record_passwords(true));
-            let change = draft.build.auth(AuthChange::ChangePassword);
+            let change = build.auth(AuthChange::ChangePassword);
             draft.chain(record.into_iter().chain([change]).collect());
         }
         // The operator disables only what it enabled.
@@ -89,7 +91,7 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         }
         (Some(false), Login::Accepted | Login::Former) => {
             draft.say("disable authentication in etcd");
-            draft.add(draft.build.auth(AuthChange::Disable));
+            draft.add(build.auth(AuthChange::Disable));
         }
         (Some(false), Login::Off) if seen.record != Record::None => {
             draft.add(actions::forget_passwords());
@@ -101,17 +103,18 @@ pub(super) fn settle(desired: &Desired, observed: &Observed, draft: &mut Draft) 
         }
         (_, Login::Off | Login::Accepted | Login::Refused(_)) => {}
     }
+    draft
 }
 
 /// Creates or deletes the NetworkPolicy according to the spec.
-pub(super) fn network(desired: &Desired, observed: &Observed, draft: &mut Draft) {
-    match (desired.access.network, observed.access.network) {
-        (true, Kept::Missing | Kept::Drifted) => draft.add(draft.build.apply_network_policy()),
-        (false, Kept::Drifted | Kept::AsMade(())) => {
-            draft.add(draft.build.delete_network_policy());
-        }
+pub(super) fn network(build: Builder<'_>) -> Draft<'_> {
+    let mut draft = Draft::new(build);
+    match (build.desired.access.network, build.observed.access.network) {
+        (true, Kept::Missing | Kept::Drifted) => draft.add(build.apply_network_policy()),
+        (false, Kept::Drifted | Kept::AsMade(())) => draft.add(build.delete_network_policy()),
         (true, Kept::AsMade(())) | (false, Kept::Missing) | (_, Kept::Others) => {}
     }
+    draft
 }
 
 #[cfg(test)]

@@ -6,37 +6,41 @@
 use std::collections::BTreeSet;
 
 use etcd::ClusterId;
-use jiff::Timestamp;
 
+use crate::plan::actions::Builder;
 use crate::plan::member_objects;
 use crate::plan::versions;
 use crate::plan::{
-    BLIND, Draft, Label, Start, State, adoption, auth, ended, objects, recovery, roll, second,
+    BLIND, Draft, Label, NewNames, Start, State, adoption, auth, ended, objects, recovery, roll,
+    second,
 };
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Disk, Intent, Observed, Pod, Role};
+use crate::snapshot::{Disk, Intent, Observed, Pod, Role};
 
 /// Plans without a trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods are recreated on
 /// their volumes, because a quorum of volumes is a cluster (invariant 8).
-pub(super) fn blind(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    intent: &Intent,
-    cluster_id: ClusterId,
+pub(super) fn blind<'a>(
+    build: Builder<'a>,
+    identity: (&Intent, ClusterId),
     why: &str,
-    draft: &mut Draft,
-) {
-    own(observed, intent, cluster_id, draft);
-    let names = observed.pods.keys().chain(observed.disks.keys());
-    let initial: BTreeSet<String> = names
+    names: &mut NewNames,
+) -> Draft<'a> {
+    let (desired, observed, _) = build.inputs();
+    let (intent, cluster_id) = identity;
+    let mut draft = Draft::new(build);
+    draft.join(own(build, identity));
+    let all = observed.pods.keys().chain(observed.disks.keys());
+    let initial: BTreeSet<String> = all
         .filter(|name| is_ours(observed, intent, name))
         .cloned()
         .collect();
-    let added = second::start_added(desired, observed, intent, cluster_id, draft);
+    let (starts, added) = second::start_added(build, identity);
+    draft.join(starts);
     for name in &initial {
         let (pod, disk) = (observed.pods.get(name), observed.disks.get(name));
         let kept = disk.is_some_and(Disk::stays);
         if kept || pod.is_some_and(Pod::stays) {
-            member_objects::serve(name, observed.services.get(name), true, draft);
+            member_objects::serve(name, observed.services.get(name), true, &mut draft);
         }
         if kept && pod.is_none() && !added.contains(name) {
             let start = Start {
@@ -50,28 +54,27 @@ pub(super) fn blind(
                 cluster_id: Some(cluster_id),
             };
             draft.say(format!("restart {name} on its volume"));
-            member_objects::pod_on_disk(observed.services.get(name), &start, draft);
+            member_objects::pod_on_disk(observed.services.get(name), &start, &mut draft);
         }
     }
-    ended::clear(observed, &initial, draft);
-    roll::in_the_dark(desired, observed, intent, draft);
-    objects::troubles(observed, &initial, now, draft);
+    draft.join(ended::clear(build, &initial));
+    draft.join(roll::in_the_dark(build, intent));
+    draft.join(objects::troubles(build, &initial));
     // Members that refuse the operator's login are alive, and a refusal says nothing about the quorum.
-    if auth::refused(desired, observed, draft) {
-        return;
-    }
-    if adoption::is_joining(observed, why, draft) {
-        return;
+    if let Some(end) = auth::refused(build).or_else(|| adoption::is_joining(build, why)) {
+        draft.join(end);
+        return draft;
     }
     if !added.is_empty() && recovery::in_progress(observed).is_none() {
         let text = format!(
             "no quorum of the members answers ({why}); the operator starts a member that was added"
         );
         draft.wait(Reason::NoQuorum, text, BLIND);
-        return;
+        return draft;
     }
-    second::without_volume(desired, observed, intent, cluster_id, draft);
-    recovery::without_quorum((desired, observed, now), intent, cluster_id, why, draft);
+    draft.join(second::without_volume(build, identity));
+    draft.join(recovery::without_quorum(build, identity, why, names));
+    draft
 }
 
 /// Invariant 7: an object with the ID of another cluster, or with another token, is neither adopted nor started. A
@@ -93,7 +96,9 @@ fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
 }
 
 /// Adopts orphaned objects of a deleted EtcdCluster if they carry the token of this cluster.
-fn own(observed: &Observed, intent: &Intent, cluster_id: ClusterId, draft: &mut Draft) {
+fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, ClusterId)) -> Draft<'a> {
+    let observed = build.observed;
+    let mut draft = Draft::new(build);
     let label = |name: &str, uid: &str| Label {
         member: name.to_owned(),
         uid: uid.to_owned(),
@@ -104,10 +109,11 @@ fn own(observed: &Observed, intent: &Intent, cluster_id: ClusterId, draft: &mut 
     let orphan = |name: &String, owned: bool| !owned && is_ours(observed, intent, name);
     let disks = observed.disks.iter();
     for (name, disk) in disks.filter(|(name, disk)| orphan(name, disk.owned)) {
-        draft.add(draft.build.label_volume(&label(name, &disk.uid)));
+        draft.add(build.label_volume(&label(name, &disk.uid)));
     }
     let pods = observed.pods.iter();
     for (name, pod) in pods.filter(|(name, pod)| orphan(name, pod.owned)) {
-        draft.add(draft.build.label_pod(&label(name, &pod.uid)));
+        draft.add(build.label_pod(&label(name, &pod.uid)));
     }
+    draft
 }

@@ -8,12 +8,13 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::age::age;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::plan::{
-    BLIND, Draft, SOON, STEADY, Start, State, actions, adoption, ended, objects, versions,
+    BLIND, Draft, NewNames, SOON, STEADY, Start, State, adoption, ended, objects, versions,
 };
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
@@ -22,19 +23,27 @@ use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
 /// Starts a bootstrap, or restores a lost record, when no bootstrap is recorded.
-pub(super) fn unrecorded(
-    desired: &Desired,
-    observed: &Observed,
+pub(super) fn unrecorded<'a>(
+    build: Builder<'a>,
     recorded: Option<ClusterId>,
-    draft: &mut Draft,
-) {
-    if adoption::adopt(observed, recorded, draft) {
-        return;
+    names: &mut NewNames,
+) -> Draft<'a> {
+    let (desired, observed, _) = build.inputs();
+    if let Some(adoption) = adoption::adopt(build, recorded) {
+        return adoption;
     }
+    let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
         // The other clusters were never formed.
         traces.retain(|(.., found)| found.is_some());
+    }
+    if recorded.is_none() {
+        // Invariant 6: a first member without any object may have run, and its objects were deleted after the bootstrap
+        // was abandoned. Clients reached no member yet, because no object carries a cluster ID.
+        traces.retain(|(_, members, found)| {
+            found.is_some() || members.iter().all(|name| view::is_known(observed, name))
+        });
     }
     if let [(token, members, found)] = traces.as_slice() {
         // Invariant 7: the token on pods and volumes proves that a cluster exists; it is recorded again.
@@ -51,25 +60,25 @@ pub(super) fn unrecorded(
                 members.clone()
             },
         };
-        draft.add(draft.build.record_intent(&intent, cluster_id));
-        return;
+        draft.add(build.record_intent(&intent, cluster_id));
+        return draft;
     }
     if !traces.is_empty() || recorded.is_some() {
-        let names: BTreeSet<String> = traces
+        let found: BTreeSet<String> = traces
             .into_iter()
             .flat_map(|(_, members, _)| members)
             .collect();
-        let what = if names.is_empty() {
+        let what = if found.is_empty() {
             "no pod or volume claim carries its token".to_owned()
         } else {
-            join(&names)
+            join(&found)
         };
         let text = format!(
             "the status has no record of this cluster, and the existing objects do not identify it ({what}): restore \
              it from a backup with an EtcdRestore, or delete the objects that are not needed"
         );
         draft.problem(Reason::IdentityUnknown, text);
-        return;
+        return draft;
     }
     if !observed.recovery.named_before.is_empty() {
         // Invariant 7: a cluster may have existed although no object of it is left.
@@ -79,7 +88,7 @@ pub(super) fn unrecorded(
             join(&observed.recovery.named_before)
         );
         draft.problem(Reason::IdentityUnknown, text);
-        return;
+        return draft;
     }
     if !observed.strangers.is_empty() {
         // Invariant 7: a cluster may exist although no pod belongs to this object.
@@ -89,46 +98,45 @@ pub(super) fn unrecorded(
             observed.strangers.join(", ")
         );
         draft.wait(Reason::StrangersPresent, text, BLIND);
-        return;
+        return draft;
     }
     if let Some(refused) = &desired.refused {
         draft.problem(Reason::NotYetInEffect, refused.clone());
-        return;
+        return draft;
     }
-    if adoption::join(observed, recorded, draft) {
-        return;
+    if let Some(joining) = adoption::join(build, recorded) {
+        return joining;
     }
-    begin(desired, draft);
+    begin(names, &mut draft);
+    draft
 }
 
-fn begin(desired: &Desired, draft: &mut Draft) {
-    let count = desired.first;
+fn begin(names: &mut NewNames, draft: &mut Draft) {
+    let count = draft.build.desired.first;
     draft.say(format!("record the names of the first {count} members"));
     // Invariant 10: token and names are in the API server before the first object is created.
     let intent = Intent {
-        token: draft.new_token(),
-        members: (0..count).map(|_| draft.new_member()).collect(),
+        token: names.token(),
+        members: (0..count).map(|_| names.member()).collect(),
     };
     draft.add(draft.build.record_intent(&intent, None));
 }
 
 /// Plans while a bootstrap is recorded and no cluster ID is.
-pub(super) fn unformed(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    intent: &Intent,
-    draft: &mut Draft,
-) {
+pub(super) fn unformed<'a>(build: Builder<'a>, intent: &Intent, names: &mut NewNames) -> Draft<'a> {
+    let (desired, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     if let Seen::Known(list) = &observed.members
         && answers_for(list, intent)
     {
         let cluster_id = list.cluster_id;
         draft.say(format!("record cluster ID {cluster_id}"));
-        draft.add(draft.build.record_cluster_id(cluster_id));
-        objects::shared_services(observed, false, draft);
-        return;
+        draft.add(build.record_cluster_id(cluster_id));
+        draft.join(objects::shared_services(build, false));
+        return draft;
     }
-    if remember(observed, intent, draft) {
-        return;
+    if remember(intent, &mut draft) {
+        return draft;
     }
     let first: Vec<(&String, Data)> = intent
         .members
@@ -141,25 +149,26 @@ pub(super) fn unformed(
     let left = first.iter().filter(usable).count();
     let quorum = quorum_of(intent.members.len());
     if let Some(why) = given_up(desired, observed, intent, left, quorum) {
-        give_up(desired, &why, draft);
-        return;
+        give_up(&why, names, &mut draft);
+        return draft;
     }
     if let Some(refused) = &desired.refused {
         draft.problem(Reason::NotYetInEffect, refused.clone());
-        return;
+        return draft;
     }
-    objects::shared_services(observed, false, draft);
+    draft.join(objects::shared_services(build, false));
     let kept = observed.shared.budget;
     if desired.budget && kept != Kept::AsMade(quorum) && kept != Kept::Others {
-        draft.add(draft.build.apply_budget(quorum));
+        draft.add(build.apply_budget(quorum));
     }
-    discard_others(observed, intent, draft);
+    discard_others(intent, &mut draft);
     let open = may_reach_each_other(observed, intent, now);
     for (name, data) in &first {
-        start_first((desired, observed, open), intent, name, *data, draft);
+        start_first((build, open), intent, name, *data, &mut draft);
     }
-    waiting(observed, intent, quorum, now, draft);
-    objects::troubles(observed, &intent.members, now, draft);
+    waiting(intent, quorum, &mut draft);
+    draft.join(objects::troubles(build, &intent.members));
+    draft
 }
 
 /// Whether the list contains a first member. Only pods with the recorded token are asked, so this settles the
@@ -173,7 +182,8 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
 
 /// Whether pods or volumes carry a cluster ID. Invariant 7: the ID of this bootstrap is recorded again. The ID of
 /// another cluster is a problem that requires manual action.
-fn remember(observed: &Observed, intent: &Intent, draft: &mut Draft) -> bool {
+fn remember(intent: &Intent, draft: &mut Draft) -> bool {
+    let observed = draft.build.observed;
     let pods = observed
         .pods
         .iter()
@@ -268,22 +278,23 @@ fn given_up(
         .then(|| format!("the spec asks for {size} first members and {first} were planned"))
 }
 
-fn give_up(desired: &Desired, why: &str, draft: &mut Draft) {
+fn give_up(why: &str, names: &mut NewNames, draft: &mut Draft) {
     draft.wait(
         Reason::BootstrapAbandoned,
         format!("{why}: the bootstrap starts again with new member names"),
         SOON,
     );
-    if let Some(refused) = &desired.refused {
+    if let Some(refused) = &draft.build.desired.refused {
         draft.problem(Reason::NotYetInEffect, refused.clone());
         return;
     }
-    begin(desired, draft);
+    begin(names, draft);
 }
 
 /// Deletes the remains of an abandoned bootstrap. Each of its pods and PVCs carries its token. Objects without a
 /// token were created by other software and may serve (invariant 7).
-fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
+fn discard_others(intent: &Intent, draft: &mut Draft) {
+    let observed = draft.build.observed;
     for name in member_objects::all_names(observed) {
         if intent.members.contains(&name) {
             continue;
@@ -297,7 +308,7 @@ fn discard_others(observed: &Observed, intent: &Intent, draft: &mut Draft) {
             draft.problem(Reason::ForeignObjects, text);
             continue;
         }
-        member_objects::discard(observed, &name, draft);
+        member_objects::discard(&name, draft);
     }
 }
 
@@ -313,13 +324,14 @@ fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) ->
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)
 }
 
-fn start_first(
-    (desired, observed, open): (&Desired, &Observed, bool),
+fn start_first<'a>(
+    (build, open): (Builder<'a>, bool),
     intent: &Intent,
     name: &str,
     data: Data,
-    draft: &mut Draft,
+    draft: &mut Draft<'a>,
 ) {
+    let (desired, observed, _) = build.inputs();
     let service = observed.services.get(name);
     let start = Start {
         member: name.to_owned(),
@@ -339,7 +351,7 @@ fn start_first(
         Data::NeverMade => {
             let closed = !open && intent.members.len() > 1;
             let announces = match service {
-                None => draft.build.create_service(name, true, closed),
+                None => build.create_service(name, true, closed),
                 Some(service) => actions::mark_service(name, service),
             };
             draft.say(format!("start first member {name}"));
@@ -347,7 +359,7 @@ fn start_first(
         }
         Data::There => {
             member_objects::serve(name, service, open, draft);
-            ended::clear(observed, [&name.to_owned()], draft);
+            draft.join(ended::clear(build, [&name.to_owned()]));
             if !observed.pods.contains_key(name) {
                 draft.say(format!("start first member {name} on its volume"));
                 member_objects::pod_on_disk(service, &start, draft);
@@ -363,7 +375,8 @@ fn start_first(
     }
 }
 
-fn waiting(observed: &Observed, intent: &Intent, quorum: usize, now: Timestamp, draft: &mut Draft) {
+fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
+    let (_, observed, now) = draft.build.inputs();
     let running = intent
         .members
         .iter()

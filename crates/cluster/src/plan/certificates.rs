@@ -25,7 +25,8 @@ use jiff::Timestamp;
 
 use crate::authority::{Anchor, CaScope, Held, Leaf, Rule, made_at};
 use crate::certificates::{CertificateWrite, Certificates};
-use crate::plan::{BLIND, Draft, STEADY, actions};
+use crate::plan::actions::{self, Builder};
+use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
 
@@ -54,51 +55,64 @@ pub(super) struct Keeper<'a> {
 }
 
 /// Maintains the certificates. The certificates of members to start are already part of their start.
-pub(super) fn keep(
-    observed: &Observed,
+pub(super) fn keep<'a>(
+    build: Builder<'a>,
     keeper: Option<&Keeper>,
     settled: &Settled,
-    draft: &mut Draft,
-) {
-    let rollout = observed.tls_rollout.as_ref();
+) -> Draft<'a> {
+    let mut draft = Draft::new(build);
+    if keeper.is_some() {
+        report_clocks(&mut draft);
+    }
+    let rollout = build.observed.tls_rollout.as_ref();
     if let Some(why) = rollout.and_then(|rollout| rollout.refused.as_ref()) {
         draft.problem(Reason::TLSSwitchRefused, why.clone());
     }
     let Some(keeper) = keeper else {
-        return;
+        return draft;
     };
     for scope in keeper.rule.scopes() {
-        keeper.authority(scope, draft);
+        keeper.authority(scope, &mut draft);
     }
-    keeper.of_cluster(draft);
+    keeper.of_cluster(&mut draft);
     for member in keeper.members() {
         if !settled.started.contains(&member) {
             for write in keeper.of_member(&member) {
-                order(write, draft);
+                order(write, &mut draft);
             }
         }
     }
-    keeper.notify(draft);
-    let restarts = keeper.start_again(settled, draft);
-    keeper.rejoin(settled, restarts, draft);
+    keeper.notify(&mut draft);
+    let restarts = keeper.start_again(settled, &mut draft);
+    keeper.rejoin(settled, restarts, &mut draft);
+    draft
 }
 
 /// Renews existing certificates in time and does nothing else. An invalid spec must not let certificates expire.
-pub(super) fn renew(observed: &Observed, now: Timestamp, draft: &mut Draft) {
-    let Some(keeper) = Keeper::of(observed, now, draft) else {
-        return;
+pub(super) fn renew(build: Builder<'_>) -> Draft<'_> {
+    let mut draft = Draft::new(build);
+    let Some(keeper) = Keeper::of(build) else {
+        return draft;
     };
+    report_clocks(&mut draft);
     for (owner, used) in &keeper.all() {
         let (owner, used) = (owner.as_str(), *used);
         let held = keeper.certificates.leaf(owner, used);
         let leaf = held.and_then(|held| held.certificate.as_ref());
-        if leaf.is_some_and(|leaf| leaf.renewal() <= now)
+        if leaf.is_some_and(|leaf| leaf.renewal() <= build.now)
             && let Some(write) = keeper.issue(owner, used)
         {
-            order(write, draft);
+            order(write, &mut draft);
         }
     }
-    keeper.notify(draft);
+    keeper.notify(&mut draft);
+    draft
+}
+
+fn report_clocks(draft: &mut Draft) {
+    if let Some(text) = draft.build.observed.clock.problem() {
+        draft.problem(Reason::ClocksDiffer, text);
+    }
 }
 
 fn order(write: CertificateWrite, draft: &mut Draft) {
@@ -112,17 +126,14 @@ fn say(write: CertificateWrite, draft: &mut Draft) {
 
 impl<'a> Keeper<'a> {
     /// `None` if the operator issues no certificates.
-    pub(super) fn of(observed: &'a Observed, now: Timestamp, draft: &mut Draft) -> Option<Self> {
+    pub(super) fn of(build: Builder<'a>) -> Option<Self> {
+        let observed = build.observed;
         let certificates = &observed.certificates;
-        let rule = certificates.rule.as_ref()?;
-        if let Some(text) = observed.clock.problem() {
-            draft.problem(Reason::ClocksDiffer, text);
-        }
         Some(Self {
-            rule,
+            rule: certificates.rule.as_ref()?,
             certificates,
             observed,
-            now: observed.clock.for_certificates(now),
+            now: observed.clock.for_certificates(build.now),
         })
     }
 }

@@ -45,13 +45,8 @@ pub(super) fn remove_voter(
     why: &str,
     draft: &mut Draft,
 ) -> bool {
-    let able = |next: &&MemberState| next.is_healthy() && next.id() != member.id();
-    if view.leader == Some(member.id())
-        && let Some(next) = view.voters().filter(able).min_by_key(|next| next.leaves())
-    {
-        return move_leader(view, member, next, draft);
-    }
-    remove(view, member, why, draft)
+    let leads = view.leader == Some(member.id());
+    (leads && decide_leader(view, member, draft)) || remove(view, member, why, draft)
 }
 
 /// Transfers the leadership of a member to another healthy member, if one exists.

@@ -10,7 +10,8 @@ use crate::snapshot::{Observed, Seen};
 
 /// Whether all voters hold the same data: compares etcd's hash of every voter at one revision. It is requested last,
 /// because each member reads its whole database to compute it.
-pub(super) fn holds_the_same(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
+    let observed = draft.build.observed;
     if view.voters().count() < 2 {
         return true;
     }

@@ -1,7 +1,7 @@
 //! Conflicts between the phases of a plan. Only this module resolves them.
 //!
-//! 1. **Priority** is the order in which the phases are called. A phase adds actions. It neither removes nor changes
-//!    the actions of another phase.
+//! 1. **Priority** is the order in which the phases are called. A phase returns its actions. It neither sees nor
+//!    changes the actions of another phase.
 //!    At most one phase changes the members (invariant 2): the first that requests it.
 //! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets them as
 //!    [`Earlier`], which says what it gives way to: any action, a change of the members, or a member that is taken out
@@ -81,8 +81,8 @@ impl Draft<'_> {
 }
 
 /// Applies the restrictions of the certificates to the actions of all other phases.
-pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
-    let held = hold_back_for_faults(observed, draft);
+pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
+    let held = hold_back_for_faults(draft);
     let Some(keeper) = keeper else {
         return Settled::default();
     };
@@ -91,7 +91,7 @@ pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut D
         // other's certificates have lost no data.
         drop_recovery(draft);
     }
-    let adds = hold_back_for_authorities(observed, keeper, draft);
+    let adds = hold_back_for_authorities(keeper, draft);
     let started = certificates_before_pods(keeper, draft);
     certificates_before_services(keeper, draft);
     Settled {
@@ -104,7 +104,8 @@ pub(super) fn settle(observed: &Observed, keeper: Option<&Keeper>, draft: &mut D
 
 /// Starts no member with invalid certificates, and stops no serving member because a Secret became invalid. Returns
 /// whether certificates block starts.
-fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
+fn hold_back_for_faults(draft: &mut Draft) -> bool {
+    let observed = draft.build.observed;
     if !observed.tls.faults.is_empty() {
         drop_recovery(draft);
     }
@@ -128,7 +129,8 @@ fn hold_back_for_faults(observed: &Observed, draft: &mut Draft) -> bool {
 
 /// Stops no serving member that could not be restarted, and adds no member that the others would reject. Returns
 /// whether an addition was removed.
-fn hold_back_for_authorities(observed: &Observed, keeper: &Keeper, draft: &mut Draft) -> bool {
+fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
+    let observed = draft.build.observed;
     let ready = keeper.is_ready();
     let joins = keeper.accepts_new_members();
     let held =

@@ -4,9 +4,10 @@
 //! class), its member is replaced like any other: one at a time, after a transfer of leadership, and never below the
 //! quorum (invariants 2 and 3).
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{Draft, STEADY, actions};
+use crate::plan::{Draft, STEADY};
 use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Claim, Desired, Disk};
@@ -48,9 +49,10 @@ fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
 }
 
 /// Grows volumes, and reports volumes that are growing.
-pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
-    let Some(wanted) = &desired.claim else {
-        return;
+pub(super) fn grow<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
+    let mut draft = Draft::new(build);
+    let Some(wanted) = &build.desired.claim else {
+        return draft;
     };
     let disks = view
         .members
@@ -58,7 +60,7 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
         .filter_map(|member| Some((member, member.disk?)));
     for (member, disk) in disks.filter(|(_, disk)| !disk.terminating) {
         if member.fate == Fate::Stays && disk.claim.requested < wanted.requested {
-            ask(&member.name, disk, &wanted.text, draft);
+            ask(&member.name, disk, &wanted.text, &mut draft);
         } else if let (Some(asked), Some(has)) = (disk.claim.requested, disk.claim.capacity)
             && has < asked
         {
@@ -74,6 +76,7 @@ pub(super) fn grow(desired: &Desired, view: &View, draft: &mut Draft) {
             draft.wait(Reason::VolumeGrowing, text, STEADY);
         }
     }
+    draft
 }
 
 fn ask(member: &str, disk: &Disk, size: &str, draft: &mut Draft) {

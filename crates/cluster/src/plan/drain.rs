@@ -7,11 +7,13 @@
 //! Existing connections stay: neither Kubernetes nor etcd moves them. A member that stops closes its connections. A
 //! member that is defragmented does not: its clients depend on their own deadlines.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::plan::actions::Builder;
 use crate::plan::age::age;
 use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, Label, joining};
@@ -22,12 +24,7 @@ use crate::snapshot::{Intent, Role};
 const MOVES: Duration = Duration::from_secs(1);
 
 /// Whether new clients already reach other members. If not, the plan drains the member and waits.
-pub(super) fn is_drained(
-    now: Timestamp,
-    view: &View,
-    member: &MemberState,
-    draft: &mut Draft,
-) -> bool {
+pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
         // The member is run by other software, which also routes clients to it.
         return true;
@@ -39,7 +36,7 @@ pub(super) fn is_drained(
     }
     draft.drained.insert(member.name.clone());
     let out = match member.pod.and_then(|pod| pod.role) {
-        Some(Role::Busy { since }) => age(since, now),
+        Some(Role::Busy { since }) => age(since, draft.build.now),
         _ => Duration::ZERO,
     };
     let left = MOVES.saturating_sub(out);
@@ -58,18 +55,24 @@ pub(super) fn keep(member: &MemberState, draft: &mut Draft) {
     }
 }
 
-/// Takes out the members that must be out, and puts all others back.
-pub(super) fn settle(
-    (view, intent, cluster_id): (&View, &Intent, ClusterId),
-    now: Timestamp,
-    draft: &mut Draft,
-) {
+/// Takes out the members that must be out, and puts all others back. `drained`: the members that other phases need out.
+pub(super) fn settle<'a>(
+    build: Builder<'a>,
+    view: &View,
+    (intent, cluster_id): (&Intent, ClusterId),
+    drained: BTreeSet<String>,
+) -> Draft<'a> {
+    let now = build.now;
+    let mut draft = Draft {
+        drained,
+        ..Draft::new(build)
+    };
     // Invariant 24: a voter that has not served yet stays out, and so does a drained voter that went down.
     for member in view
         .voters()
         .filter(|member| joining::is_yet_to_serve(member))
     {
-        keep(member, draft);
+        keep(member, &mut draft);
     }
     // Invariant 22: clients always find a serving member. A member that this plan puts back does not count yet: the
     // labels of one plan are written concurrently.
@@ -106,8 +109,9 @@ pub(super) fn settle(
             token: intent.token.clone(),
             cluster_id: Some(cluster_id),
         };
-        draft.add(draft.build.label_pod(&label));
+        draft.add(build.label_pod(&label));
     }
+    draft
 }
 
 /// Whether the member is out, and has been for at most this long.

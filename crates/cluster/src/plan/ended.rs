@@ -4,24 +4,24 @@
 //!
 //! The deletion loses nothing, with or without a quorum: such a pod runs nothing and holds nothing.
 
-use crate::plan::{Draft, actions};
-use crate::snapshot::{Disk, Observed, Pod};
+use crate::plan::Draft;
+use crate::plan::actions::{self, Builder};
+use crate::snapshot::{Disk, Pod};
 
 /// Deletes the failed pods of these members.
-pub(super) fn clear<'a>(
-    observed: &Observed,
-    members: impl IntoIterator<Item = &'a String>,
-    draft: &mut Draft,
-) {
+pub(super) fn clear<'a, 'm>(
+    build: Builder<'a>,
+    members: impl IntoIterator<Item = &'m String>,
+) -> Draft<'a> {
+    let mut draft = Draft::new(build);
     for name in members {
-        let Some(pod) = observed.pods.get(name).filter(|pod| has_ended(pod)) else {
-            continue;
-        };
-        let disk = observed.disks.get(name);
-        if pod.durable && disk.is_some_and(Disk::stays) {
-            delete(name, pod, draft);
+        let pod = build.observed.pods.get(name).filter(|pod| has_ended(pod));
+        let disk = build.observed.disks.get(name);
+        if let Some(pod) = pod.filter(|pod| pod.durable && disk.is_some_and(Disk::stays)) {
+            delete(name, pod, &mut draft);
         }
     }
+    draft
 }
 
 /// Whether the pod will never run again and is not deleted yet.

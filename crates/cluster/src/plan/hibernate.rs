@@ -5,31 +5,34 @@
 
 use api::cluster::RecoveryPhase;
 
-use crate::plan::{Draft, STEADY, actions, objects, recovery};
+use crate::plan::actions::{self, Builder};
+use crate::plan::{Draft, STEADY, objects, recovery};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Disk, Observed};
+use crate::snapshot::Disk;
 
-/// Stops the members, or leaves them stopped. Returns `false` if the cluster does not hibernate, or not yet.
-pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Draft) -> bool {
+/// Stops the members, or leaves them stopped. Also returns `false` if the cluster does not hibernate, or not yet.
+pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
+    let (desired, observed, _) = build.inputs();
+    let mut draft = Draft::new(build);
     if !desired.hibernate {
-        return false;
+        return (draft, false);
     }
     let Some(intent) = &observed.intent else {
         // A cluster that lost its status is identified first; that starts nothing.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
-            return false;
+            return (draft, false);
         }
         let text = "spec.hibernate is true: the cluster is created when it is false";
         draft.wait(Reason::Hibernated, text, STEADY);
-        return true;
+        return (draft, true);
     };
     // A bootstrap or recovery in progress finishes first.
     let recovers = observed.recovery.record.as_ref();
     if observed.cluster_id.is_none()
         || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
     {
-        return false;
+        return (draft, false);
     }
     // Invariant 9: only members whose data is on a volume that stays are stopped.
     let at_risk: Vec<&str> = observed
@@ -49,15 +52,15 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
             at_risk.join(", ")
         );
         draft.problem(Reason::HibernationRefused, text);
-        return false;
+        return (draft, false);
     }
     // Without a volume there is no data to return to: this is a lost quorum and is reported as one.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
-        return false;
+        return (draft, false);
     }
     let open = recovery::lets_clients_in(observed, intent);
-    objects::shared_services(observed, open, draft);
+    draft.join(objects::shared_services(build, open));
     // All members stop together: the rest would have no quorum anyway.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
@@ -74,5 +77,5 @@ pub(super) fn hibernates(desired: &Desired, observed: &Observed, draft: &mut Dra
             STEADY,
         );
     }
-    true
+    (draft, true)
 }

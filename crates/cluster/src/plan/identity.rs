@@ -3,42 +3,41 @@
 
 use etcd::ClusterId;
 
+use crate::plan::actions::Builder;
 use crate::plan::{Draft, bootstrap};
 use crate::snapshot::{Intent, Observed};
 
-/// Invariant 26. Returns `true` if the record must be corrected first.
+/// Invariant 26. Corrects the record; `None` if it is right.
 ///
 /// Token and cluster ID are always recorded and marked together: a recovery or a restore replaces both. So a record
 /// and a mark that agree on one of them belong to the same cluster. The marks, which are many and unanimous, are then
 /// right about the other.
-pub(super) fn correct(
-    observed: &Observed,
+pub(super) fn correct<'a>(
+    build: Builder<'a>,
     (intent, recorded): (&Intent, ClusterId),
-    draft: &mut Draft,
-) -> bool {
-    let Some((token, cluster_id)) = marked(observed) else {
-        return false;
-    };
+) -> Option<Draft<'a>> {
+    let (token, cluster_id) = marked(build.observed)?;
+    let mut draft = Draft::new(build);
     let action = match (*token == intent.token, cluster_id == recorded) {
         (false, true) => {
             draft.say(format!(
                 "record the token {token} again, which all pods and volumes carry"
             ));
-            let members = bootstrap::first_members(observed, token);
+            let members = bootstrap::first_members(build.observed, token);
             let token = token.clone();
             let found = Intent { token, members };
-            draft.build.record_intent(&found, Some(cluster_id))
+            build.record_intent(&found, Some(cluster_id))
         }
         (true, false) => {
             draft.say(format!(
                 "record cluster ID {cluster_id} again, which all pods and volumes carry"
             ));
-            draft.build.record_cluster_id(cluster_id)
+            build.record_cluster_id(cluster_id)
         }
-        _ => return false,
+        _ => return None,
     };
     draft.add(action);
-    true
+    Some(draft)
 }
 
 /// The token and the cluster ID on all pods and volumes that carry both; `None` if they differ.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use crate::plan::Draft;
-use crate::plan::actions::note_removal;
+use crate::plan::actions::{Builder, note_removal};
 use crate::plan::age::age;
 use crate::plan::compared::holds_the_same;
 use crate::plan::conflicts::Earlier;
@@ -45,14 +45,15 @@ pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str,
 }
 
 /// Annotates, reports and eventually deletes the PVCs.
-pub(super) fn settle(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
+pub(super) fn settle<'a>(
+    build: Builder<'a>,
     view: &View,
     kept: &BTreeMap<&str, &Disk>,
-    draft: &mut Draft,
-) {
+) -> Draft<'a> {
+    let (desired, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     if kept.is_empty() {
-        return;
+        return draft;
     }
     let majority = kept.len() >= quorum_of(kept.len() + view.voters().count());
     let mut waiting = Vec::new();
@@ -84,23 +85,25 @@ pub(super) fn settle(
         draft.problem(Reason::VolumesKept, until(desired, observed, &early));
     }
     if over.is_empty() {
-        return;
+        return draft;
     }
     // Invariant 9.
-    if view.is_complete(desired.size) && holds_the_same(observed, view, draft) {
+    if view.is_complete(desired.size) && holds_the_same(view, &mut draft) {
         for (name, _) in over {
-            member_objects::discard(observed, name, draft);
+            member_objects::discard(name, &mut draft);
         }
     } else {
         draft.problem(Reason::VolumesKept, until(desired, observed, &over));
     }
+    draft
 }
 
 /// Removes the note from the PVC of a member that etcd lists and that stays.
-pub(super) fn clear(desired: &Desired, view: &View, earlier: &Earlier, draft: &mut Draft) {
-    let shrinks = view.staying().count() > desired.size;
+pub(super) fn clear<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
+    let mut draft = Draft::new(build);
+    let shrinks = view.staying().count() > build.desired.size;
     if shrinks || !earlier.removed.is_empty() {
-        return;
+        return draft;
     }
     for member in view.staying() {
         if let Some(disk) = member
@@ -110,6 +113,7 @@ pub(super) fn clear(desired: &Desired, view: &View, earlier: &Earlier, draft: &m
             draft.add(note_removal(&member.name, disk, None));
         }
     }
+    draft
 }
 
 fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> String {

@@ -103,18 +103,24 @@ pub(super) fn pod_on_disk(service: Option<&Service>, start: &Start, draft: &mut 
 }
 
 /// Deletes the objects of this name, with the observed UIDs as preconditions.
-pub(super) fn discard(observed: &Observed, name: &str, draft: &mut Draft) {
-    let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
+pub(super) fn discard(name: &str, draft: &mut Draft) {
+    let disk = draft
+        .build
+        .observed
+        .disks
+        .get(name)
+        .filter(|disk| !disk.terminating);
     let disk = disk.map(|disk| actions::delete_volume(name, &disk.uid));
-    discard_with(observed, name, disk, draft);
+    discard_with(name, disk, draft);
 }
 
 /// Deletes the same objects except the volume.
-pub(super) fn discard_all_but_disk(observed: &Observed, name: &str, draft: &mut Draft) {
-    discard_with(observed, name, None, draft);
+pub(super) fn discard_all_but_disk(name: &str, draft: &mut Draft) {
+    discard_with(name, None, draft);
 }
 
-fn discard_with(observed: &Observed, name: &str, disk: Option<Action>, draft: &mut Draft) {
+fn discard_with(name: &str, disk: Option<Action>, draft: &mut Draft) {
+    let observed = draft.build.observed;
     let mut chain = Vec::new();
     if let Some(pod) = observed.pods.get(name)
         && !pod.terminating

@@ -8,6 +8,7 @@ use std::time::Duration;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::change::{remove, remove_voter};
 use crate::plan::conflicts::Earlier;
 use crate::plan::member_objects;
@@ -19,19 +20,19 @@ use crate::plan::versions::VersionRules;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, Health, MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, SOON, STEADY, Start, State, actions, roll};
+use crate::plan::{BLIND, Draft, NewNames, SHORTLY, SOON, STEADY, Start, State, roll};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Intent, Observed, Role};
+use crate::snapshot::{Intent, Role};
 
 /// Creates pods for members without one, on the existing volume or for the first time.
-pub(super) fn start(
-    desired: &Desired,
-    observed: &Observed,
+pub(super) fn start<'a>(
+    build: Builder<'a>,
     view: &View,
     (intent, cluster_id): (&Intent, ClusterId),
     earlier: &Earlier,
-    draft: &mut Draft,
-) {
+) -> Draft<'a> {
+    let (desired, observed, _) = build.inputs();
+    let mut draft = Draft::new(build);
     // A joining member compares `--initial-cluster` with the list: all additions precede the pods.
     for member in view
         .members
@@ -65,34 +66,34 @@ pub(super) fn start(
             (Data::There, _, Some(_)) => {
                 // Invariant 5: the volume exists, so the member gets its pod back and stays in the list.
                 draft.say(format!("restart {} on its volume", member.name));
-                member_objects::pod_on_disk(member.service, &start, draft);
+                member_objects::pod_on_disk(member.service, &start, &mut draft);
             }
             (Data::NeverMade, Some(service), None) if !earlier.adds => {
                 draft.say(format!("start new member {}", member.name));
                 let mark = actions::mark_service(&member.name, service);
-                member_objects::start([mark], &start, draft);
+                member_objects::start([mark], &start, &mut draft);
             }
             _ => {}
         }
     }
+    draft
 }
 
 /// Requests the next change of the members, or reports what the change waits for.
-pub(super) fn change(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    view: &View,
-    draft: &mut Draft,
-) {
+pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) -> Draft<'a> {
+    let (desired, observed, now) = build.inputs();
+    let mut part = Draft::new(build);
+    let draft = &mut part;
     let rules = VersionRules::new(observed, &current_version(desired, observed));
-    let reserved = reserve(desired, observed, view, rules, draft);
+    let reserved = reserve(view, rules, names, draft);
     renew(view, draft);
     let decided = settle_learners(view, draft)
         || remove_the_dead(view, draft)
-        || shrink((desired, observed, now), view, draft)
-        || replace((desired, observed, now), view, draft)
-        || promote((desired, observed, now), view, draft)
-        || grow((desired, now), view, rules, &reserved, draft);
-    roll::next((desired, observed, now), view, decided, draft);
+        || shrink(view, draft)
+        || replace(view, draft)
+        || promote(view, draft)
+        || grow(view, rules, &reserved, draft);
+    roll::next(view, decided, draft);
     foreigners(view, draft);
     joining_with_a_vote(view, rules, draft);
     for member in view.members.iter().filter(|member| member.votes()) {
@@ -100,6 +101,7 @@ pub(super) fn change(
             unhealthy(member, why, observed.clock.earlier(now), draft);
         }
     }
+    part
 }
 
 /// Reports a voter that does not serve, stays a member and is not lost.
@@ -209,11 +211,8 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
 
 /// Removes a voter that serves and must be replaced, if the cluster has a quorum with one voter fewer. In a smaller
 /// cluster the replacement joins first: `grow` adds it, and `shrink` removes the old member.
-fn replace(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    view: &View,
-    draft: &mut Draft,
-) -> bool {
+fn replace(view: &View, draft: &mut Draft) -> bool {
+    let desired = draft.build.desired;
     let Some(old) = view.voters().find(|member| member.leaves()) else {
         return false;
     };
@@ -230,7 +229,7 @@ fn replace(
     }
     // Invariant 2.
     let what = format!("{} is replaced", old.name);
-    if wait_for_voters(observed, view, &what, draft) || wait_for_connections(view, now, draft) {
+    if wait_for_voters(view, &what, draft) || wait_for_connections(view, draft) {
         return true;
     }
     remove_voter(view, old, old.why(), draft)

@@ -7,15 +7,14 @@ use api::names::{client_service, disruption_budget, headless_service};
 use etcd::ClusterId;
 use jiff::Timestamp;
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::age::age;
 use crate::plan::quorum::quorum_of;
 use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
-use crate::plan::{
-    Draft, Label, STEADY, actions, adoption, concurrent_join, joining, member_objects,
-};
+use crate::plan::{Draft, Label, STEADY, adoption, concurrent_join, joining, member_objects};
 use crate::reason::Reason;
-use crate::snapshot::{Cause, Desired, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
+use crate::snapshot::{Cause, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 
 /// Time after which the operator reports a pod that does not start; pulling a large image takes time.
 const SLOW: Duration = Duration::from_secs(20);
@@ -24,19 +23,21 @@ const UNPLACED: Duration = Duration::from_mins(1);
 
 /// Maintains the Services of the whole cluster. The client Service gets endpoints once the cluster ID is recorded in
 /// the status and on the pods and volumes: no write can be acknowledged through it before.
-pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft) {
+pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
+    let observed = build.observed;
+    let mut draft = Draft::new(build);
     match observed.shared.headless {
         Kept::AsMade(()) => {}
-        Kept::Others => taken("Service", &headless_service(&observed.cluster), draft),
-        Kept::Missing | Kept::Drifted => draft.add(draft.build.apply_headless_service()),
+        Kept::Others => taken("Service", &headless_service(&observed.cluster), &mut draft),
+        Kept::Missing | Kept::Drifted => draft.add(build.apply_headless_service()),
     }
     if observed.shared.client == Kept::Others {
-        taken("Service", &client_service(&observed.cluster), draft);
-        return;
+        taken("Service", &client_service(&observed.cluster), &mut draft);
+        return draft;
     }
     // Clients of a cluster under adoption continue to use the unchanged Service.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
-        return;
+        return draft;
     }
     // Invariant 7: whatever is lost later, including the status, the remaining objects prove that a cluster existed.
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
@@ -44,8 +45,9 @@ pub(super) fn shared_services(observed: &Observed, open: bool, draft: &mut Draft
         if open {
             draft.say("open the client Service");
         }
-        draft.add(draft.build.apply_client_service(open));
+        draft.add(build.apply_client_service(open));
     }
+    draft
 }
 
 /// Whether at least one pod or volume exists and all carry the cluster ID.
@@ -64,24 +66,20 @@ fn is_marked(observed: &Observed) -> bool {
 }
 
 /// Maintains the disruption budget: a node drain leaves a quorum of voters.
-pub(super) fn budget(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) {
+pub(super) fn budget<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let quorum = quorum_of(view.voters().count());
-    match observed.shared.budget {
-        Kept::Others if desired.budget => {
-            let name = disruption_budget(&observed.cluster);
-            taken("PodDisruptionBudget", &name, draft);
+    let (wanted, kept) = (build.desired.budget, build.observed.shared.budget);
+    let mut draft = Draft::new(build);
+    match (wanted, kept) {
+        (true, Kept::Others) => {
+            let name = disruption_budget(&build.observed.cluster);
+            taken("PodDisruptionBudget", &name, &mut draft);
         }
-        Kept::Others => {}
-        kept if desired.budget => {
-            if kept != Kept::AsMade(quorum) {
-                draft.add(draft.build.apply_budget(quorum));
-            }
-        }
-        Kept::Missing => {}
-        Kept::Drifted | Kept::AsMade(_) => {
-            draft.add(draft.build.delete_budget());
-        }
+        (true, kept) if kept != Kept::AsMade(quorum) => draft.add(build.apply_budget(quorum)),
+        (false, Kept::Drifted | Kept::AsMade(_)) => draft.add(build.delete_budget()),
+        (true, _) | (false, Kept::Others | Kept::Missing) => {}
     }
+    draft
 }
 
 /// Reports that the name of a cluster object is in use. The operator neither changes nor deletes the other object:
@@ -96,12 +94,13 @@ fn taken(kind: &str, name: &str, draft: &mut Draft) {
 }
 
 /// Updates owner, role and cluster ID on pods and volumes from etcd's member list.
-pub(super) fn labels(
-    (view, now): (&View, Timestamp),
-    intent: &Intent,
-    cluster_id: ClusterId,
-    draft: &mut Draft,
-) {
+pub(super) fn labels<'a>(
+    build: Builder<'a>,
+    view: &View,
+    (intent, cluster_id): (&Intent, ClusterId),
+) -> Draft<'a> {
+    let now = build.now;
+    let mut draft = Draft::new(build);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
             // `drain` decides last whether the member must stay out.
@@ -125,7 +124,7 @@ pub(super) fn labels(
                 || pod.role != Some(role)
                 || pod.cluster_id != Some(cluster_id))
         {
-            draft.add(draft.build.label_pod(&label(&pod.uid, Some(role))));
+            draft.add(build.label_pod(&label(&pod.uid, Some(role))));
         }
         if let Some(disk) = member.disk
             && !disk.terminating
@@ -133,17 +132,16 @@ pub(super) fn labels(
                 || disk.token.as_ref() != Some(&intent.token)
                 || disk.cluster_id != Some(cluster_id))
         {
-            draft.add(draft.build.label_volume(&label(&disk.uid, None)));
+            draft.add(build.label_volume(&label(&disk.uid, None)));
         }
     }
+    draft
 }
 
 /// Maintains the Service of every listed member, as long as the member has an object that needs it.
-pub(super) fn member_services(
-    (observed, now): (&Observed, Timestamp),
-    view: &View,
-    draft: &mut Draft,
-) {
+pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
+    let (_, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     for member in &view.members {
         if member.data == Data::There {
             let open = concurrent_join::may_be_reached((observed, now), view, member);
@@ -153,24 +151,22 @@ pub(super) fn member_services(
                 draft.add(actions::mark_service(&member.name, service));
                 continue;
             }
-            member_objects::serve(
-                &member.name,
-                observed.services.get(&member.name),
-                open,
-                draft,
-            );
+            let service = observed.services.get(&member.name);
+            member_objects::serve(&member.name, service, open, &mut draft);
         }
     }
+    draft
 }
 
 /// Deletes pods, volumes and Services of members that are no longer listed. The list was read after the objects, so
 /// none of them belongs to a member that was just added (invariant 5).
-pub(super) fn leftovers(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
+pub(super) fn leftovers<'a>(
+    build: Builder<'a>,
     view: &View,
     kept: &BTreeMap<&str, &Disk>,
-    draft: &mut Draft,
-) {
+) -> Draft<'a> {
+    let (desired, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     for name in member_objects::all_names(observed) {
         if member_objects::is_reserved(observed, &name)
             || member_objects::is_listed(observed, view, &name)
@@ -179,18 +175,18 @@ pub(super) fn leftovers(
         }
         // Invariant 25.
         if kept.contains_key(name.as_str()) {
-            member_objects::discard_all_but_disk(observed, &name, draft);
+            member_objects::discard_all_but_disk(&name, &mut draft);
             continue;
         }
         match leftover((desired, observed, now), view, &name) {
             Leftover::Ordinary => {}
             Leftover::Stays => continue,
             Leftover::KeepsDisk => {
-                member_objects::discard_all_but_disk(observed, &name, draft);
+                member_objects::discard_all_but_disk(&name, &mut draft);
                 continue;
             }
             Leftover::Goes => {
-                member_objects::discard(observed, &name, draft);
+                member_objects::discard(&name, &mut draft);
                 continue;
             }
         }
@@ -202,17 +198,15 @@ pub(super) fn leftovers(
             draft.problem(Reason::ForeignObjects, text);
             continue;
         }
-        member_objects::discard(observed, &name, draft);
+        member_objects::discard(&name, &mut draft);
     }
+    draft
 }
 
 /// Reports pods that do not run, with the reason. A problem pod blocks nothing else. Equal reports are combined.
-pub(super) fn troubles(
-    observed: &Observed,
-    members: &BTreeSet<String>,
-    now: Timestamp,
-    draft: &mut Draft,
-) {
+pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Draft<'a> {
+    let (_, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     let mut said: BTreeMap<(Kind, String), Vec<&str>> = BTreeMap::new();
     let ours = observed
         .pods
@@ -237,6 +231,7 @@ pub(super) fn troubles(
             }
         }
     }
+    draft
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

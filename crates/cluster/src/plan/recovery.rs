@@ -19,10 +19,11 @@ use etcd::{ClusterId, Status};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::plan::actions::Builder;
 use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
-use crate::plan::{BLIND, Draft, SHORTLY, replaced};
+use crate::plan::{BLIND, Draft, NewNames, SHORTLY, replaced};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod};
 
@@ -84,12 +85,9 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
 }
 
 /// A quorum answers: cancels a recovery in progress, and invalidates the current approval for later losses.
-pub(super) fn settle(
-    observed: &Observed,
-    cluster_id: ClusterId,
-    now: Timestamp,
-    draft: &mut Draft,
-) {
+pub(super) fn settle(build: Builder<'_>, cluster_id: ClusterId) -> Draft<'_> {
+    let (_, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     let given = observed.recovery.approval.as_ref();
     let stale = given.filter(|text| names(text, cluster_id)).cloned();
     let mut record = observed.recovery.record.clone();
@@ -101,9 +99,10 @@ pub(super) fn settle(
         cancel(recovery, why, now);
         draft.say("cancel the recovery: a quorum answers again");
     } else if stale == observed.recovery.stale_approval {
-        return;
+        return draft;
     }
-    write(record.as_ref(), stale.as_ref(), draft);
+    write(record.as_ref(), stale.as_ref(), &mut draft);
+    draft
 }
 
 fn cancel(recovery: &mut RecoveryStatus, why: &str, now: Timestamp) {
@@ -117,21 +116,22 @@ fn write(recovery: Option<&RecoveryStatus>, stale_approval: Option<&String>, dra
 }
 
 /// No quorum answers: reports the remains, and the planned recovery or the decision that the user must make.
-pub(super) fn without_quorum(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    intent: &Intent,
-    cluster_id: ClusterId,
+pub(super) fn without_quorum<'a>(
+    build: Builder<'a>,
+    (intent, cluster_id): (&Intent, ClusterId),
     why: &str,
-    draft: &mut Draft,
-) {
+    names: &mut NewNames,
+) -> Draft<'a> {
+    let (desired, observed, now) = build.inputs();
+    let mut draft = Draft::new(build);
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
         // The approval was removed: the next one is valid.
-        write(observed.recovery.record.as_ref(), None, draft);
+        write(observed.recovery.record.as_ref(), None, &mut draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
     if let Some(record) = in_progress(observed) {
-        under_way::go_on((desired, observed, now), &evidence, record, draft);
-        return;
+        under_way::go_on(&evidence, record, &mut draft);
+        return draft;
     }
     let approval = approval(observed, cluster_id);
     let scene = Scene {
@@ -140,15 +140,22 @@ pub(super) fn without_quorum(
         now,
         cluster_id,
         evidence: &evidence,
-        stops: given_up::stop(observed, &evidence, draft),
+        stops: given_up::stop(&evidence, &mut draft),
     };
-    if evidence.is_lost {
-        scene.lost(intent, approval, draft);
+    let begins = if evidence.is_lost {
+        scene.lost(approval, &mut draft)
     } else {
-        scene.silent(intent, approval, why, draft);
+        scene.silent(approval, why, &mut draft)
+    };
+    if let Some((survivor, by)) = begins.filter(|_| !scene.stops) {
+        scene.begin(intent, survivor, by, names, &mut draft);
     }
-    refuse(approval, cluster_id, draft);
+    refuse(approval, cluster_id, &mut draft);
+    draft
 }
+
+/// The survivor from which a recovery begins, and the kind of approval.
+type Beginning<'a> = ((&'a str, &'a Status), RecoveryApproval);
 
 /// Reports why an approval is not accepted.
 fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
@@ -181,7 +188,7 @@ struct Scene<'a> {
     stops: bool,
 }
 
-impl Scene<'_> {
+impl<'a> Scene<'a> {
     /// Whether the quorum has been lost for the time set in the spec.
     fn is_overdue(&self) -> bool {
         let since = self.observed.recovery.unavailable_since;
@@ -189,7 +196,7 @@ impl Scene<'_> {
     }
 
     /// The volumes of a quorum may exist: the operator waits for the members, unless a person approves the recovery.
-    fn silent(&self, intent: &Intent, approval: Approval, why: &str, draft: &mut Draft) {
+    fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
             .observed
             .pods
@@ -200,13 +207,7 @@ impl Scene<'_> {
         let survivor = self.evidence.most_advanced();
         if let Some((survivor, status)) = survivor.filter(|_| self.evidence.is_silent) {
             if approval == Approval::Given && self.is_overdue() {
-                self.begin(
-                    intent,
-                    (survivor, status),
-                    RecoveryApproval::Annotation,
-                    draft,
-                );
-                return;
+                return Some(((survivor, status), RecoveryApproval::Annotation));
             }
             if approval == Approval::Given {
                 let after = self.desired.recovery.after.as_secs();
@@ -226,10 +227,11 @@ impl Scene<'_> {
         }
         let delay = if soon { SHORTLY } else { BLIND };
         draft.wait(Reason::NoQuorum, text, delay);
+        None
     }
 
     /// The cluster cannot recover on its own.
-    fn lost(&self, intent: &Intent, approval: Approval, draft: &mut Draft) {
+    fn lost(&self, approval: Approval, draft: &mut Draft) -> Option<Beginning<'a>> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {
             let answers = if self.evidence.members.is_empty() {
@@ -245,14 +247,14 @@ impl Scene<'_> {
                     .to_owned()
             };
             draft.problem(Reason::QuorumLost, format!("{text}; {answers}"));
-            return;
+            return None;
         };
         let (remedy, by) = self.decide(approval);
         draft.problem(Reason::QuorumLost, format!("{text}; {remedy}"));
-        match by {
-            Some(by) => self.begin(intent, survivor, by, draft),
-            None => draft.requeue = draft.requeue.min(BLIND),
+        if by.is_none() {
+            draft.requeue = draft.requeue.min(BLIND);
         }
+        by.map(|by| (survivor, by))
     }
 
     /// Describes the next step. Returns the kind of approval if the recovery can start.
@@ -358,11 +360,9 @@ impl Scene<'_> {
         intent: &Intent,
         (survivor, status): (&str, &Status),
         approved_by: RecoveryApproval,
+        names: &mut NewNames,
         draft: &mut Draft,
     ) {
-        if self.stops {
-            return;
-        }
         let evidence = self.evidence;
         let silent = evidence.silent();
         let recovery = RecoveryStatus {
@@ -374,8 +374,8 @@ impl Scene<'_> {
             revision: status.revision,
             lost_members: evidence.lost(),
             silent_members: silent.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            member: draft.new_member(),
-            token: draft.new_token(),
+            member: names.member(),
+            token: names.token(),
             to_cluster_id: None,
             start_time: Some(Time(self.now)),
             completion_time: None,

@@ -13,18 +13,20 @@ use std::time::Duration;
 use api::version::EtcdVersion;
 use api::version::path::UpgradeDirection;
 use etcd::MemberId;
-use jiff::Timestamp;
 
 use crate::action::Action;
+use crate::plan::actions::{self, Builder};
 use crate::plan::age::age;
 use crate::plan::change::{decide, move_leader};
 use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, Draft, Explanation, SHORTLY, actions, drain};
+use crate::plan::{BLIND, Draft, Explanation, SHORTLY, drain};
 use crate::reason::Reason;
-use crate::snapshot::{Cause, Changed, Desired, Ending, Intent, Observed, Pod, Seen, Trouble};
+use crate::snapshot::{
+    Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Seen, Trouble,
+};
 
 /// Number of log entries by which a member may lag and still count as caught up: clients write while the operator
 /// asks the members one after another.
@@ -75,12 +77,8 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
 
 /// Changes the next member, or reports what the change waits for. `busy`: another step is changing the members.
 /// Broken members are still repaired, because that other step may be waiting for them.
-pub(super) fn next(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    view: &View,
-    busy: bool,
-    draft: &mut Draft,
-) {
+pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
+    let (desired, observed, now) = draft.build.inputs();
     let course = versions::course(desired, observed);
     if let Some(why) = &course.refused {
         let text = format!("the version is not changed: {why}");
@@ -92,22 +90,20 @@ pub(super) fn next(
         .filter_map(|member| Some((member, need(desired, &course, member)?)))
         .collect();
     let downgrade = versions::downgrade(&course, observed);
-    stopped(observed, view, now, draft);
+    stopped(view, draft);
     if needs.is_empty() && downgrade != Downgrade::TakeBack {
         return;
     }
-    if repair(observed, &course, &needs, draft) || busy {
+    if repair(&course, &needs, draft) || busy {
         return;
     }
-    if !at_rest(desired, observed, view, draft) {
+    if !at_rest(view, draft) {
         return;
     }
     if requests_downgrade(view, &downgrade, draft) || needs.is_empty() {
         return;
     }
-    if course.direction == Some(UpgradeDirection::Up)
-        && !has_gone_over((observed, now), view, draft)
-    {
+    if course.direction == Some(UpgradeDirection::Up) && !has_gone_over(view, draft) {
         return;
     }
     let by_turn = |(member, _): &&(&MemberState, Need)| {
@@ -119,10 +115,10 @@ pub(super) fn next(
     };
     // The data were compared before the member was removed from the endpoints of the client Service.
     let compared = drain::is_out_since(now, member, COMPARED);
-    if !compared && !holds_the_same(observed, view, draft) {
+    if !compared && !holds_the_same(view, draft) {
         return;
     }
-    if !drain::is_drained(now, view, member, draft) {
+    if !drain::is_drained(view, member, draft) {
         return;
     }
     // Invariant 18: the leader is last and hands over first, preferably to a member that was already changed.
@@ -136,7 +132,7 @@ pub(super) fn next(
     }
     // `stopped` records that the member has recovered, together with the other writes.
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
-        change(observed, member, need, draft);
+        change(member, need, draft);
     }
 }
 
@@ -146,7 +142,8 @@ fn touches(member: &MemberState, need: &Need) -> bool {
 }
 
 /// Stops at a member that was changed and has not recovered, and reports it.
-fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) {
+fn stopped(view: &View, draft: &mut Draft) {
+    let (_, observed, now) = draft.build.inputs();
     for member in view
         .members
         .iter()
@@ -184,12 +181,7 @@ fn stopped(observed: &Observed, view: &View, now: Timestamp, draft: &mut Draft) 
 /// Applies the spec at once to a member that does not serve: this costs no availability, and setting the version back
 /// must reach the broken member first. A member that is down is not upgraded to another minor release, unless its pod
 /// was made for that release.
-fn repair(
-    observed: &Observed,
-    course: &Course,
-    needs: &[(&MemberState, Need)],
-    draft: &mut Draft,
-) -> bool {
+fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) -> bool {
     let mut repaired = false;
     for (member, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
@@ -202,7 +194,7 @@ fn repair(
         let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == version.minor());
         let within = matches!(course.direction, None | Some(UpgradeDirection::Within));
         if touches(member, need) && (within || is_there) {
-            change(observed, member, need, draft);
+            change(member, need, draft);
             repaired = true;
         }
     }
@@ -211,7 +203,8 @@ fn repair(
 
 /// Invariant 18: one member at a time. Every other member must serve, have recovered from its own change and have
 /// caught up, so that the quorum survives the restart (invariant 3).
-fn at_rest(desired: &Desired, observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+fn at_rest(view: &View, draft: &mut Draft) -> bool {
+    let (desired, observed, _) = draft.build.inputs();
     let wait = |what: String, draft: &mut Draft| {
         let text = format!("the next member is changed when {what}");
         draft.wait(Reason::RollWaits, text, BLIND);
@@ -288,7 +281,8 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
 /// release, and only then raises the cluster version (`monitorVersionInterval` in its server). From 3.6 on, the
 /// storage version follows and members report it. Before 3.6, the members must have run for longer than that
 /// interval.
-fn has_gone_over((observed, now): (&Observed, Timestamp), view: &View, draft: &mut Draft) -> bool {
+fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
+    let (_, observed, now) = draft.build.inputs();
     let answers = view.members.iter().filter_map(|member| {
         let status = observed.statuses.get(&member.name)?.known()?;
         Some((member, status, EtcdVersion::parse(&status.version).ok()?))
@@ -334,35 +328,41 @@ fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> 
 
 /// Changes one member. The version is recorded on its volume first, so that after an interruption the member does not
 /// start with another version.
-fn change(observed: &Observed, member: &MemberState, need: &Need, draft: &mut Draft) {
+fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
     let Some(pod) = member.pod else {
         return;
     };
     let (Need::Image(version) | Need::Pod(version, _)) = need;
-    let text = version.to_string();
-    let disk = member.disk.filter(|disk| !disk.terminating);
-    let disk = disk.filter(|disk| disk.version.as_ref() != Some(&text));
-    let noted = disk.map(|disk| actions::note_version(&member.name, &disk.uid, &text));
     let change = match need {
-        Need::Image(_) => {
-            let from = versions::runs(observed, &member.name, pod);
-            draft.say(format!("restart {} with etcd {text}", member.name));
-            change_image(&member.name, pod, (from, version), draft)
-        }
+        Need::Image(_) => change_image((&member.name, pod), version, draft),
         Need::Pod(_, why) => {
             draft.say(format!("recreate the pod of {} ({why})", member.name));
             Ok(actions::delete_pod(&member.name, &pod.uid))
         }
     };
+    with_note((&member.name, member.disk), version, change, draft);
+}
+
+/// Adds the change of a member after the record of its version on its volume.
+fn with_note(
+    (member, disk): (&str, Option<&Disk>),
+    version: &EtcdVersion,
+    change: Result<Action, Explanation>,
+    draft: &mut Draft,
+) {
+    let version = version.to_string();
+    let disk = disk.filter(|disk| !disk.terminating && disk.version.as_ref() != Some(&version));
+    let noted = disk.map(|disk| actions::note_version(member, &disk.uid, &version));
     draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
 }
 
 fn change_image(
-    member: &str,
-    pod: &Pod,
-    (from, to): (Option<EtcdVersion>, &EtcdVersion),
-    draft: &Draft,
+    (member, pod): (&str, &Pod),
+    to: &EtcdVersion,
+    draft: &mut Draft,
 ) -> Result<Action, Explanation> {
+    draft.say(format!("restart {member} with etcd {to}"));
+    let from = versions::runs(draft.build.observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
         // If no container runs, the next start is the one to wait for, whether or not it counts as a restart.
@@ -419,15 +419,12 @@ pub(super) fn outdated(
 
 /// Repairs a bad image while no quorum answers: in a cluster of one or two members, one bad image takes the quorum
 /// away. Setting the version back still reaches that member.
-pub(super) fn in_the_dark(
-    desired: &Desired,
-    observed: &Observed,
-    intent: &Intent,
-    draft: &mut Draft,
-) {
+pub(super) fn in_the_dark<'a>(build: Builder<'a>, intent: &Intent) -> Draft<'a> {
+    let (desired, observed, _) = build.inputs();
+    let mut draft = Draft::new(build);
     let course = versions::course(desired, observed);
     let Some(target) = &course.target else {
-        return;
+        return draft;
     };
     let image = target.image(&desired.repository);
     let fails = |pod: &Pod| matches!(pod.trouble, Some(Trouble::Image(_) | Trouble::Failing(_)));
@@ -442,11 +439,8 @@ pub(super) fn in_the_dark(
         if course.direction == Some(UpgradeDirection::Down) {
             continue;
         }
-        let disk = observed.disks.get(name).filter(|disk| !disk.terminating);
-        let noted = disk.map(|disk| actions::note_version(name, &disk.uid, &target.to_string()));
-        let from = versions::runs(observed, name, pod);
-        draft.say(format!("restart {name} with etcd {target}"));
-        let change = change_image(name, pod, (from, target), draft);
-        draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
+        let change = change_image((name, pod), target, &mut draft);
+        with_note((name, observed.disks.get(name)), target, change, &mut draft);
     }
+    draft
 }

@@ -6,25 +6,25 @@ use std::collections::BTreeSet;
 use etcd::{ClusterId, Members};
 use jiff::Timestamp;
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::member_objects;
 use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, MemberState, View};
-use crate::plan::{Draft, Start, State, actions};
+use crate::plan::{Draft, Start, State};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Intent, Observed, Pod, Role, Seen, Service};
+use crate::snapshot::{Intent, Observed, Pod, Role, Seen, Service};
 
 /// Starts members that were added and do not run. If the list is stale, etcd finds a different list and does not
-/// start. Returns the members that were handled.
-pub(super) fn start_added(
-    desired: &Desired,
-    observed: &Observed,
-    intent: &Intent,
-    cluster_id: ClusterId,
-    draft: &mut Draft,
-) -> BTreeSet<String> {
+/// start. Also returns the members that are handled.
+pub(super) fn start_added<'a>(
+    build: Builder<'a>,
+    (intent, cluster_id): (&Intent, ClusterId),
+) -> (Draft<'a>, BTreeSet<String>) {
+    let (desired, observed, _) = build.inputs();
+    let mut draft = Draft::new(build);
     let mut lists = observed.recovery.local.iter();
     let Some(list) = lists.rfind(|list| list.cluster_id == cluster_id) else {
-        return BTreeSet::new();
+        return (draft, BTreeSet::new());
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
@@ -50,34 +50,33 @@ pub(super) fn start_added(
         };
         if member.data == Data::NeverMade {
             let mark = actions::mark_service(&member.name, service);
-            member_objects::start([mark], &start, draft);
+            member_objects::start([mark], &start, &mut draft);
         } else if !is_second(observed, intent, list, member) {
             continue;
         } else if disk.is_some() {
-            member_objects::start_on_disk(None, &start, draft);
+            member_objects::start_on_disk(None, &start, &mut draft);
         } else {
             // Invariant 6: the process that set the mark may have been suspended since.
-            let mark = member_objects::mark_again(&member.name, service, draft);
-            member_objects::start(mark, &start, draft);
+            let mark = member_objects::mark_again(&member.name, service, &draft);
+            member_objects::start(mark, &start, &mut draft);
         }
         draft.say(format!("start new member {}", member.name));
         started.insert(member.name.clone());
     }
-    started
+    (draft, started)
 }
 
 /// Reports the remedy for an added member whose PVC has lost its volume: without that member the cluster has no
 /// quorum, and no pod can start on that PVC.
-pub(super) fn without_volume(
-    desired: &Desired,
-    observed: &Observed,
-    intent: &Intent,
-    cluster_id: ClusterId,
-    draft: &mut Draft,
-) {
+pub(super) fn without_volume<'a>(
+    build: Builder<'a>,
+    (intent, cluster_id): (&Intent, ClusterId),
+) -> Draft<'a> {
+    let (desired, observed, _) = build.inputs();
+    let mut draft = Draft::new(build);
     let mut lists = observed.recovery.local.iter();
     let Some(list) = lists.rfind(|list| list.cluster_id == cluster_id) else {
-        return;
+        return draft;
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     for member in view.voters().filter(|member| !member.joined()) {
@@ -100,6 +99,7 @@ pub(super) fn without_volume(
             draft.problem(Reason::VolumeLost, text);
         }
     }
+    draft
 }
 
 /// Whether the second member may start without data although its Service is marked, so that a pod of it may have run:

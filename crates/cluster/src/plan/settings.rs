@@ -1,14 +1,16 @@
 //! Parts of the spec that are applied to running pods in place: labels and annotations at once, CPU and memory one
 //! member at a time. `roll` handles changes that need a new pod.
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::conflicts::Earlier;
 use crate::plan::view::{MemberState, View};
-use crate::plan::{Draft, SHORTLY, STEADY, actions, versions};
+use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Observed, Pod};
+use crate::snapshot::Pod;
 
 /// Applies labels and annotations. They restart nothing and have no precondition.
-pub(super) fn metadata(view: &View, draft: &mut Draft) {
+pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
+    let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {
         if let Some(patch) = &pod.difference.metadata {
             draft.say(format!(
@@ -18,16 +20,14 @@ pub(super) fn metadata(view: &View, draft: &mut Draft) {
             draft.add(actions::change_metadata(&member.name, &pod.uid, patch));
         }
     }
+    draft
 }
 
 /// Invariant 26: the version on a volume is that of the pod that has it mounted. During a version change, the volume
 /// is written before the pod.
-pub(super) fn volume_versions(
-    (desired, observed): (&Desired, &Observed),
-    view: &View,
-    draft: &mut Draft,
-) {
-    let target = versions::course(desired, observed).target;
+pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
+    let mut draft = Draft::new(build);
+    let target = versions::course(build.desired, build.observed).target;
     for (member, pod) in staying(view) {
         let disk = member.disk.filter(|disk| !disk.terminating);
         let made_for = versions::made_for(pod);
@@ -41,12 +41,14 @@ pub(super) fn volume_versions(
             draft.add(actions::note_version(&member.name, &disk.uid, &version));
         }
     }
+    draft
 }
 
 /// Resizes CPU and memory. A resize normally restarts nothing, but a limit below the current usage ends the
 /// container. So members are resized one at a time, and only while the quorum would survive such a restart (invariant
 /// 18). A member that does not serve is resized at once: too little memory may be the cause.
-pub(super) fn resources(view: &View, earlier: &Earlier, draft: &mut Draft) {
+pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
+    let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {
         if let Some(resizing) = &pod.difference.resizing {
             let reason = if resizing.deferred {
@@ -71,21 +73,22 @@ pub(super) fn resources(view: &View, earlier: &Earlier, draft: &mut Draft) {
         )
     });
     let Some((member, pod)) = all.first() else {
-        return;
+        return draft;
     };
     // Invariant 24: the quorum may count on a member that follows and does not serve yet. A learner counts if it is
     // promoted in this step.
     let counts = member.serves() || (member.is_joining() && member.votes());
     if (counts || member.is_joining()) && earlier.disturbs_members {
-        return;
+        return draft;
     }
-    if counts && !may_disturb(view, member, draft) {
-        return;
+    if counts && !may_disturb(view, member, &mut draft) {
+        return draft;
     }
     if let Some(patch) = &pod.difference.resources {
         draft.say(format!("change CPU and memory of {}", member.name));
         draft.add(actions::resize_pod(&member.name, &pod.uid, patch));
     }
+    draft
 }
 
 fn may_disturb(view: &View, next: &MemberState, draft: &mut Draft) -> bool {

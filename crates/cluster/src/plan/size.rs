@@ -13,20 +13,20 @@ use crate::plan::quorum::Quorum;
 use crate::plan::versions::VersionRules;
 use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{
-    BLIND, CONNECTED, Draft, SHORTLY, SOON, STEADY, actions, concurrent_join, objects,
+    BLIND, CONNECTED, Draft, NewNames, SHORTLY, SOON, STEADY, actions, concurrent_join, objects,
 };
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Observed};
+use crate::snapshot::Desired;
 
 /// Creates the Services of new members before the members, so that DNS never caches a missing name. The Services are
 /// created while dead members are still being removed, so that no later step waits for them.
 pub(super) fn reserve(
-    desired: &Desired,
-    observed: &Observed,
     view: &View,
     rules: VersionRules,
+    new_names: &mut NewNames,
     draft: &mut Draft,
 ) -> Vec<String> {
+    let (desired, observed, _) = draft.build.inputs();
     let stay = view.staying().count();
     let at_once = if rules.several_learners {
         usize::MAX
@@ -42,7 +42,7 @@ pub(super) fn reserve(
         .cloned()
         .collect();
     for name in reserved.split_off(needed.min(reserved.len())) {
-        member_objects::discard(observed, &name, draft);
+        member_objects::discard(&name, draft);
     }
     if reserved.len() < needed {
         let count = needed - reserved.len();
@@ -50,7 +50,7 @@ pub(super) fn reserve(
         let apart = concurrent_join::begin_apart(view, needed);
         // The Services are independent of each other.
         for _ in 0..count {
-            let member = draft.new_member();
+            let member = new_names.member();
             draft.add(draft.build.create_service(&member, false, apart));
         }
     }
@@ -60,7 +60,6 @@ pub(super) fn reserve(
 /// Whether the replacement joins before the old member is removed. This is so if the remaining voters would survive
 /// no failure, and if only the pod of the old member is to blame. Otherwise larger clusters remove first: a node for
 /// one more member may not exist.
-/// node for one member more.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3
         || view
@@ -71,12 +70,8 @@ pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
 
 /// Removes surplus members: members to be replaced first, then learners, unhealthy voters, the newest. The leader is
 /// removed only if it must be replaced, after it has handed over the leadership.
-pub(super) fn shrink(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    view: &View,
-    draft: &mut Draft,
-) -> bool {
-    let (stay, size) = (view.staying().count(), desired.size);
+pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
+    let (stay, size) = (view.staying().count(), draft.build.desired.size);
     let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
     // A member to be replaced stays until its replacements are voters, and as long as the quorum depends on it.
     let spared = |member: &MemberState| {
@@ -109,8 +104,7 @@ pub(super) fn shrink(
         }
         // Invariant 2: the member that changed last is healthy before the next change.
         let waits = |draft: &mut Draft| {
-            wait_for_voters(observed, view, "the cluster shrinks", draft)
-                || wait_for_connections(view, now, draft)
+            wait_for_voters(view, "the cluster shrinks", draft) || wait_for_connections(view, draft)
         };
         if victim.is_healthy() && waits(draft) {
             return true;
@@ -144,18 +138,12 @@ fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v MemberState<'a>> {
 }
 
 /// Whether a change of the voters must wait for one of the voters.
-pub(super) fn wait_for_voters(
-    observed: &Observed,
-    view: &View,
-    what: &str,
-    draft: &mut Draft,
-) -> bool {
+pub(super) fn wait_for_voters(view: &View, what: &str, draft: &mut Draft) -> bool {
     let healthy = |member: &MemberState| member.is_healthy();
-    wait_for_all(observed, view, &healthy, what, draft)
+    wait_for_all(view, &healthy, what, draft)
 }
 
 fn wait_for_all(
-    observed: &Observed,
     view: &View,
     counts: &dyn Fn(&MemberState) -> bool,
     what: &str,
@@ -164,10 +152,8 @@ fn wait_for_all(
     let Some(member) = view.voters().find(|member| !counts(member)) else {
         return false;
     };
-    let starts = observed
-        .pods
-        .get(&member.name)
-        .is_some_and(|pod| pod.running);
+    let pod = draft.build.observed.pods.get(&member.name);
+    let starts = pod.is_some_and(|pod| pod.running);
     let delay = if starts { SHORTLY } else { STEADY };
     draft.wait(
         Reason::VoterNotHealthy,
@@ -178,7 +164,8 @@ fn wait_for_all(
 }
 
 /// Waits as long as etcd's rule of five seconds would refuse the change. A single voter is connected to itself.
-pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draft) -> bool {
+pub(super) fn wait_for_connections(view: &View, draft: &mut Draft) -> bool {
+    let now = draft.build.now;
     if view.voters().count() == 1 {
         return false;
     }
@@ -200,11 +187,8 @@ pub(super) fn wait_for_connections(view: &View, now: Timestamp, draft: &mut Draf
 }
 
 /// Invariant 4: promotes learners that have caught up, one at a time (invariant 2).
-pub(super) fn promote(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    view: &View,
-    draft: &mut Draft,
-) -> bool {
+pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
+    let (desired, observed, now) = draft.build.inputs();
     let newest = |member: &&MemberState| {
         observed
             .statuses
@@ -263,7 +247,7 @@ pub(super) fn promote(
     // Invariants 2 and 24.
     let takes_part = |member: &MemberState| joining::takes_part(member, committed);
     let what = format!("{} becomes a voter", member.name);
-    if wait_for_all(observed, view, &takes_part, &what, draft) {
+    if wait_for_all(view, &takes_part, &what, draft) {
         return false;
     }
     let voters = view
@@ -298,12 +282,12 @@ fn wait_for_start(member: &MemberState, now: Timestamp, draft: &mut Draft) {
 
 /// Adds members that are missing. Invariant 4: they join as learners if the version of etcd has learners.
 pub(super) fn grow(
-    (desired, now): (&Desired, Timestamp),
     view: &View,
     rules: VersionRules,
     reserved: &[String],
     draft: &mut Draft,
 ) -> bool {
+    let desired = draft.build.desired;
     let there = if comes_first(desired, view) {
         view.staying().count()
     } else {
@@ -332,7 +316,7 @@ pub(super) fn grow(
         );
         return true;
     }
-    if wait_for_connections(view, now, draft) {
+    if wait_for_connections(view, draft) {
         return true;
     }
     let joining = |member: &&MemberState| {

@@ -7,25 +7,30 @@
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::change::decide;
 use crate::plan::conflicts::Earlier;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, actions, joining};
+use crate::plan::{BLIND, Draft, SHORTLY, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsMode, TlsRollout};
 
 /// Records the TLS settings with which members start, and takes the next step of a switch.
-pub(super) fn settle(
-    observed: &Observed,
+pub(super) fn settle<'a>(
+    build: Builder<'a>,
     intent: &Intent,
     view: &View,
     earlier: &Earlier,
-    draft: &mut Draft,
-) {
-    let Some(rollout) = &observed.tls_rollout else {
-        return;
-    };
+) -> Draft<'a> {
+    let mut draft = Draft::new(build);
+    if let Some(rollout) = &build.observed.tls_rollout {
+        step(rollout, intent, view, earlier, &mut draft);
+    }
+    draft
+}
+
+fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, draft: &mut Draft) {
     if !rollout.recorded {
         record(intent, rollout.at.as_ref(), draft);
         return;
@@ -45,7 +50,7 @@ pub(super) fn settle(
         }
         return;
     }
-    if let Some(why) = unsettled(observed, rollout, view) {
+    if let Some(why) = unsettled(draft.build.observed, rollout, view) {
         let text = format!("the next stage of the TLS change starts when {why}");
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;

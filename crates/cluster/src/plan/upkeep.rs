@@ -10,15 +10,16 @@ mod schedule;
 
 use api::cluster::{DefragmentationCause as Cause, DefragmentationStatus, MemberDefragmentation};
 use etcd::{AlarmKind, Status};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::plan::actions::{self, Builder};
 use crate::plan::change::decide_leader;
 use crate::plan::conflicts::Earlier;
 use crate::plan::view::{Health, MemberState, View};
-use crate::plan::{BLIND, Draft, SHORTLY, actions, drain};
+use crate::plan::{BLIND, Draft, SHORTLY, drain};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Observed, Pod, Seen};
+use crate::snapshot::{Pod, Seen};
 use crate::upkeep::Call;
 
 pub(super) use alarms::corrupt_members;
@@ -45,27 +46,26 @@ const SILENCE: SignedDuration = SignedDuration::from_mins(10);
 /// Minimum interval between runs that are started by the share of free bytes.
 const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
-type Situation<'a> = (&'a Desired, &'a Observed, Timestamp);
-
 /// Plans the maintenance of the databases, after all other phases.
-pub(super) fn keep_up(situation: Situation, view: &View, earlier: &Earlier, draft: &mut Draft) {
-    let (_, observed, _) = situation;
-    let disarms = report_corrupt_members(observed, view, draft);
+pub(super) fn keep_up<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
+    let mut draft = Draft::new(build);
+    let disarms = report_corrupt_members(view, &mut draft);
     let is_idle = earlier.is_idle && !disarms;
     let run = Run {
-        situation,
+        build,
         view,
         is_idle,
     };
-    match observed.upkeep.open_run() {
-        Some(record) => run.go_on(record, draft),
-        None => run.begin(draft),
+    match build.observed.upkeep.open_run() {
+        Some(record) => run.go_on(record, &mut draft),
+        None => run.begin(&mut draft),
     }
-    run.report_full_database(draft);
+    run.report_full_database(&mut draft);
+    draft
 }
 
 struct Run<'a> {
-    situation: Situation<'a>,
+    build: Builder<'a>,
     view: &'a View<'a>,
     /// Nothing else is sent.
     is_idle: bool,
@@ -74,7 +74,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// The status of each voter; `None` if any voter does not answer.
     fn databases(&self) -> Option<Vec<(&MemberState<'_>, &Status)>> {
-        let (_, observed, _) = self.situation;
+        let observed = self.build.observed;
         let voters = self.view.voters();
         voters
             .map(|member| {
@@ -85,22 +85,22 @@ impl Run<'_> {
     }
 
     fn is_full(&self) -> bool {
-        let (_, observed, _) = self.situation;
+        let observed = self.build.observed;
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
     /// A tenth of the quota: less does not count as free space.
     fn room(&self) -> i64 {
-        (self.situation.0.upkeep.quota / 10).max(1)
+        (self.build.desired.upkeep.quota / 10).max(1)
     }
 
     fn roomy(&self, size: i64) -> bool {
-        size <= self.situation.0.upkeep.quota - self.room()
+        size <= self.build.desired.upkeep.quota - self.room()
     }
 
     /// Starts a run, or disarms an alarm, while no run is in progress.
     fn begin(&self, draft: &mut Draft) {
-        let (desired, observed, now) = self.situation;
+        let (desired, observed, now) = self.build.inputs();
         let Some(databases) = self.databases() else {
             return;
         };
@@ -149,7 +149,7 @@ impl Run<'_> {
     /// The limit of repetition: a run starts if it would free space, or if there is history to compact that the last
     /// run did not compact. After a run without effect, the next one is delayed.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
-        let (desired, observed, now) = self.situation;
+        let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();
         let compacted = last.and_then(|last| last.compacted_revision);
         let last = last.filter(|last| last.cause == Cause::NoSpace);
@@ -200,7 +200,7 @@ impl Run<'_> {
 
     /// Whether nothing else is changing and every member is healthy. Reports the reason if not.
     fn is_quiet(&self, draft: &mut Draft) -> bool {
-        let (_, observed, _) = self.situation;
+        let observed = self.build.observed;
         let waits = |draft: &mut Draft, text: String| {
             draft.wait(Reason::DefragmentationWaits, text, BLIND);
             false
@@ -226,7 +226,7 @@ impl Run<'_> {
         if !self.is_quiet(draft) {
             return;
         }
-        let (_, observed, now) = self.situation;
+        let (_, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();
         let compacted = last.and_then(|last| last.compacted_revision);
         let compact = compact_to.map(|revision| {
@@ -247,7 +247,7 @@ impl Run<'_> {
 
     /// Whether defragmenting a member is worthwhile.
     fn is_worth_it(&self, cause: &Cause, status: &Status) -> bool {
-        let (desired, _, _) = self.situation;
+        let desired = self.build.desired;
         let free = status.db_size - status.db_size_in_use;
         match cause {
             Cause::NoSpace => free >= self.room() / 2,
@@ -282,7 +282,7 @@ impl Run<'_> {
         last: &MemberDefragmentation,
         draft: &mut Draft,
     ) {
-        let (_, observed, now) = self.situation;
+        let (_, observed, now) = self.build.inputs();
         let member = self
             .view
             .members
@@ -320,7 +320,7 @@ impl Run<'_> {
                 draft.add(draft.build.record_defragmentation(&record));
                 return;
             }
-            (None, Some(member)) if !drain::is_drained(now, self.view, member, draft) => return,
+            (None, Some(member)) if !drain::is_drained(self.view, member, draft) => return,
             // A former process sent the call, or no call was sent yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
@@ -346,7 +346,7 @@ impl Run<'_> {
     }
 
     fn record_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
-        let (_, _, now) = self.situation;
+        let now = self.build.now;
         let Some(databases) = self.databases() else {
             // Reports the reason.
             self.is_quiet(draft);
@@ -404,7 +404,7 @@ impl Run<'_> {
     }
 
     fn finish(&self, record: &DefragmentationStatus, draft: &mut Draft) {
-        let (_, _, now) = self.situation;
+        let now = self.build.now;
         let mut record = record.clone();
         record.completion_time = Some(Time(now));
         draft.say("record the end of the defragmentation");

@@ -59,6 +59,7 @@ impl ClusterOperator {
         };
         let effective = Effective::of(&objects, jiff::Timestamp::now());
         let mut snapshot = objects.snapshot(effective);
+        snapshot.limit_join(self.joins.of(&namespace));
         let seen = (&self.operators, policy?);
         observe::access::complete(&self.client, seen, &mut snapshot).await;
         Ok(Some(snapshot))

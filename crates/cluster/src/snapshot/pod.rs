@@ -44,8 +44,6 @@ pub struct Pod {
     pub terminating: bool,
     /// The pod ended permanently (evicted, node lost) and does not run again.
     pub failed: bool,
-    /// The operator asked the kubelet to sync the pod again.
-    pub retry_requested: bool,
     /// The pod has an IP address. Its etcd may answer before the kubelet reports the container as running, because the
     /// kubelet checks once a second.
     pub addressed: bool,

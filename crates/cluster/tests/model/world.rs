@@ -60,8 +60,6 @@ pub(crate) struct WorldPod {
     pub(crate) starts_in: u8,
     /// The settings from which it was made.
     pub(crate) settings: u8,
-    /// The operator asked its kubelet to sync again.
-    pub(crate) retry_requested: bool,
     /// The pod ended permanently and never restarts.
     pub(crate) ended: bool,
     /// Another operator created it, or it is an external machine.

@@ -82,8 +82,11 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // etcd's users, the NetworkPolicy and a container's resources are not part of the model.
-            Write::Access(_) | Write::ResizePod { .. } => Answer::Done(None),
+            // Not part of the model: etcd's users, the NetworkPolicy, and the labels, annotations and resources of the
+            // spec.
+            Write::Access(_) | Write::ResizePod { .. } | Write::PatchMetadata { .. } => {
+                Answer::Done(None)
+            }
             Write::Certificate(write) => self.write_certificate(write),
             Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
@@ -106,13 +109,6 @@ impl World {
             Write::DeletePod { member, uid } => self.delete_pod(member, uid),
             Write::PatchImage { .. } | Write::SettleImage { .. } | Write::NoteVersion { .. } => {
                 self.change_version(write)
-            }
-            Write::PatchMetadata { member, uid, .. } => {
-                let pod = self.pods.get_mut(member);
-                if let Some(pod) = pod.filter(|pod| pod.uid.to_string() == *uid) {
-                    pod.retry_requested = true;
-                }
-                Answer::Done(None)
             }
             Write::LabelPod(label) => {
                 let pod = self.pods.get_mut(&label.member);
@@ -325,7 +321,6 @@ impl World {
             created: self.now,
             starts_in: u8::try_from(uid * 7 % slow).unwrap(),
             settings: self.wishes.settings,
-            retry_requested: false,
         }
     }
 

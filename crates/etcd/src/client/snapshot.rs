@@ -37,7 +37,8 @@ impl EtcdClient {
             let read = read.saturating_add(chunk.len() as u64);
             if read > limit {
                 return Err(Error::Other(format!(
-                    "{}: the snapshot has more than {limit} bytes: check that the endpoint is an etcd member",
+                    "{}: the snapshot has more than {limit} bytes, the limit of the backup operator: check that the endpoint is \
+                     an etcd member",
                     source.endpoint
                 )));
             }

@@ -3,7 +3,7 @@
 use api::names::{CONTAINER_ETCD, LABEL_CLUSTER};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
-use member::{Contents, FETCH, Report};
+use member::{Contents, FETCH, Report, is_image_failure};
 use store::progress::Moved;
 
 use crate::reason::{Reason, Trouble};
@@ -111,10 +111,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
     if let Some(waiting) = &state.waiting {
         let reason = waiting.reason.as_deref().unwrap_or_default();
         let message = waiting.message.as_deref().unwrap_or_default();
-        if matches!(
-            reason,
-            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"
-        ) {
+        if is_image_failure(reason) {
             let text = format!(
                 "the image {} of the seed's pod cannot be pulled: {message}",
                 status.image

@@ -1,6 +1,11 @@
 //! The time that counts for the deadline of a backup.
 
+use member::OperatorImage;
+use runtime::endpoints::EndpointRule;
+
 use super::*;
+use crate::plan::Job;
+use crate::snapshot::{Endpoint, EndpointReach, Inputs, Site, Source};
 
 fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
@@ -24,7 +29,7 @@ fn queue_time_does_not_count_for_deadline() {
     assert_eq!(plan(&backup, &running, at(5059)).action, Action::Nothing);
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
-    assert!(matches!(overdue.verdict, Verdict::Failed(_)));
+    assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
     // The queue time also counts between two attempts.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
@@ -59,7 +64,10 @@ fn operator_downtime_does_not_count_for_deadline() {
         since: Some(at(-3600)),
         ..known(Work::Idle, Destination::NotRead)
     };
-    assert_eq!(need(&backup, &older, at(61)), Need::Nothing);
+    assert!(matches!(
+        plan(&backup, &older, at(61)).verdict,
+        Verdict::Failed(_)
+    ));
 }
 
 /// A start that a clock recorded ten days ahead does not extend the deadline by ten days.
@@ -85,4 +93,69 @@ fn start_in_future_does_not_extend_deadline() {
     // A clock that is correct again counts normally.
     assert_eq!(step(-ahead, 59), Action::Nothing);
     assert_eq!(step(-ahead, 60), Action::AbandonTransfer);
+}
+
+/// The operator ended while the pod was pending, for example because its volume was deleted. The next process cannot read
+/// its inputs, so it has no worker for the pod.
+#[test]
+fn failure_deletes_pending_pod_of_ended_operator() {
+    let in_pod = |object: &mut Value| {
+        object["spec"]["storageType"] = json!("PVC");
+        object["spec"]["s3"] = Value::Null;
+        object["spec"]["pvc"] = json!({ "claimName": "backups", "path": "key" });
+        object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 });
+    };
+    let backup = begun(in_pod);
+    let started = Snapshot {
+        inputs: Inputs::Transfer {
+            site: Site::Volume {
+                claim: "backups".to_owned(),
+                path: "key".to_owned(),
+                image: OperatorImage {
+                    image: "operator:1".to_owned(),
+                    pull_policy: None,
+                },
+            },
+            leftover: None,
+            source: Source::Endpoints(vec![Endpoint {
+                url: "http://c:2379".to_owned(),
+                reach: EndpointReach::Direct,
+            }]),
+            rule: EndpointRule::default(),
+        },
+        ..known(Work::Idle, Destination::Free)
+    };
+    let Some(Job::InPod { pod, .. }) = plan(&backup, &started, at(1)).job else {
+        panic!("no pod")
+    };
+    let left = Some(Job::LeftPod {
+        name: pod.metadata.name.unwrap(),
+    });
+    let unknown = known(Work::Idle, Destination::Unknown(refused()));
+    assert_eq!(plan(&backup, &unknown, at(59)).job, None);
+    let failed = plan(&backup, &unknown, at(60));
+    assert!(matches!(failed.verdict, Verdict::Failed(_)), "{failed:?}");
+    assert_eq!(failed.job, left);
+    // The worker of this process deletes its pod itself.
+    let running = known(Work::Running(Moved::default()), Destination::NotRead);
+    assert_eq!(plan(&backup, &running, at(60)).job, None);
+    // A changed or rejected spec also ends the start.
+    let mut changed = backup.clone();
+    changed.metadata.generation = Some(2);
+    let restarted = plan(&changed, &Snapshot::default(), at(1));
+    assert_eq!(
+        (restarted.action, &restarted.job),
+        (Action::RecordIntent, &left)
+    );
+    changed.spec.etcd_endpoints.clear();
+    let rejected = plan(&changed, &Snapshot::default(), at(1));
+    assert!(matches!(rejected.verdict, Verdict::Refused(_)));
+    assert_eq!(rejected.job, left);
+    // After the end is recorded, nothing is left to delete.
+    let ended = after(backup, &failed, at(60));
+    assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
+    // A start in a bucket has no pod.
+    let in_bucket = plan(&limited(), &unknown, at(60));
+    assert!(matches!(in_bucket.verdict, Verdict::Failed(_)));
+    assert_eq!(in_bucket.job, None);
 }

@@ -158,7 +158,7 @@ impl World {
         };
         let missing = || Trouble::new(Reason::SecretMissing, "missing");
         match need(&observed, &snapshot, self.now) {
-            Need::Nothing => {}
+            Need::Nothing | Need::Clock => {}
             Need::Destination if fault == Fault::InputMissing => {
                 snapshot.destination = Destination::Unknown(missing());
             }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::patches::merge;
 use super::{Builder, Event, action};
 use crate::action::{Action, Kind, Object, Patch, Request, StartPart};
+use crate::diff;
 use crate::reason::Reason;
 use crate::snapshot::Service;
 
@@ -24,8 +25,6 @@ impl Builder<'_> {
 
     /// Applies the client Service. `open`: it has endpoints for clients.
     pub(crate) fn apply_client_service(&self, open: bool) -> Action {
-        let mut members = self.members();
-        members.cluster_id = open.then_some("");
         let (reason, text) = if open {
             (
                 Reason::ClientServiceOpened,
@@ -41,7 +40,7 @@ impl Builder<'_> {
             "before-apply-client",
             Some((reason, "Apply")),
             text,
-            member::client_service(&members),
+            diff::client_service(&self.members(), open),
         )
     }
 

@@ -15,7 +15,7 @@ impl Keeper<'_> {
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
         let told = told.is_some() && told == self.certificates.notification(member).as_ref();
-        // The pod carries only a digest of its CAs, as earlier releases wrote it.
+        // The annotation with the CAs was deleted, and the digest of the CAs remains.
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());

@@ -12,10 +12,11 @@ use api::cluster::RecoveryPhase;
 
 use crate::plan::evidence::Evidence;
 use crate::plan::{Draft, actions};
-use crate::snapshot::{Observed, Pod};
+use crate::snapshot::Pod;
 
 /// Deletes the pod of the seed. Returns `true` if this plan deletes it.
-pub(super) fn stop(observed: &Observed, evidence: &Evidence, draft: &mut Draft) -> bool {
+pub(super) fn stop(evidence: &Evidence, draft: &mut Draft) -> bool {
+    let observed = draft.build.observed;
     let record = observed.recovery.record.as_ref();
     let Some(record) = record.filter(|record| record.phase == RecoveryPhase::Cancelled) else {
         return false;

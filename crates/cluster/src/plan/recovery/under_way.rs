@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 
 use api::cluster::{RecoveryPhase, RecoveryStatus};
 use etcd::ClusterId;
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{cancel, write};
@@ -16,15 +15,11 @@ use crate::plan::versions::current_version;
 use crate::plan::view::{self, Data};
 use crate::plan::{BLIND, Draft, SHORTLY, Start, State, actions, ended};
 use crate::reason::Reason;
-use crate::snapshot::{Desired, Intent, Kept, Observed, Pod, Role, Seen};
+use crate::snapshot::{Intent, Kept, Observed, Pod, Role, Seen};
 
 /// Creates the seed, and records the new cluster when the seed answers.
-pub(super) fn go_on(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    evidence: &Evidence,
-    record: &RecoveryStatus,
-    draft: &mut Draft,
-) {
+pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) {
+    let observed = draft.build.observed;
     let RecoveryStatus {
         survivor,
         revision,
@@ -45,7 +40,7 @@ pub(super) fn go_on(
             let alone = matches!(&answer.list.members[..], [one] if one.name == *member);
             let one = alone && answer.status.leader.is_some();
             if one && id.to_string() != *from_cluster_id && serves >= *revision {
-                complete(record, (id, serves), now, draft);
+                complete(record, (id, serves), draft);
                 return;
             }
             let text = format!(
@@ -59,17 +54,17 @@ pub(super) fn go_on(
         }
         Some(Seen::Known(_) | Seen::Unknown(_)) | None => {}
     }
-    if give_up((desired, observed, now), evidence, record, draft) {
+    if give_up(evidence, record, draft) {
         return;
     }
     // Invariant 9: nothing of this seed is deleted, because it may soon hold the last copy. Another seed is created.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before it was recorded");
-        abandon((observed, now), record, &why, draft);
+        abandon(record, &why, draft);
         return;
     }
-    start(desired, observed, record, draft);
+    start(record, draft);
     let pod = observed.pods.get(member);
     let why = pod
         .and_then(|pod| pod.trouble.as_ref())
@@ -94,12 +89,8 @@ fn keeps_data(observed: &Observed, member: &str) -> bool {
 
 /// Handles a survivor that is lost, or has been silent for long, before the seed has its data: selects another
 /// survivor. Without another survivor the seed may hold the last copy, and the operator waits for it.
-fn give_up(
-    (desired, observed, now): (&Desired, &Observed, Timestamp),
-    evidence: &Evidence,
-    record: &RecoveryStatus,
-    draft: &mut Draft,
-) -> bool {
+fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> bool {
+    let (desired, observed, now) = draft.build.inputs();
     let survivor = evidence
         .members
         .iter()
@@ -130,17 +121,13 @@ fn give_up(
         "{} was lost, or did not answer, before its data was copied",
         record.survivor
     );
-    abandon((observed, now), record, &why, draft);
+    abandon(record, &why, draft);
     true
 }
 
 /// Cancels this attempt. The next recovery starts with a seed of another name.
-fn abandon(
-    (observed, now): (&Observed, Timestamp),
-    record: &RecoveryStatus,
-    why: &str,
-    draft: &mut Draft,
-) {
+fn abandon(record: &RecoveryStatus, why: &str, draft: &mut Draft) {
+    let (_, observed, now) = draft.build.inputs();
     let mut given_up = record.clone();
     cancel(&mut given_up, why, now);
     draft.say(format!("cancel the recovery: {why}"));
@@ -148,7 +135,8 @@ fn abandon(
     write(Some(&given_up), stale, draft);
 }
 
-fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft: &mut Draft) {
+fn start(record: &RecoveryStatus, draft: &mut Draft) {
+    let (desired, observed, _) = draft.build.inputs();
     let name = &record.member;
     let start = Start {
         member: name.clone(),
@@ -191,12 +179,7 @@ fn start(desired: &Desired, observed: &Observed, record: &RecoveryStatus, draft:
 }
 
 /// The seed serves the survivor's data: records the new cluster and the end of the old one in one write.
-fn complete(
-    record: &RecoveryStatus,
-    (id, serves): (ClusterId, i64),
-    now: Timestamp,
-    draft: &mut Draft,
-) {
+fn complete(record: &RecoveryStatus, (id, serves): (ClusterId, i64), draft: &mut Draft) {
     let RecoveryStatus {
         survivor,
         revision,
@@ -222,7 +205,7 @@ fn complete(
     let recovery = RecoveryStatus {
         phase: RecoveryPhase::Complete,
         to_cluster_id: Some(id.to_string()),
-        completion_time: Some(Time(now)),
+        completion_time: Some(Time(draft.build.now)),
         message: Some(message),
         ..record.clone()
     };

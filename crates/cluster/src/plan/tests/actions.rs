@@ -4,10 +4,10 @@ use kube::ResourceExt;
 use member::{OperatorImage, ResourcesPatch};
 use serde_json::{Value, json};
 
-use crate::action::{Action, EtcdCall, Object, Patch, Request};
+use crate::action::{Action, Change, EtcdCall, Object, Patch, Request};
 use crate::plan::tests::scene::{CLUSTER, Scene, creates_pod};
 use crate::plan::tests::under_way::under_way;
-use crate::plan::{Label, Start, State, actions};
+use crate::plan::{Draft, Label, SHORTLY, Start, State, actions};
 use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
 
@@ -46,6 +46,27 @@ fn same_observation_and_names_give_same_plan() {
     ] {
         assert_eq!(scene.built(), scene.built());
     }
+}
+
+/// Phases do not see each other's actions, so each of two phases may return a change.
+#[test]
+fn invariant_2_only_change_of_earlier_phase_counts() {
+    let scene = three();
+    let phase = |member: &str| {
+        let mut phase = Draft::new(scene.build());
+        phase.change = Some(Change {
+            chain: vec![scene.build().add_member(member, true)],
+            via: vec!["a".to_owned()],
+            planned_from: scene.observed.members.known().unwrap().clone(),
+        });
+        phase.problem(Reason::InvalidSpec, "reported by both");
+        phase.requeue = SHORTLY;
+        phase
+    };
+    let mut plan = phase("d");
+    plan.join(phase("e"));
+    assert_eq!(plan.change, phase("d").change);
+    assert_eq!((plan.problems.len(), plan.requeue), (1, SHORTLY));
 }
 
 /// Without the operator's image, the seed of a recovery cannot start. The plan therefore marks no Service for it

@@ -1,6 +1,8 @@
 //! Clusters that other software created: the operator adopts their pods, or a new EtcdCluster joins them.
 
 use etcd::{ClusterId, Members};
+use runtime::Scope;
+use runtime::endpoints::EndpointGrants;
 
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
 use crate::plan::tests::writes::Write;
@@ -257,6 +259,89 @@ fn adds_no_member_while_peer_tls_settings_differ() {
     // A member that is already in etcd's list continues with different settings.
     let late = says(with_tls(joined(&["a"])), PLAIN);
     assert!(late.plan().problems.is_empty());
+}
+
+/// The administrator's grants for namespace `team-b` of a cluster-wide release.
+fn granted(mut scene: Scene, grants: &[&str]) -> Scene {
+    let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
+    let by = crate::app::JOINS;
+    let grants = EndpointGrants::new(&Scope::Cluster, "operators", by, grants);
+    scene.observed.join_rule = grants.of("team-b");
+    scene
+}
+
+/// The external members advertise these URLs.
+fn advertising(mut scene: Scene, host: &str) -> Scene {
+    if let Seen::Known(list) = &mut scene.observed.members {
+        let theirs = list
+            .members
+            .iter_mut()
+            .filter(|it| "xyz".contains(&it.name));
+        theirs.for_each(|it| it.client_urls = vec![format!("http://{}.{host}:2379", it.name)]);
+    }
+    scene
+}
+
+/// Invariant 28.
+#[test]
+fn tenant_join_without_grant_records_nothing() {
+    let cases: [(&[&str], &str); 4] = [
+        (&[], "ns.svc"),
+        (&["team-a=*"], "ns.svc"),
+        (&["team-b=x:2380"], "ns.svc"),
+        // The annotation is granted, but the answer names a member elsewhere.
+        (&["team-b=x", "team-b=*.ns.svc"], "team-a.svc"),
+    ];
+    for (grants, theirs) in cases {
+        let scene = granted(advertising(joins(), theirs), grants);
+        assert!(scene.writes().is_empty() && !begins(&scene), "{grants:?}");
+        let problems = scene.plan().problems;
+        assert_eq!(problems[0].reason, Reason::JoinRefused);
+        for part in [
+            "etcd.database.coreos.com/join",
+            "--join=team-b=",
+            "clusters.join",
+        ] {
+            let text = &problems[0].message;
+            let redirected = theirs == "team-a.svc" && part.starts_with("etcd.");
+            assert!(text.contains(part) || redirected, "{text}");
+        }
+    }
+    let scene = granted(
+        advertising(joins(), "ns.svc"),
+        &["team-b=x", "team-b=*.ns.svc"],
+    );
+    assert!(recorded(&scene).is_some());
+}
+
+/// Invariant 28: also if the grant was withdrawn after the join began. Own members continue.
+#[test]
+fn withdrawn_grant_stops_changes_of_members() {
+    let all = ["team-b=x", "team-b=*.ns.svc"];
+    let began = || advertising(joined(&[]).reserved("a"), "ns.svc");
+    assert!(!granted(began(), &all).changes().is_empty());
+    assert_eq!(granted(began(), &[]).changes(), []);
+    let ends = || advertising(joined(&["a", "b", "c"]).leader("a"), "ns.svc");
+    assert_eq!(granted(ends(), &all).changes(), [scene::remove("x")]);
+    assert_eq!(granted(ends(), &[]).changes(), []);
+    let lost = advertising(joined(&["a", "b", "c"]).durable(), "ns.svc").without_pod("b");
+    let lost = granted(lost, &[]);
+    assert_eq!(lost.plan().problems[0].reason, Reason::JoinRefused);
+    let writes = lost.writes();
+    assert!(
+        writes.iter().any(|write| scene::makes_pod(write, "b")),
+        "{writes:?}"
+    );
+}
+
+/// Invariant 28: an annotation that has no effect is not refused.
+#[test]
+fn annotation_without_effect_needs_no_grant() {
+    let mut moved = granted(Scene::formed(&["a", "b", "c"]), &[]);
+    moved.observed.join = vec!["http://x:2379".into()];
+    assert!(moved.plan().problems.is_empty(), "began here");
+    moved.observed.intent.as_mut().unwrap().members.clear();
+    assert!(moved.plan().problems.is_empty(), "no external member");
 }
 
 /// Invariant 16.

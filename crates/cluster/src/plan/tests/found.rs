@@ -61,6 +61,30 @@ fn opens_client_service_once_all_objects_carry_cluster_id() {
     );
 }
 
+/// Invariant 6: after the loss of the status, the remains of an abandoned bootstrap do not show which members have run.
+#[test]
+fn incomplete_remains_do_not_restart_bootstrap() {
+    let recorded = |scene: &Scene| {
+        let record = |write| match write {
+            Write::RecordIntent { intent, .. } => Some(intent.token),
+            _ => None,
+        };
+        scene.writes().into_iter().find_map(record)
+    };
+    let mut remains = Scene::nothing(3).durable().with_disk("a");
+    let disk = remains.observed.disks.get_mut("a").unwrap();
+    disk.initial = ["a", "b", "c"].map(String::from).into();
+    assert_eq!(recorded(&remains).as_deref(), Some("new"));
+    let part = remains.clone().reserved("b");
+    assert_eq!(recorded(&part).as_deref(), Some("new"));
+    let all = remains.clone().reserved("b").reserved("c");
+    assert_eq!(recorded(&all).as_deref(), Some("token"));
+    // An object with the cluster ID proves that the cluster has formed.
+    let disk = remains.observed.disks.get_mut("a").unwrap();
+    disk.cluster_id = Some(CLUSTER);
+    assert_eq!(recorded(&remains).as_deref(), Some("token"));
+}
+
 /// Before the cluster has formed, no write was acknowledged. The operator may therefore abandon the bootstrap, and does
 /// not wait for members that may never return.
 #[test]

@@ -45,7 +45,8 @@ fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
 }
 
 /// Reports members that etcd marks as corrupt, and the planned action. Returns whether an alarm is disarmed.
-pub(super) fn report_corrupt_members(observed: &Observed, view: &View, draft: &mut Draft) -> bool {
+pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
+    let observed = draft.build.observed;
     let mut named = Vec::new();
     let mut disarms = false;
     for id in corrupt(observed) {
@@ -90,12 +91,13 @@ pub(super) fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut
 impl Run<'_> {
     /// Reports a full database as long as the alarm is raised, whatever action is in progress.
     pub(super) fn report_full_database(&self, draft: &mut Draft) {
-        let (desired, observed, _) = self.situation;
+        let (desired, observed, _) = self.build.inputs();
         if !self.is_full() {
             return;
         }
         let quota = u64::try_from(desired.upkeep.quota).unwrap_or_default();
-        let busy = observed.upkeep.open_run().is_some() || !draft.chains.is_empty();
+        let busy =
+            observed.upkeep.open_run().is_some() || !self.is_idle || !draft.chains.is_empty();
         let waits = draft
             .waiting_for
             .iter()

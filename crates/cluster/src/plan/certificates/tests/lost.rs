@@ -356,9 +356,9 @@ fn foreign_authority_restarts_no_member() {
     );
 }
 
-/// The pod of a release that recorded only a digest of its authorities.
+/// Only the digest of the authorities remains on the pods.
 #[test]
-fn annotates_pods_of_older_releases_with_their_authorities() {
+fn restores_deleted_annotation_with_authorities() {
     let mut story = Story::formed(true);
     for noted in story.certificates().pods.values_mut() {
         noted.authorities = None;

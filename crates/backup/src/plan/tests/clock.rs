@@ -1,0 +1,92 @@
+//! Removals while the clocks of the operator and of the API server differ.
+
+use super::*;
+
+fn compared(hours: i64) -> Snapshot {
+    Snapshot {
+        clock_difference: Some(SignedDuration::from_hours(hours)),
+        ..Snapshot::default()
+    }
+}
+
+/// An EtcdBackup that is complete at second 5 and expires 60 seconds later.
+fn expiring() -> EtcdBackup {
+    let backup = begun(|backup| {
+        backup["metadata"]["finalizers"] = json!(["etcd.database.coreos.com/stored-backups"]);
+        backup["spec"]["deletionPolicy"] = json!("Delete");
+        backup["spec"]["ttlSecondsAfterFinished"] = json!(60);
+    });
+    let ended = known(Work::Ended(Ok(stored())), Destination::NotRead);
+    let plan = plan(&backup, &ended, at(5));
+    assert_eq!(plan.verdict, Verdict::Succeeded(stored()));
+    after(backup, &plan, at(5))
+}
+
+/// Invariant 9: the stored backups are deleted together with the object.
+#[test]
+fn clock_ahead_expiry_keeps_stored_backups() {
+    let backup = expiring();
+    assert_eq!(need(&backup, &Snapshot::default(), at(64)), Need::Nothing);
+    assert_eq!(need(&backup, &Snapshot::default(), at(66)), Need::Clock);
+    // Without an answer nothing is deleted.
+    let unread = Snapshot {
+        obstacle: Some(Trouble::new(Reason::StepFailed, "no answer")),
+        ..Snapshot::default()
+    };
+    for (snapshot, reason) in [
+        (compared(-2), Some(Reason::ClocksDiffer)),
+        (compared(2), Some(Reason::ClocksDiffer)),
+        (unread, Some(Reason::StepFailed)),
+        (Snapshot::default(), None),
+    ] {
+        let plan = plan(&backup, &snapshot, at(66));
+        assert_eq!(plan.action, Action::Nothing, "{snapshot:?}");
+        let reported = after(backup.clone(), &plan, at(66)).status.unwrap();
+        let applied = find(&reported.conditions, &ConditionType::RetentionApplied);
+        assert_eq!(
+            applied.map(|applied| applied.reason.as_str()),
+            reason.map(Reason::as_str)
+        );
+        assert!(is_true(&reported.conditions, &ConditionType::Complete));
+    }
+    // The expiry passes by both clocks.
+    let behind = Snapshot {
+        clock_difference: Some(SignedDuration::from_secs(-30)),
+        ..Snapshot::default()
+    };
+    assert_eq!(plan(&backup, &behind, at(66)).action, Action::Nothing);
+    assert_eq!(plan(&backup, &behind, at(95)).action, Action::DeleteBackup);
+    assert_eq!(
+        plan(&backup, &compared(0), at(66)).action,
+        Action::DeleteBackup
+    );
+}
+
+#[test]
+fn expiry_without_stored_backups_needs_no_second_clock() {
+    let mut backup = expiring();
+    backup.spec.deletion_policy = None;
+    backup.metadata.finalizers = None;
+    assert_eq!(need(&backup, &Snapshot::default(), at(66)), Need::Nothing);
+    let plan = plan(&backup, &Snapshot::default(), at(66));
+    assert_eq!(plan.action, Action::DeleteBackup);
+}
+
+/// A comparison that was not made removes nothing.
+#[test]
+fn removal_without_comparison_has_no_job() {
+    let backup = fresh();
+    for (snapshot, time) in [
+        (Snapshot::default(), None),
+        (compared(0), Some(at(0))),
+        (compared(1), Some(at(0))),
+        (compared(-1), Some(at(-3600))),
+        (compared(-2), None),
+    ] {
+        let agreed = crate::plan::clock::agreed_time(&snapshot, at(0));
+        assert_eq!(agreed, time, "{snapshot:?}");
+        let disagreement = crate::plan::clock::disagreement(&backup, &snapshot, at(0));
+        let differ = snapshot.clock_difference.is_some() && time.is_none();
+        assert_eq!(disagreement.is_some(), differ, "{snapshot:?}");
+    }
+}

@@ -1,0 +1,204 @@
+//! Damaged answers of stores, through the real clients: listings in XML and JSON, descriptions of objects, errors. Every
+//! call ends, with a result or with an error.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../api/tests/damaged/mod.rs"]
+mod damaged;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use damaged::{assert_little_memory, bounded, cases, damaged_text};
+use http::HeaderValue;
+use proptest::prelude::*;
+use store::grants::Grant;
+use store::{
+    AbsAccess, AbsCloud, AbsConfig, AbsStore, Error, GcsAccess, GcsConfig, GcsStore, S3Access,
+    S3Config, S3Keys, S3Store, Store,
+};
+use tokio::runtime::Runtime;
+
+/// Longer than the retries of a client.
+const CALL: Duration = Duration::from_mins(2);
+
+/// A listing, as Amazon S3 sends it.
+const S3_LIST: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+    <ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>bucket</Name><Prefix>etcd</Prefix>\
+    <KeyCount>2</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated><Contents>\
+    <Key>etcd_v99_2018-12-31-23:59:59</Key><LastModified>2018-12-31T23:59:59.000Z</LastModified>\
+    <ETag>&quot;d41d8cd98f00b204e9800998ecf8427e-2&quot;</ETag><Size>20512</Size><StorageClass>STANDARD</StorageClass>\
+    </Contents><Contents><Key>etcd_v99_2018-12-31-23:59:59.manifest.json</Key>\
+    <LastModified>2018-12-31T23:59:59.000Z</LastModified><Size>511</Size></Contents></ListBucketResult>";
+const S3_ERROR: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>NoSuchBucket</Code>\
+    <Message>The specified bucket does not exist</Message><BucketName>bucket</BucketName>\
+    <RequestId>4442587FB7D0A2F9</RequestId><HostId>w+/</HostId></Error>";
+const AZURE_LIST: &str = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults \
+    ServiceEndpoint=\"https://account.blob.core.windows.net/\" ContainerName=\"bucket\"><Prefix>etcd</Prefix><Blobs><Blob>\
+    <Name>etcd_v99_2018-12-31-23:59:59</Name><Properties><Creation-Time>Tue, 24 Nov 2026 00:00:00 GMT</Creation-Time>\
+    <Last-Modified>Tue, 24 Nov 2026 00:00:00 GMT</Last-Modified><Etag>0x8CBFF45D8A29A19</Etag>\
+    <Content-Length>20512</Content-Length><Content-Type>application/octet-stream</Content-Type>\
+    <BlobType>BlockBlob</BlobType><LeaseStatus>unlocked</LeaseStatus><LeaseState>available</LeaseState>\
+    <ServerEncrypted>true</ServerEncrypted></Properties></Blob></Blobs><NextMarker /></EnumerationResults>";
+const GOOGLE_LIST: &str = r#"{"kind":"storage#objects","items":[{"kind":"storage#object","id":"bucket/etcd/1",
+    "name":"etcd_v99_2018-12-31-23:59:59","bucket":"bucket","generation":"1732406400000000","metageneration":"1",
+    "contentType":"application/octet-stream","size":"20512","md5Hash":"1B2M2Y8AsgTpgAmY7PhCfg==","crc32c":"AAAAAA==",
+    "etag":"CIDAhNn3=","timeCreated":"2026-11-24T00:00:00.000Z","updated":"2026-11-24T00:00:00.000Z"}]}"#;
+const GOOGLE_ERROR: &str = r#"{"error":{"code":404,"message":"The specified bucket does not exist.",
+    "errors":[{"message":"The specified bucket does not exist.","domain":"global","reason":"notFound"}]}}"#;
+
+/// A server that sends the same answer to every request.
+struct TestServer {
+    endpoint: String,
+    answer: Arc<Mutex<(u16, String)>>,
+}
+
+impl TestServer {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let answer = Arc::new(Mutex::new((200, String::new())));
+        let current = answer.clone();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let (status, body) = current.lock().unwrap().clone();
+                std::thread::spawn(move || {
+                    // The requests of this test have no body, and fit into one read.
+                    let mut request = [0; 1 << 14];
+                    if !matches!(stream.read(&mut request), Ok(read) if read > 0) {
+                        return;
+                    }
+                    let head = format!(
+                        "HTTP/1.1 {status} Status\r\nconnection: close\r\ncontent-length: {}\r\n\
+                         x-ms-request-id: 6f1d4d3c-6c2a-4f25-9d57-0d5e0a2f9f11\r\n\
+                         date: Tue, 24 Nov 2026 00:00:00 GMT\r\n\r\n",
+                        body.len()
+                    );
+                    let _ = stream.write_all(head.as_bytes());
+                    let _ = stream.write_all(body.as_bytes());
+                });
+            }
+        });
+        Self { endpoint, answer }
+    }
+
+    async fn s3(&self) -> S3Store {
+        let config = S3Config {
+            bucket: "bucket".into(),
+            endpoint: Some(self.endpoint.clone()),
+            force_path_style: true,
+            access: S3Access::Keys(S3Keys::new("id", "key")),
+            ..S3Config::default()
+        };
+        S3Store::new(config).await.unwrap()
+    }
+
+    async fn google(&self) -> GcsStore {
+        let config = GcsConfig {
+            bucket: "bucket".into(),
+            endpoint: Some(self.endpoint.clone()),
+            access: GcsAccess::Token(HeaderValue::from_static("Bearer token")),
+        };
+        GcsStore::new(config).await.unwrap()
+    }
+
+    fn azure(&self) -> AbsStore {
+        let config = AbsConfig {
+            container: "bucket".into(),
+            endpoint: Some(self.endpoint.clone()),
+            access: AbsAccess::Key {
+                account: "account".into(),
+                key: "a2V5".into(),
+                cloud: AbsCloud::Public,
+            },
+        };
+        AbsStore::new(&config).unwrap()
+    }
+}
+
+/// A server with one client of each store. All cases of a test share it.
+struct Clients {
+    server: TestServer,
+    runtime: Runtime,
+    stores: [Box<dyn Store>; 3],
+}
+
+impl Clients {
+    fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let server = TestServer::start();
+        let stores = runtime.block_on(async {
+            let s3: Box<dyn Store> = Box::new(server.s3().await);
+            let google: Box<dyn Store> = Box::new(server.google().await);
+            let azure: Box<dyn Store> = Box::new(server.azure());
+            [s3, google, azure]
+        });
+        Self {
+            server,
+            runtime,
+            stores,
+        }
+    }
+
+    /// The names that a store lists with this answer. 0: S3, 1: Google, 2: Azure.
+    fn list(&self, store: usize, status: u16, body: &str) -> Result<Vec<String>, Error> {
+        *self.server.answer.lock().unwrap() = (status, body.to_owned());
+        let listed = self.runtime.block_on(async {
+            let list = self.stores[store].list("etcd");
+            tokio::time::timeout(CALL, list)
+                .await
+                .expect("the call ends")
+        });
+        Ok(listed?.into_iter().map(|object| object.key).collect())
+    }
+}
+
+/// Listings and errors of one store, with their statuses.
+fn answers() -> impl Strategy<Value = (usize, u16, String)> {
+    prop_oneof![
+        3 => damaged_text(&[S3_LIST]).prop_map(|text| (0_usize, 200_u16, text)),
+        1 => damaged_text(&[S3_ERROR]).prop_map(|text| (0_usize, 404_u16, text)),
+        3 => damaged_text(&[GOOGLE_LIST]).prop_map(|text| (1_usize, 200_u16, text)),
+        1 => damaged_text(&[GOOGLE_ERROR]).prop_map(|text| (1_usize, 404_u16, text)),
+        3 => damaged_text(&[AZURE_LIST]).prop_map(|text| (2_usize, 200_u16, text)),
+        1 => damaged_text(&[S3_ERROR]).prop_map(|text| (2_usize, 404_u16, text)),
+    ]
+}
+
+#[test]
+fn samples_are_valid() {
+    let clients = Clients::start();
+    for (store, list) in [S3_LIST, GOOGLE_LIST, AZURE_LIST].into_iter().enumerate() {
+        let names = clients.list(store, 200, list).unwrap();
+        assert!(
+            names.contains(&"etcd_v99_2018-12-31-23:59:59".to_owned()),
+            "{names:?}"
+        );
+    }
+}
+
+#[test]
+fn damaged_answers_are_read_or_rejected() {
+    let clients = Clients::start();
+    proptest!(cases(48), |((store, status, body) in answers())| {
+        if let Ok(names) = clients.list(store, status, &body) {
+            // A changed answer repeats a few objects at most.
+            prop_assert!(names.len() < 100, "{:?}", names);
+        }
+        assert_little_memory();
+    });
+}
+
+proptest! {
+    #![proptest_config(cases(256))]
+
+    #[test]
+    fn damaged_grants_are_rejected_or_plain(
+        text in damaged_text(&["team-a=s3://backups/team-a", "b=abs://account/container", "c=gs://bucket"]),
+    ) {
+        if bounded(|| text.parse::<Grant>()).is_ok() {
+            prop_assert!(!text.split('/').any(|part| part == ".."), "{}", text);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The chart of a release: the chart of the checkout, with the released image as its default. Also the manifests that
+//! Helm renders from it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::names::Release;
+use crate::{archive, checkout, oci, shell};
+
+const FOLDER: &str = "charts/etcd-operator";
+const CRDS: &str = "crds-generated/";
+/// Oldest Kubernetes that the chart allows. Helm renders for it, so that the manifests work on all others too.
+const KUBERNETES: &str = "1.33.0";
+
+/// A text file of the chart: path below the folder of the chart, content.
+pub(super) type Text = (String, String);
+
+/// The files of the chart in the checkout.
+pub(super) fn files() -> Result<Vec<Text>> {
+    let folder = checkout::root().join(FOLDER);
+    let read = |path: std::path::PathBuf| {
+        let name = path.strip_prefix(&folder)?.display().to_string();
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        Ok((name, text))
+    };
+    checkout::files(&folder)?.into_iter().map(read).collect()
+}
+
+/// Replaces text that must occur exactly once.
+fn replace(text: &mut String, from: &str, to: &str) -> Result<()> {
+    match text.matches(from).count() {
+        1 => *text = text.replacen(from, to, 1),
+        count => bail!("expected once, found {count} times: {from}"),
+    }
+    Ok(())
+}
+
+/// The replacements in the files of the chart: file, text in the checkout, text in the release.
+fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
+    let Release {
+        version,
+        repository,
+        digest,
+        ..
+    } = release;
+    let digest = digest.as_deref().unwrap_or_default();
+    let workspace = crate::origin::VERSION;
+    let mut all = vec![
+        (
+            "Chart.yaml",
+            format!("version: {workspace}\nappVersion: {workspace}\n"),
+            format!("version: {version}\nappVersion: {version}\n"),
+        ),
+        (
+            "values.yaml",
+            "  # Repository, with or without a registry. The default exists on no registry: set your own.\n".into(),
+            "  # Repository, with or without a registry.\n".into(),
+        ),
+        (
+            "values.yaml",
+            "  repository: localhost/etcd-operator\n".into(),
+            format!("  repository: {repository}\n"),
+        ),
+        (
+            "values.yaml",
+            "  digest: \"\"\n".into(),
+            format!("  digest: \"{digest}\"\n"),
+        ),
+        (
+            "values.schema.json",
+            " The default exists on no registry: set your own, for example registry.example.com/etcd-operator.".into(),
+            String::new(),
+        ),
+        (
+            "README.md",
+            " The default exists on no registry: set your own, for example registry.example.com/etcd-operator.".into(),
+            String::new(),
+        ),
+        (
+            "README.md",
+            "`\"localhost/etcd-operator\"`".into(),
+            format!("`\"{repository}\"`"),
+        ),
+        (
+            "README.md",
+            "| `image.digest` | `\"\"` |".into(),
+            format!("| `image.digest` | `\"{digest}\"` |"),
+        ),
+        (
+            "README.md",
+            "helm install etcd-operator charts/etcd-operator --namespace etcd --create-namespace \\\n  --set image.repository=REPOSITORY --set-string image.tag=TAG\n".into(),
+            format!("helm install etcd-operator {} --namespace etcd --create-namespace\n", release.chart()),
+        ),
+        (
+            "README.md",
+            "No image is published: build one with `cargo xtask image`, which prints the repository and the tag.\n".into(),
+            format!("The default image is `{}`.\n", release.image()),
+        ),
+        (
+            "README.md",
+            "[docs/install.md](../../docs/install.md)".into(),
+            release.page("docs/install.md"),
+        ),
+        (
+            "README.md",
+            "\nAfter a change of the values, run `UPDATE=1 cargo test -p xtask chart` and add a case to `e2e/fixtures/chart/values.yaml`.\n".into(),
+            String::new(),
+        ),
+        (
+            "README.md",
+            "<!-- The table is generated: UPDATE=1 cargo test -p xtask chart -->\n\n".into(),
+            String::new(),
+        ),
+    ];
+    if let Some(source) = &release.origin.source {
+        all.push((
+            "Chart.yaml",
+            "# This repository has no public address yet. home is that of etcd; sources has the project that this one succeeds.\n".into(),
+            "# home is that of etcd; sources has this project and the one that it succeeds.\n".into(),
+        ));
+        all.push((
+            "Chart.yaml",
+            "sources:\n".into(),
+            format!("sources:\n- {source}\n"),
+        ));
+    }
+    all
+}
+
+/// The chart with the released image as its default.
+pub(super) fn released(mut files: Vec<Text>, release: &Release) -> Result<Vec<Text>> {
+    for (name, from, to) in replacements(release) {
+        let found = files.iter_mut().find(|(path, _)| path == name);
+        let (_, text) = found.with_context(|| format!("the chart has no file {name}"))?;
+        replace(text, &from, &to).with_context(|| format!("{FOLDER}/{name}"))?;
+    }
+    Ok(files)
+}
+
+/// The chart as a package, in the format of `helm package`. Helm's own packages contain times.
+pub(super) fn package(files: &[Text]) -> Result<Vec<u8>> {
+    let mut tar = tar::Builder::new(Vec::new());
+    let (first, others): (Vec<_>, Vec<_>) =
+        files.iter().partition(|(path, _)| path == "Chart.yaml");
+    for (path, text) in first.into_iter().chain(others) {
+        let bytes = text.as_bytes();
+        let path = format!("etcd-operator/{path}");
+        archive::append(&mut tar, &path, 0o644, bytes.len() as u64, bytes)?;
+    }
+    oci::gzip(&tar.into_inner()?)
+}
+
+/// The definitions of all kinds, in one file.
+pub(super) fn crds(files: &[Text]) -> String {
+    let of_crds = files.iter().filter(|(path, _)| path.starts_with(CRDS));
+    let documents = of_crds.map(|(_, text)| format!("---\n{}\n", text.trim_end()));
+    documents.collect()
+}
+
+/// Checks the packaged chart with Helm.
+pub(super) fn lint(helm: &Path, chart: &Path) -> Result<()> {
+    shell::output(Command::new(helm).args(["lint", "--strict"]).arg(chart)).map(|_| ())
+}
+
+/// A manifest for `kubectl apply`.
+pub(super) struct Manifest {
+    /// The namespace of the operators, which the user creates.
+    pub(super) namespace: &'static str,
+    pub(super) values: &'static [&'static str],
+}
+
+/// The operators watch their own namespace.
+pub(super) const NAMESPACED: Manifest = Manifest {
+    namespace: "etcd",
+    values: &[],
+};
+
+/// The operators watch all namespaces.
+pub(super) const CLUSTER_WIDE: Manifest = Manifest {
+    namespace: "etcd-operator",
+    values: &["clusterWide=true"],
+};
+
+/// Renders the packaged chart, without the CRDs: deleting the manifest must keep the CRDs and all clusters.
+pub(super) fn render(helm: &Path, chart: &Path, manifest: &Manifest) -> Result<String> {
+    let mut command = Command::new(helm);
+    command.args(["template", "etcd-operator"]).arg(chart);
+    command.args(["--namespace", manifest.namespace, "--no-hooks"]);
+    command.args(["--kube-version", KUBERNETES]);
+    for value in ["crds.install=false"].iter().chain(manifest.values) {
+        command.args(["--set", value]);
+    }
+    shell::output(&mut command)
+}

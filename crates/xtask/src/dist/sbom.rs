@@ -1,0 +1,60 @@
+//! The software bill of materials, by the tool of the CycloneDX project.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::names::Release;
+use crate::shell;
+
+/// Time in the document. The time of the build would differ in each build.
+const TIME_VARIABLE: &str = "SOURCE_DATE_EPOCH";
+
+/// The bill of materials of the program, for the platform of this machine. The tool writes into the folders of all crates, so `copy` is a copy of the
+/// source.
+pub(super) fn create(tool: &Path, copy: &Path, release: &Release) -> Result<String> {
+    let time = shell::output(
+        Command::new("git")
+            .args(["log", "-1", "--format=%ct"])
+            .current_dir(copy),
+    )?;
+    let mut command = Command::new(tool);
+    command
+        .args(["cyclonedx", "--format=json", "--spec-version=1.5", "--all"])
+        .args(["--override-filename=bom", "-qq"])
+        .current_dir(copy)
+        .env(TIME_VARIABLE, time.trim());
+    shell::output(&mut command)?;
+    let file = copy.join("crates/operators/bom.json");
+    let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    normalized(&text, copy, &release.version)
+}
+
+/// The document without the folder of the copy, and with the version of the release.
+fn normalized(text: &str, copy: &Path, version: &str) -> Result<String> {
+    let folder = format!("file://{}", copy.display());
+    let text = text.replace(&folder, "file:///source");
+    let mut document: Value = serde_json::from_str(&text).context("the bill of materials")?;
+    document["metadata"]["component"]["version"] = json!(version);
+    Ok(format!("{}\n", serde_json::to_string_pretty(&document)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bill_of_materials_has_no_folder_of_this_machine() {
+        let text = r#"{"metadata":{"component":{"version":"0.1.0","bom-ref":"path+file:///home/a/x/crates/b#0.1.0"}}}"#;
+        let normal = normalized(text, Path::new("/home/a/x"), "0.1.0-rc.1").unwrap();
+        assert!(!normal.contains("/home"), "{normal}");
+        assert!(
+            normal.contains("path+file:///source/crates/b#0.1.0"),
+            "{normal}"
+        );
+        assert!(normal.contains(r#""version": "0.1.0-rc.1""#), "{normal}");
+    }
+}

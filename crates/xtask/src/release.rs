@@ -1,0 +1,93 @@
+//! Compiles the program of a release. The result depends on the source and the toolchain, but not on the folders of this
+//! machine.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::{checkout, image, shell};
+
+/// The section of `.cargo/config.toml` with the flags of the compiler. Cargo adds the flags of this module to it.
+const SECTION: &str = r#"target.'cfg(all(target_os = "linux", target_env = "gnu"))'.rustflags"#;
+
+/// Compiles the program of the operators with the profile `release`.
+pub(crate) fn compile() -> Result<Vec<PathBuf>> {
+    let flags = flags(&folders()?);
+    let config = format!("{SECTION}={}", serde_json::to_string(&flags)?);
+    let args = [
+        "build",
+        "--locked",
+        "--profile=release",
+        "--package=operators",
+        "--bins",
+        "--config",
+        &config,
+    ];
+    image::cargo_executables(&args)
+}
+
+/// The version of the compiler, in one line.
+pub(crate) fn compiler() -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    Ok(shell::output(Command::new(rustc).arg("--version"))?
+        .trim()
+        .to_owned())
+}
+
+/// The folders of this machine that the compiler would write into the program, and their replacements.
+fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
+    let home = std::env::var_os("HOME").context("HOME is not set")?;
+    let cargo = std::env::var_os("CARGO_HOME")
+        .map_or_else(|| Path::new(&home).join(".cargo"), PathBuf::from);
+    let sysroot = shell::output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let library = Path::new(sysroot.trim()).join("lib/rustlib/src/rust");
+    Ok(vec![
+        (cargo, "/cargo"),
+        (checkout::root(), "/source"),
+        // The target directory is often below the checkout. For rustc, the last match wins.
+        (checkout::target()?, "/target"),
+        (library, "/rustc"),
+    ])
+}
+
+fn flags(folders: &[(PathBuf, &str)]) -> Vec<String> {
+    let remap = |(folder, name): &(PathBuf, &str)| {
+        format!("--remap-path-prefix={}={name}", folder.display())
+    };
+    folders.iter().map(remap).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn section_is_in_configuration_of_cargo() {
+        let text = fs::read_to_string(checkout::root().join(".cargo/config.toml")).unwrap();
+        let section = SECTION.trim_end_matches(".rustflags");
+        assert!(text.contains(&format!("[{section}]\nrustflags")), "{text}");
+    }
+
+    #[test]
+    fn target_directory_is_replaced_after_the_checkout() {
+        let flags = flags(&folders().unwrap());
+        let at = |name: &str| flags.iter().position(|flag| flag.ends_with(name)).unwrap();
+        assert!(at("=/source") < at("=/target"), "{flags:?}");
+    }
+
+    #[test]
+    fn released_program_unwinds_and_checks_overflow() {
+        let text = fs::read_to_string(checkout::root().join("Cargo.toml")).unwrap();
+        let (_, profile) = text.split_once("[profile.release]").unwrap();
+        for line in [
+            "panic = \"unwind\"",
+            "overflow-checks = true",
+            "strip = \"symbols\"",
+        ] {
+            assert!(profile.contains(line), "{line}");
+        }
+    }
+}
