@@ -19,7 +19,7 @@ pub(crate) enum Answer {
     Failed,
 }
 
-/// Whether the write is a request to etcd, and not to the API server.
+/// True if the write is a request to etcd, and not to the API server.
 pub(crate) fn is_for_etcd(write: &Write) -> bool {
     matches!(
         write,
