@@ -35,7 +35,7 @@ pub struct Intent {
 }
 
 /// A member's own Service.
-#[allow(clippy::struct_excessive_bools)] // Each is read separately; all combinations occur.
+#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// UID of the Service, the precondition for deleting it.
@@ -198,7 +198,7 @@ pub struct RecoveryRule {
 }
 
 /// The part of the spec that the planner uses.
-#[allow(clippy::struct_excessive_bools)] // Each is a wish of its own.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a setting of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
     /// `spec.size`.

@@ -4,8 +4,8 @@
 //!    changes the actions of another phase. At most one phase changes the members (invariant 2): the first phase that
 //!    requests a change.
 //! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets an
-//!    [`Earlier`] that summarizes them. The phase is skipped, depending on its work, if there is any action, a change
-//!    of the members, or a member that is taken out of service.
+//!    [`Earlier`] that summarizes them. Depending on its work, the phase waits if there is any action, a change of the
+//!    members, or a member that is taken out of service.
 //! 3. **Certificates forbid actions** (invariant 20). [`settle`] removes forbidden actions once, after all other
 //!    phases. It removes whole chains, because the mark on a Service belongs to the pod in the same chain. It also
 //!    removes a forbidden change of the members.
@@ -24,7 +24,7 @@ use crate::reason::Reason;
 use crate::snapshot::Observed;
 
 /// A summary of the actions of earlier phases, for phases whose work can wait.
-#[allow(clippy::struct_excessive_bools)] // Each is a question of another phase.
+#[allow(clippy::struct_excessive_bools)] // Each flag is used by another phase.
 pub(super) struct Earlier {
     /// True if no action is planned.
     pub(super) is_idle: bool,

@@ -307,7 +307,7 @@ pub(super) fn grow(
         return false;
     }
     if names.len() < count {
-        return false; // The other Services are not created yet; all members join together.
+        return false; // All members join in one step, after all of their Services exist.
     }
     // etcd rejects an addition unless every voter has been connected for 5 s.
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {

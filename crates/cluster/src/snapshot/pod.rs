@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use member::Difference;
 
 /// A member's pod.
-#[allow(clippy::struct_excessive_bools)] // Independent facts of a pod.
+#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     /// UID of the pod, the precondition for deleting it.

@@ -320,7 +320,7 @@ impl World {
         }
     }
 
-    /// A new name of a member.
+    /// A name that no member has had.
     pub(crate) fn member(&mut self) -> String {
         self.drawn += 1;
         member_name(self.drawn - 1)
