@@ -289,7 +289,7 @@ fn tenant_join_without_grant_records_nothing() {
         (&[], "ns.svc"),
         (&["team-a=*"], "ns.svc"),
         (&["team-b=x:2380"], "ns.svc"),
-        // The annotation is granted, but the answer names a member elsewhere.
+        // The endpoint in the annotation has a grant, but etcd's answer names a member at a host without a grant.
         (&["team-b=x", "team-b=*.ns.svc"], "team-a.svc"),
     ];
     for (grants, theirs) in cases {
