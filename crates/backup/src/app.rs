@@ -29,25 +29,25 @@ use crate::observe::ObserveContext;
 use crate::reconcile::ReconcileContext;
 use crate::workers::{Limits, Workers};
 
-/// Time limit for the record of an attempt in the status. It covers a slow API server and a queue of hundreds of
-/// reconciles, each of which waits up to 30 seconds for a store that does not answer.
+/// Time limit for recording an attempt in the status. It is sufficient for a slow API server and a queue of hundreds
+/// of reconciles, each of which waits up to 30 seconds for a store that does not answer.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Longest pause between two attempts of a transfer.
+/// Maximum back-off between two attempts of a transfer, in seconds.
 const TRANSFER_BACKOFF: u64 = 30;
 
-/// Limits of removals. They transfer no data, so more of them may run.
+/// Limits of removals. More removals than transfers may run, because removals transfer no data.
 const REMOVALS: Limits = Limits {
     concurrent: 8,
     per_store: 2,
     per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
-    // A removal of 100,000 backups takes less than an hour, and a removal that was ended continues where it was.
+    // Removing 100,000 backups takes less than an hour. A removal that was ended continues where it stopped.
     timeout: Duration::from_hours(1),
 };
 
-/// How endpoints of EtcdBackups are granted.
+/// The texts that name the grant for endpoints of EtcdBackups.
 pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
     operator: "backup operator",
     flag: "--etcd-endpoints",
@@ -93,7 +93,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The limits of transfers. A namespaced operator has no other tenants.
+    /// The limits of transfers. An operator for one namespace has no other tenants, so the limit per namespace does
+    /// not apply.
     fn transfers(&self, scope: &Scope) -> Limits {
         let concurrent = self.max_transfers.get();
         let of_scope = match scope {
@@ -126,12 +127,12 @@ fn removals(scope: &Scope) -> Limits {
     }
 }
 
-/// Runs until the operator shuts down. The shutdown cancels running transfers, which leave no objects in the store.
+/// Runs the operator until it shuts down. The shutdown cancels running transfers, which leave no objects in the store.
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, ended) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // The end of a worker reconciles all EtcdBackups, so its outcome is reported at once. A reconcile of a finished
-    // EtcdBackup sends no request.
+    // The end of a worker triggers a reconcile of all EtcdBackups, so that its result is reported at once. The
+    // reconcile of a finished EtcdBackup sends no request.
     let backups =
         controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
     let execute = ExecuteContext {
@@ -188,7 +189,7 @@ pub async fn work(operator: Operator, settings: Settings) {
         watcher::Config::default(),
         cluster_of,
     );
-    // The object counts of the metrics cover EtcdBackups only.
+    // In the metrics, the object counts cover only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()
@@ -200,7 +201,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     reconciler.execute.join().await;
 }
 
-/// The EtcdCluster that an EtcdBackup backs up.
+/// The EtcdCluster that an EtcdBackup backs up; `None` without `spec.etcdCluster`.
 fn cluster_of(backup: Guarded<EtcdBackup>) -> Option<ObjectRef<Guarded<EtcdCluster>>> {
     let namespace = backup.namespace()?;
     let readable = backup.0.ok()?;
@@ -241,7 +242,7 @@ mod tests {
         assert!(Flags::try_parse_from(["backup", "--max-transfers=0"]).is_err());
     }
 
-    /// An upload to S3 has at most 10,000 parts, which contain 110 GiB in bounded memory.
+    /// An upload to S3 has at most 10,000 parts. With bounded memory per part, these parts contain at most 110 GiB.
     #[test]
     fn largest_snapshot_is_bounded() {
         let parsed = |argument: &str| {

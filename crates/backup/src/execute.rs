@@ -1,4 +1,4 @@
-//! Carries out a plan: starts and cancels workers, changes the EtcdBackup, writes its status. Decides nothing.
+//! Executes a plan: starts and cancels workers, changes the EtcdBackup, and writes its status. Decides nothing.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) struct ExecuteContext {
     pub(crate) removals: Arc<Workers<RemovalResult>>,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Store<Guarded<EtcdBackup>>,
-    /// When this process started.
+    /// The time at which this process started.
     pub(crate) since: Timestamp,
     /// Canceled when this process shuts down.
     pub(crate) shutdown: CancellationToken,
@@ -46,7 +46,7 @@ impl ExecuteContext {
         }
     }
 
-    /// Waits until all workers have ended. The shutdown cancels them.
+    /// Waits until all workers have ended. The shutdown of the process cancels the workers.
     pub(crate) async fn join(&self) {
         tokio::join!(self.transfers.join(), self.removals.join());
     }
@@ -56,7 +56,7 @@ impl ExecuteContext {
         Api::namespaced(self.client.clone(), &namespace)
     }
 
-    /// Forgets work that has ended and is reported.
+    /// Forgets the workers of an EtcdBackup that have ended.
     fn forget(&self, uid: &str) {
         self.transfers.forget(uid);
         self.removals.forget(uid);
@@ -102,7 +102,7 @@ impl ExecuteContext {
         }
     }
 
-    /// A removal of all backups continues while the EtcdBackup is being deleted.
+    /// Starts a removal. The removal of all backups continues while the EtcdBackup is being deleted.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
         let namespace = backup.namespace().unwrap_or_default();
@@ -142,7 +142,8 @@ impl ExecuteContext {
         }
     }
 
-    /// A check whether the EtcdBackup still exists, by UID. `or_deleting` includes an object that is being deleted.
+    /// Returns a check whether the EtcdBackup with this UID still exists. `or_deleting`: true if an object that is
+    /// being deleted counts as existing.
     fn exists(
         &self,
         backup: &EtcdBackup,
@@ -159,7 +160,7 @@ impl ExecuteContext {
     }
 }
 
-/// Carries out the planned action. Records are written with the status.
+/// Executes the planned action. Records are written later, together with the status.
 pub(crate) async fn execute(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -176,7 +177,7 @@ pub(crate) async fn execute(
             context.start_removal(backup, plan, job, connections);
         }
         (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
-        // The outcome of a transfer for an earlier spec does not count for the new one.
+        // The result of a transfer for an earlier spec does not count for the new spec.
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);
@@ -200,7 +201,7 @@ pub(crate) async fn execute(
     Ok(())
 }
 
-/// Deletes the pod that an ended process left. Without it, the status may report the end of the attempt.
+/// Deletes the pod that an ended operator process has left. Only then may the status report the end of the attempt.
 async fn delete_left_pod(
     client: &Client,
     backup: &EtcdBackup,
@@ -223,8 +224,8 @@ async fn delete_left_pod(
     }
 }
 
-/// Writes the status. A transfer starts only after its attempt is recorded, and ended work is forgotten only after
-/// its outcome is reported.
+/// Writes the status. A transfer starts only after its attempt is recorded. An ended worker is forgotten only after
+/// its result is reported.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -243,8 +244,9 @@ pub(crate) async fn report(
     Ok(())
 }
 
-/// Writes a status over the resourceVersion from which it was computed, because the cached object may be stale
-/// (invariant 11). If the CRD is of an earlier release without `unfinishedAttempts`, the status is written without it.
+/// Writes a status with the resourceVersion from which it was computed as precondition, because the cached object may
+/// be stale (invariant 11). If the installed CRD lacks `unfinishedAttempts`, because it is from an earlier release,
+/// the status is written without this field.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,
@@ -278,7 +280,8 @@ mod tests {
 
     use super::*;
 
-    /// An API server and the statuses that it received. Its CRD has the field `unfinishedAttempts` if `has_field`.
+    /// A fake API server, and the statuses that it received. `has_field`: true if its CRD has the field
+    /// `unfinishedAttempts`.
     fn server(has_field: bool) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let sent = Arc::<Mutex<Vec<Value>>>::default();
         let recorded = sent.clone();
@@ -316,7 +319,7 @@ mod tests {
         .unwrap()
     }
 
-    /// An API server with one pod of this owner, and the requests that it received.
+    /// A fake API server with one pod of this owner, and the requests that it received.
     fn server_with_pod(owner: &'static str) -> (Client, Arc<Mutex<Vec<String>>>) {
         let sent = Arc::<Mutex<Vec<String>>>::default();
         let recorded = sent.clone();
@@ -338,7 +341,7 @@ mod tests {
         (Client::new(service, "n"), sent)
     }
 
-    /// Invariant 11: the deletion names the UID of the pod that was read.
+    /// Invariant 11: the deletion has the UID of the observed pod as precondition.
     #[tokio::test]
     async fn deletes_only_own_left_pod() {
         for (owner, requests) in [("u", 2), ("another", 1)] {

@@ -28,10 +28,10 @@ mod denied;
 mod same_path;
 mod site;
 
-/// Time limit for all reads of one reconcile together.
+/// Time limit for all reads of a reconcile together.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The clients and caches that are read.
+/// The clients and caches from which the operator reads.
 pub(crate) struct ObserveContext {
     pub(crate) client: Client,
     /// The client for clusters without TLS and authentication.
@@ -52,7 +52,7 @@ pub(crate) struct ObserveContext {
     pub(crate) image: OwnImage,
 }
 
-/// The store and the etcd client of a job that runs in this process.
+/// The store and the etcd client for a job that runs in this process.
 #[derive(Default)]
 pub(crate) struct Connections {
     pub(crate) store: Option<Arc<dyn Store>>,
@@ -140,7 +140,7 @@ async fn for_transfer(
         .endpoints
         .of(&backup.namespace().unwrap_or_default());
     if let StorageSource::Pvc(pvc) = source {
-        // Only the pod can read the volume. Problems with the Secrets are reported before the pod is created.
+        // Only the pod can read the volume. The Secrets are read to report their problems before the pod is created.
         let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
         return Ok(Read {

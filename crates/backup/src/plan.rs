@@ -1,9 +1,11 @@
-//! Plans the next step of one EtcdBackup. Pure: no client, clock, randomness or logging. A plan cannot fail.
+//! Plans the next step of one EtcdBackup. Pure: no client, clock, randomness or logging. The planner always returns a
+//! plan.
 //!
-//! The intent (the start time of the backup) is recorded in the status before the operator reads etcd or writes to the
-//! store (invariant 10). All later steps can be repeated: an interrupted transfer starts again, and a completed one is
-//! found in the store and adopted. The start time of the last backup determines the next one. The list of backups in the
-//! status shows whether the retention rules were applied after the newest backup.
+//! The intent, which is the start time of the backup, is recorded in the status before the operator reads etcd or
+//! writes to the store (invariant 10). All later steps can be repeated. An interrupted transfer starts again, and the
+//! operator finds and adopts a completed one in the store. The start time of the last backup determines the time of
+//! the next one. The list of backups in the status shows whether the retention rules were applied after the newest
+//! backup.
 
 use std::time::Duration;
 
@@ -34,58 +36,60 @@ pub use job::Job;
 pub use refusal::refusal;
 use schedule::Next;
 
-/// Interval for the progress of a running transfer.
+/// Interval between two reports of the progress of a running transfer.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 
-/// First interval of checks for missing input (a Secret, a cluster). No watch reports its arrival.
+/// Initial interval of checks for missing input (a Secret, a cluster), because no watch reports its creation.
 const INPUT_RETRY: Duration = Duration::from_secs(3);
 
-/// Longest interval of checks for missing input.
+/// Maximum interval of checks for missing input.
 const MAX_INPUT_RETRY: Duration = Duration::from_secs(30);
 
-/// Longest time between two reconciles, because a change of the clock may make a backup due.
+/// Maximum time between two reconciles, because a change of the clock may make a backup due.
 const MAX_REQUEUE: Duration = Duration::from_mins(10);
 
-/// How long a deletion waits for a missing Secret. The deletion of a namespace deletes its Secrets too.
+/// How long a deletion waits for a missing Secret. If the whole namespace is being deleted, its Secrets are deleted
+/// too.
 const SECRET_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
-/// Tolerance for times in the future. A later time was written by a wrong clock and does not count.
+/// Tolerance for recorded times in the future. A wrong clock wrote a later time, which therefore does not count.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
-/// The one action of a reconcile, besides the status.
+/// The action of a reconcile, in addition to the status. A plan has one action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Write the status alone.
+    /// Only write the status.
     Nothing,
-    /// Record the start of this backup in the status. Nothing else happens in the same reconcile.
+    /// Record the start of this backup in the status. The same reconcile does nothing else.
     RecordIntent,
     /// Start the transfer of [`Plan::job`], or queue it.
     StartTransfer,
-    /// Record the number of unfinished attempts. The transfer that is ready starts after the record.
+    /// Record the number of unfinished attempts. The transfer that is ready starts after this record.
     RecordAttempts(i32),
     /// Cancel the running or queued transfer.
     AbandonTransfer,
-    /// Remove the backups that the retention rules do not keep, by [`Plan::job`].
+    /// Remove the backups that the retention rules do not keep. [`Plan::job`] contains the removal.
     RemoveSurplus,
-    /// Set the finalizer, or remove it.
+    /// Set the finalizer (true) or remove it (false).
     SetFinalizer(bool),
-    /// Remove all stored backups of this EtcdBackup, by [`Plan::job`].
+    /// Remove all stored backups of this EtcdBackup. [`Plan::job`] contains the removal.
     RemoveAll,
     /// Delete the finished EtcdBackup.
     DeleteBackup,
 }
 
 impl Action {
-    /// Whether the action changes the EtcdBackup itself. The next reconcile then writes the status over the new version.
+    /// True if the action changes the EtcdBackup itself. The next reconcile then writes the status, with the new
+    /// resourceVersion.
     pub fn changes_object(self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::DeleteBackup)
     }
 }
 
-/// The state of the backup that the status reports.
+/// The state of the backup, for the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The status already reports it.
+    /// The status already reports the state.
     Unchanged,
     /// The spec is rejected.
     Refused(Trouble),
@@ -95,13 +99,13 @@ pub enum Verdict {
     Queued,
     /// The transfer is running.
     Running(Moved),
-    /// An input is missing or an attempt failed. The operator retries.
+    /// An input is missing, or an attempt has failed. The operator retries.
     Waiting(Trouble),
     /// The backup is complete.
     Succeeded(Stored),
     /// The backup has failed and is not retried.
     Failed(Trouble),
-    /// The time of the next backup; `None` if the schedule has no further time.
+    /// The next backup is due at this time; `None` if the schedule has no further time.
     Scheduled(Option<Timestamp>),
     /// `spec.backupPolicy.suspend` is true.
     Suspended,
@@ -114,7 +118,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the reported work has ended, so that the process may forget it after the status is written.
+    /// True if the reported work has ended. The process may forget this work after the status is written.
     pub fn is_final(&self) -> bool {
         matches!(
             self,
@@ -123,16 +127,16 @@ impl Verdict {
     }
 }
 
-/// The step of one reconcile.
+/// The next step of an EtcdBackup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The only action.
+    /// The action of the step.
     pub action: Action,
-    /// The transfer or removal that the action starts.
+    /// The transfer or the removal that the action starts; `None` for other actions.
     pub job: Option<Job>,
-    /// The content of the status.
+    /// The state to report in the status.
     pub verdict: Verdict,
-    /// Time until the next reconcile; `None` waits for a change of the object.
+    /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
 }
 
@@ -151,8 +155,8 @@ impl Plan {
     }
 }
 
-/// Whether the status reports that this generation of the spec has succeeded or failed. A periodic EtcdBackup never
-/// finishes.
+/// True if the status reports that the backup for this generation of the spec has succeeded or failed. A periodic
+/// EtcdBackup never finishes.
 fn is_finished(backup: &EtcdBackup) -> bool {
     let Some(status) = backup
         .status
@@ -161,24 +165,24 @@ fn is_finished(backup: &EtcdBackup) -> bool {
     else {
         return false;
     };
-    // A stored backup is complete regardless of later changes of the spec.
+    // A stored backup stays complete after a change of the spec.
     status.succeeded
         || failed_generation(backup).is_some_and(|failed| *failed == backup.metadata.generation)
 }
 
-/// The generation of the spec whose backup failed, if the last backup failed. A rejected spec does not count.
+/// The generation of the spec whose backup failed, if the last backup failed. A rejected spec is not a failed backup.
 fn failed_generation(backup: &EtcdBackup) -> Option<&Option<i64>> {
     let failed = find(&backup.status.as_ref()?.conditions, &ConditionType::Failed)?;
     (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
 }
 
-/// Whether the condition reports a rejected spec. A rejection is checked again in each reconcile, because a later
-/// release may accept the spec.
+/// True if the condition reports a rejected spec. The spec is checked again in each reconcile, because a later release
+/// may accept it.
 fn is_refusal(failed: &Condition) -> bool {
     Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }
 
-/// The recorded start of an unfinished backup of this generation of the spec.
+/// The recorded start of an unfinished backup, if it was recorded for this generation of the spec.
 pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
     let status = backup.status.as_ref()?;
     let current = status.observed_generation == backup.metadata.generation;
@@ -189,7 +193,7 @@ fn is_open(status: &EtcdBackupStatus) -> bool {
     status.start_time.is_some() && status.completion_time.is_none()
 }
 
-/// The data that observe reads for the plan. Data that would not change the plan is not read.
+/// The data that observe reads for the plan. Data that cannot change the plan is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// No data.
@@ -200,7 +204,7 @@ pub enum Need {
     RemoveSurplus,
     /// The inputs of a removal of all stored backups.
     RemoveAll,
-    /// The clock of the API server alone.
+    /// Only the time of the API server.
     Clock,
 }
 
@@ -236,7 +240,7 @@ fn need_if(need: Need, condition: bool) -> Need {
     if condition { need } else { Need::Nothing }
 }
 
-/// Whether the deletion of the object also deletes the stored backups.
+/// True if the stored backups are deleted together with the EtcdBackup.
 fn wants_finalizer(backup: &EtcdBackup) -> bool {
     backup.spec.deletion_policy == Some(DeletionPolicy::Delete)
 }
@@ -248,7 +252,7 @@ fn has_finalizer(backup: &EtcdBackup) -> bool {
         .any(|finalizer| finalizer == FINALIZER_STORED)
 }
 
-/// Whether the status reports a stored backup, or an attempt that may have stored one.
+/// True if the status reports a stored backup, or an attempt that may have stored one.
 fn has_stored(backup: &EtcdBackup) -> bool {
     backup.status.as_ref().is_some_and(|status| {
         status.location.is_some()
@@ -257,12 +261,12 @@ fn has_stored(backup: &EtcdBackup) -> bool {
     })
 }
 
-/// Whether all stored backups were removed. A removal by the retention rules does not count.
+/// True if all stored backups were removed. A removal by the retention rules does not count.
 fn all_removed(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.removal.work, Work::Ended(Ok(result)) if result.everything)
 }
 
-/// The time at which `ttlSecondsAfterFinished` of a finished object expires.
+/// The time at which `ttlSecondsAfterFinished` of a finished EtcdBackup expires; `None` if it does not apply.
 fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
     let seconds = backup.spec.ttl_seconds_after_finished?;
     let status = backup.status.as_ref().filter(|_| is_finished(backup))?;
@@ -282,8 +286,8 @@ fn until(time: Timestamp, now: Timestamp) -> Duration {
         .min(MAX_REQUEUE)
 }
 
-/// The interval for checks of missing input: a tenth of the time waited so far, so the delay after its arrival is small
-/// in proportion.
+/// The interval of checks for missing input: a tenth of the time waited so far. The delay after the input appears is
+/// therefore small in proportion.
 fn input_retry(waits_since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::try_from(now.duration_since(waits_since)).unwrap_or_default();
     (waited / 10).clamp(INPUT_RETRY, MAX_INPUT_RETRY)
@@ -312,8 +316,8 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         _ => {}
     }
     let next = plan_step(backup, snapshot, now);
-    // The finalizer is set before the first backup is stored, and not earlier: an object that guards nothing must not
-    // block the deletion of its namespace after the operator was uninstalled.
+    // The finalizer is set just before the first backup is stored. An EtcdBackup without stored backups must not block
+    // the deletion of its namespace after the operator was uninstalled.
     let stores =
         next.action == Action::StartTransfer || matches!(next.verdict, Verdict::Succeeded(_));
     if stores && wants_finalizer(backup) && !has_finalizer(backup) {
@@ -322,7 +326,7 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if active || next.job.is_some() {
         return next;
     }
-    // No pod makes its backup after the status reports the end of its start.
+    // The pod is deleted, so that it makes no backup after the status has reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -347,7 +351,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     let Some(begun) = intent(backup) else {
         if active {
-            // Invariant 10: the running transfer belongs to an earlier spec, and the new one is recorded first.
+            // Invariant 10: the running transfer belongs to an earlier spec. The start for the new spec is recorded
+            // before any work.
             return Plan::new(
                 Action::AbandonTransfer,
                 Verdict::Unchanged,
@@ -359,13 +364,14 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if let Work::Ended(Ok(stored)) = &snapshot.transfer.work {
         return abandon(Verdict::Succeeded(stored.clone()));
     }
-    // A complete backup counts even if it is found after the deadline.
+    // A complete backup counts even if the operator finds it after the deadline.
     if let Destination::Complete(stored) = &snapshot.destination {
         return abandon(Verdict::Succeeded(stored.clone()));
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
-        // The canceled transfer may have stored its whole backup. The store is read when it has ended.
+        // The canceled transfer may have stored its whole backup. The operator reads the store when the transfer has
+        // ended.
         if active && !cancel_overdue(backup, snapshot, now) {
             let verdict = Verdict::Waiting(trouble);
             return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));
@@ -373,7 +379,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);
-    // The next reconcile is not later than the deadline.
+    // The next reconcile must not be later than the deadline.
     let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }
@@ -395,7 +401,7 @@ fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
     Plan::new(Action::Nothing, verdict, retry)
 }
 
-/// A transfer that is no longer needed is canceled before any other step.
+/// Cancels a transfer that is no longer needed, before any other step.
 fn abandon(active: bool, verdict: Verdict) -> Plan {
     let action = if active {
         Action::AbandonTransfer
@@ -405,7 +411,7 @@ fn abandon(active: bool, verdict: Verdict) -> Plan {
     Plan::new(action, verdict, None)
 }
 
-/// Plans the next backup, or the retention after the last one. No backup is in progress.
+/// Plans the next backup, or the removal by the retention rules after the last backup. No backup is in progress.
 fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let result = retention_result(backup, snapshot);
     if let Some(result) = result.filter(|_| is_retention_pending(backup)) {
@@ -421,7 +427,7 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
-            // The failure is reported first, because the next backup may always be due already.
+            // The failure is reported first, because the next backup may already be due in every reconcile.
             Some(trouble) if !is_reported(backup, &trouble) => Plan::new(
                 Action::Nothing,
                 Verdict::RetentionFailed(trouble),
@@ -454,13 +460,13 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan::new(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
-/// Why a removal cannot start.
+/// Why a removal cannot start; `None` if it can.
 fn obstacle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Trouble> {
     let unread = snapshot.obstacle.clone();
     unread.or_else(|| clock::disagreement(backup, snapshot, now))
 }
 
-/// Whether the condition `RetentionApplied` already reports the problem.
+/// True if the condition `RetentionApplied` already reports the problem.
 fn is_reported(backup: &EtcdBackup, trouble: &Trouble) -> bool {
     let conditions = backup.status.as_ref().map(|status| &status.conditions);
     let applied = conditions.and_then(|all| find(all, &ConditionType::RetentionApplied));
@@ -469,7 +475,7 @@ fn is_reported(backup: &EtcdBackup, trouble: &Trouble) -> bool {
     })
 }
 
-/// Plans the removal of all stored backups. The object is being deleted, and no transfer is active.
+/// Plans the removal of all stored backups. The EtcdBackup is being deleted, and no transfer is active.
 fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if !has_finalizer(backup) {
         return Plan::new(Action::Nothing, Verdict::Unchanged, None);
@@ -485,11 +491,11 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
         .as_ref()
         .map_or(now, |time| time.0);
     match failed {
-        // A missing bucket contains no backups.
+        // A bucket that does not exist contains no backups.
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
             return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }
-        // A missing Secret does not return if its whole namespace is being deleted.
+        // A missing Secret is not created again if its whole namespace is being deleted.
         Some(trouble)
             if trouble.reason == Reason::SecretMissing
                 && now.duration_since(since) > SECRET_WAIT =>
@@ -513,7 +519,7 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
     Plan::new(Action::RemoveAll, verdict, requeue).with(job::everything(backup, snapshot))
 }
 
-/// Plans the next attempt of a backup before its deadline.
+/// Plans the next attempt of a backup whose deadline has not passed.
 fn plan_attempt(
     backup: &EtcdBackup,
     begun: Timestamp,
@@ -526,7 +532,8 @@ fn plan_attempt(
         return wait(Verdict::Queued, PROGRESS_INTERVAL);
     }
     if *work == Work::Ready {
-        // Invariant 10: the attempt is recorded before its first byte, because it may crash this process.
+        // Invariant 10: the attempt is recorded before its first byte is transferred, because it may crash this
+        // process.
         let action = Action::RecordAttempts(count_with_current(backup, &snapshot.transfer));
         return Plan::new(action, Verdict::Starting, Some(PROGRESS_INTERVAL));
     }
@@ -535,7 +542,7 @@ fn plan_attempt(
         let verdict = obstacle.map_or(Verdict::Running(moved), Verdict::Waiting);
         return wait(verdict, PROGRESS_INTERVAL);
     }
-    // An attempt whose failure was observed is finished.
+    // An attempt whose failure was observed no longer counts as unfinished.
     let uncount = || match work {
         Work::Ended(Err(_)) => count_without_current(&snapshot.transfer),
         _ => None,
@@ -551,7 +558,7 @@ fn plan_attempt(
         Plan::new(uncount(), verdict, Some(input_retry(begun, now)))
     };
     match &snapshot.destination {
-        // Invariant 1: the content of the store is unknown, so nothing is written to it.
+        // Invariant 1: the content of the store is unknown, so the operator writes nothing to it.
         Destination::Unknown(trouble) => wait_for(trouble.clone()),
         Destination::NotRead => wait(Verdict::Starting, Duration::ZERO),
         Destination::Free | Destination::Complete(_) => {
@@ -562,7 +569,7 @@ fn plan_attempt(
             if let Some(trouble) = attempts_exhausted(backup, work) {
                 return Plan::new(Action::Nothing, Verdict::Failed(trouble), None);
             }
-            // The last failure remains visible during the retry.
+            // The status shows the last failure until the retry has a result.
             let verdict = match work {
                 Work::Ended(Err(trouble)) => Verdict::Waiting(trouble.clone()),
                 _ => Verdict::Starting,

@@ -16,7 +16,7 @@ api::reasons! {
         AttemptsCutOff,
         /// A transfer starts.
         BackupBegun,
-        /// The store does not contain the newest backup as it was written.
+        /// The newest backup in the store is missing, or differs from the backup that was written.
         BackupMissing,
         /// A backup is complete.
         BackupSucceeded,
@@ -80,7 +80,7 @@ api::reasons! {
 }
 
 impl Reason {
-    /// The reason of the Event that reports this reason of a condition.
+    /// The reason of the Event for a condition with this reason.
     pub(crate) fn of_event(self) -> Self {
         match self {
             Self::Hibernated | Self::ImageNotFound | Self::PodNotStarting => Self::StepFailed,
@@ -88,7 +88,7 @@ impl Reason {
         }
     }
 
-    /// Whether the reason is the rejection of a spec.
+    /// True if the reason is the rejection of a spec.
     pub(crate) fn is_refusal(self) -> bool {
         matches!(self, Self::InvalidSpec | Self::NotSupported)
     }

@@ -1,9 +1,9 @@
-//! Removes stored backups: those that the retention rules do not keep, or all backups of one EtcdBackup. Uses no
+//! Removes stored backups: the backups that the retention rules do not keep, or all backups of one EtcdBackup. Uses no
 //! Kubernetes API.
 //!
-//! A backup is deleted before its manifest. A crash between the two leaves a manifest without a backup, which does not
-//! count as a backup and is deleted by the next removal. The reverse order could leave a backup without its owner and
-//! checksum.
+//! A backup is deleted before its manifest. A crash between the two deletions leaves a manifest without a backup. Such
+//! a manifest does not count as a backup, and the next removal deletes it. In the reverse order, a crash could leave a
+//! backup without its owner and its checksum.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -23,19 +23,19 @@ use crate::snapshot::{Listed, RemovalResult};
 use crate::transfer::{complete_backup, in_store, manifest_of, slot_key};
 use crate::workers::{Progress, Worker};
 
-/// Limit of concurrent requests to the store.
+/// Maximum number of concurrent requests to the store.
 const CONCURRENT: usize = 8;
 
 /// The backups to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovalScope {
-    /// The backups that the retention rules do not keep after the newest backup.
+    /// The backups that the retention rules do not keep, except the newest backup.
     Surplus {
         /// The retention rules.
         rules: Rules,
         /// The location of the newest backup, from the status.
         newest: String,
-        /// The UIDs of the other periodic EtcdBackups with the same path, whose backups are kept.
+        /// The UIDs of the other periodic EtcdBackups with the same path. Their backups are kept.
         others: BTreeSet<String>,
         /// The time from which the age of a backup is computed.
         now: Timestamp,
@@ -44,7 +44,7 @@ pub enum RemovalScope {
     Everything,
 }
 
-/// The input of a removal.
+/// The inputs of a removal.
 pub struct Removal {
     /// The opened store.
     pub store: Arc<dyn Store>,
@@ -86,10 +86,11 @@ impl Removal {
             .and_then(|key| key.strip_prefix('/'));
         let parts = key.and_then(|key| name::parse(&self.path, key));
         let (Some(key), Some(verified)) = (key, parts) else {
-            // After a change of the path, the new path has no newer backup yet, so nothing is removed from it.
+            // If the path was changed, the new path has no newer backup yet, so the operator removes no backup from
+            // it.
             return Ok(RemovalResult::default());
         };
-        // Invariant 9: the store contains the complete newest backup with its manifest.
+        // Invariant 9: the store must contain the complete newest backup and its manifest.
         if complete_backup(self.store.as_ref(), key).await?.is_none() {
             return Err(Trouble::new(
                 Reason::BackupMissing,
@@ -104,7 +105,7 @@ impl Removal {
         let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
-        // Manifests that an interrupted removal has left.
+        // Deletes the manifests that an interrupted removal has left.
         let older = listing
             .orphans
             .iter()
@@ -123,8 +124,8 @@ impl Removal {
         })
     }
 
-    /// Excludes the backups of other EtcdBackups, which apply their own rules (invariant 13). Without other EtcdBackups,
-    /// no manifest is read.
+    /// Excludes the backups of other EtcdBackups, which apply their own rules (invariant 13). If there are no other
+    /// EtcdBackups, no manifest is read.
     async fn exclude_others(
         &self,
         others: &BTreeSet<String>,
@@ -156,7 +157,7 @@ impl Removal {
         Ok(self.is_removable(manifest.as_ref()).then_some(found))
     }
 
-    /// Whether this removal may delete the backup with this manifest.
+    /// True if this removal may delete the backup with this manifest.
     fn is_removable(&self, manifest: Option<&BackupManifest>) -> bool {
         let owner = manifest.and_then(|manifest| manifest.backup_uid.as_ref());
         match &self.scope {
@@ -208,7 +209,7 @@ impl Removal {
         let manifest = manifest_key(&key);
         let is_sole_owner =
             matches!(&self.scope, RemovalScope::Surplus { others, .. } if others.is_empty());
-        // Invariant 13: another EtcdBackup may have written to this key since its manifest was read.
+        // Invariant 13: another EtcdBackup may have written to this key after its manifest was read.
         if !is_sole_owner {
             let current = manifest_of(self.store.as_ref(), &key).await?;
             if !self.is_removable(current.as_ref()) {
@@ -222,7 +223,8 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The backup is requested by its name first, because the listing may be stale.
+    /// Deletes a manifest without a backup. The store is first asked for the backup by its name, because the listing
+    /// may be stale.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

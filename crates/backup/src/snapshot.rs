@@ -14,7 +14,7 @@ pub use store::progress::Moved;
 
 use crate::reason::Trouble;
 
-/// A backup that the store has acknowledged together with its manifest.
+/// A backup. The store has acknowledged its object and its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stored {
@@ -24,7 +24,7 @@ pub struct Stored {
     pub etcd_version: String,
     /// The cluster ID in hexadecimal, without leading zeros.
     pub cluster_id: String,
-    /// The revision that an etcd started from this backup serves.
+    /// The revision that an etcd serves if it starts from this backup.
     pub revision: i64,
     /// The size of the snapshot in bytes.
     pub size: i64,
@@ -39,7 +39,7 @@ pub struct Stored {
 pub struct Listed {
     /// The location, such as `s3://bucket/key`.
     pub location: String,
-    /// The time and revision from the name.
+    /// The time and the revision in the object name.
     pub parts: Numbered,
 }
 
@@ -50,12 +50,12 @@ pub struct RemovalResult {
     pub backups: Vec<Listed>,
     /// Number of deleted backups.
     pub deleted: usize,
-    /// Whether all backups of the EtcdBackup were to be deleted, and are deleted.
+    /// True if the removal was to delete all backups of the EtcdBackup, and has deleted them.
     pub everything: bool,
 }
 
-/// The state of a worker of this process. A new process starts with `Idle`; the status and the store show the work of
-/// earlier processes.
+/// The state of a worker of this process. A new process starts with `Idle`. The work of earlier processes is visible
+/// only in the status and the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Work<T = Stored> {
     /// No worker exists.
@@ -63,7 +63,7 @@ pub enum Work<T = Stored> {
     Idle,
     /// The worker waits for other workers to end.
     Queued,
-    /// The worker starts as soon as the status counts the attempt.
+    /// The worker is ready, and starts as soon as the status counts the attempt.
     Ready,
     /// The worker is running.
     Running(Moved),
@@ -72,26 +72,27 @@ pub enum Work<T = Stored> {
 }
 
 impl<T> Work<T> {
-    /// Whether a worker is queued or running.
+    /// True if a worker is queued, ready or running.
     pub fn is_active(&self) -> bool {
         matches!(self, Self::Queued | Self::Ready | Self::Running(_))
     }
 }
 
-/// The work of this process for one EtcdBackup, with its history.
+/// The work of this process for one EtcdBackup, with its previous attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkState<T> {
     /// The current state.
     pub work: Work<T>,
-    /// The earliest time of the next attempt.
+    /// The earliest time of the next attempt; `None` if an attempt may start at once.
     pub not_before: Option<Timestamp>,
     /// The failure of the previous attempt.
     pub last_failure: Option<Trouble>,
-    /// Why the running task makes no progress.
+    /// The reason why the running task makes no progress; `None` while it makes progress.
     pub obstacle: Option<Trouble>,
     /// The total time that all attempts have spent in the queue.
     pub queue_time: Duration,
-    /// The count of attempts in the status, including the one of this process; `None` if that one was not recorded.
+    /// The count of attempts in the status, including the attempt of this process; `None` if that attempt was not
+    /// recorded.
     pub recorded_count: Option<i32>,
 }
 
@@ -109,12 +110,12 @@ impl<T> Default for WorkState<T> {
 }
 
 impl<T> WorkState<T> {
-    /// Whether another attempt may start.
+    /// True if another attempt may start at this time.
     pub fn may_begin(&self, now: Timestamp) -> bool {
         !self.work.is_active() && self.not_before.is_none_or(|time| time <= now)
     }
 
-    /// The failure of the last attempt, or why the running one makes no progress.
+    /// The failure of the last attempt, or the reason why the running attempt makes no progress.
     pub fn problem(&self) -> Option<&Trouble> {
         match &self.work {
             Work::Ended(Err(trouble)) => Some(trouble),
@@ -134,11 +135,11 @@ pub enum Destination {
     Unknown(Trouble),
     /// The store contains no complete backup of this EtcdBackup since its recorded start.
     Free,
-    /// The store contains a complete backup, which an operator wrote before it could report it.
+    /// The store contains a complete backup. The operator process that wrote it ended before it reported the backup.
     Complete(Stored),
 }
 
-/// The storage of the backups of the spec.
+/// Where the backups of the spec are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
     /// In a store that this process has opened.
@@ -146,7 +147,7 @@ pub enum Site {
         /// The key that the spec names.
         key: String,
     },
-    /// On a PersistentVolumeClaim, which only a pod that mounts it can read.
+    /// On a PersistentVolumeClaim, which only a pod with this volume can read.
     Volume {
         /// The name of the PersistentVolumeClaim.
         claim: String,
@@ -157,20 +158,20 @@ pub enum Site {
     },
 }
 
-/// The etcd cluster that is backed up.
+/// The etcd cluster to back up.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// The endpoints of the spec.
     Endpoints(Vec<Endpoint>),
-    /// An EtcdCluster.
+    /// The EtcdCluster that the spec names.
     Cluster {
         /// The client URLs of its members and of its Service.
         endpoints: Vec<String>,
-        /// Its pods or why they are unknown, if endpoints need a grant.
+        /// The pods of the members, or why they are unknown. Only set if endpoints need a grant.
         pods: Option<Result<MemberPods, Trouble>>,
         /// The record of the EtcdCluster for the manifest.
         recorded: Box<ManifestCluster>,
-        /// Whether a restore holds the lock of the EtcdCluster.
+        /// True if a restore holds the lock of the EtcdCluster.
         restoring: bool,
     },
 }
@@ -187,11 +188,11 @@ pub struct Endpoint {
 /// How an operator may reach an endpoint of a spec.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EndpointReach {
-    /// At the URL: the namespace has no limit, or a grant.
+    /// The operator connects to the URL itself: the namespace has no limit, or a grant for the URL.
     Direct,
-    /// The URL names an EtcdCluster of the namespace.
+    /// The URL names an EtcdCluster of the namespace, so the operator connects to these pods instead.
     Pods(MemberPods),
-    /// Not at all, for this reason.
+    /// The operator must not connect to the URL, for this reason.
     NotGranted(String),
 }
 
@@ -201,7 +202,8 @@ pub enum EndpointReach {
 pub struct MemberPods {
     /// The client URLs.
     pub urls: Vec<String>,
-    /// The recorded ID of the cluster. The address of a deleted pod may belong to another pod by now.
+    /// The recorded ID of the cluster. Answers of other clusters do not count, because the address of a deleted pod may
+    /// belong to another pod by now.
     pub cluster_id: ClusterId,
 }
 
@@ -217,14 +219,14 @@ pub struct EndpointLimits {
 /// The inputs of a transfer or removal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Inputs {
-    /// The plan does not need the inputs, or they cannot be read.
+    /// The plan does not need the inputs, or the operator could not read them.
     #[default]
     NotRead,
     /// The inputs of a transfer.
     Transfer {
         /// The storage of the backup.
         site: Site,
-        /// The key that an earlier attempt left in the store without a manifest.
+        /// The key of an object without a manifest that an earlier attempt has left in the store.
         leftover: Option<String>,
         /// The etcd cluster.
         source: Source,
@@ -240,7 +242,7 @@ pub enum Inputs {
     },
 }
 
-/// The input of a plan, besides the EtcdBackup itself.
+/// The input of a plan, in addition to the EtcdBackup.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// The transfer worker of this process.
@@ -251,10 +253,10 @@ pub struct Snapshot {
     pub destination: Destination,
     /// The inputs of the next transfer or removal.
     pub inputs: Inputs,
-    /// The problem that prevents a removal from starting.
+    /// The problem that prevents the start of a removal.
     pub obstacle: Option<Trouble>,
-    /// The API server's clock minus the operator's; `None` if no removal depends on the time.
+    /// The API server's time minus the operator's time; `None` if no removal depends on the time.
     pub clock_difference: Option<SignedDuration>,
-    /// The start of this process, if known.
+    /// The time at which this process started, if known.
     pub since: Option<Timestamp>,
 }

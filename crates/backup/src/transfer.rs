@@ -1,7 +1,7 @@
-//! Streams the snapshot of a member to the store, verifies it on the way, and needs constant memory. Uses no Kubernetes
-//! API.
+//! Streams the snapshot of a member to the store, and verifies it during the transfer. The memory use is constant.
+//! Uses no Kubernetes API.
 //!
-//! A canceled or failed transfer leaves no backup in the store. The manifest is written last, and an object without a
+//! A canceled or failed transfer leaves no backup in the store: the manifest is written last, and an object without a
 //! manifest does not count as a backup.
 
 use std::sync::Arc;
@@ -37,41 +37,41 @@ use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
 pub use object_name::ObjectName;
 
-/// The input of a transfer.
+/// The inputs of a transfer.
 #[derive(Clone)]
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to start with. The URLs of all listed members are added, within the limits.
+    /// Client URLs to which the transfer connects first. It adds the URLs of all listed members, within the limits.
     pub endpoints: Vec<String>,
     /// The opened store.
     pub store: Arc<dyn Store>,
     /// The object to write.
     pub name: ObjectName,
-    /// Whether the object is compressed with Zstandard.
+    /// True if the object is compressed with Zstandard.
     pub compress: bool,
     /// The UID of the EtcdBackup, for the manifest.
     pub uid: String,
     /// The record of the EtcdCluster for the manifest, if known.
     pub cluster: Option<ManifestCluster>,
-    /// Limits of the members that may be called.
+    /// Limits of the members that the transfer may call.
     pub limits: EndpointLimits,
-    /// The start of this process. An older unfinished upload is a leftover of an earlier process.
+    /// The time at which this process started. An unfinished upload that is older is a leftover of an earlier process.
     pub since: Timestamp,
 }
 
 /// Version of the manifest's format.
 const FORMAT: u32 = 1;
 
-/// The bytes that a transfer copies at least within [`PROGRESS_WINDOW`], unless it ends before. An upload in parts of 6
-/// MiB advances in steps of this size.
+/// Minimum number of bytes that a transfer must copy within [`PROGRESS_WINDOW`]. The last window of a transfer may be
+/// shorter. An upload in parts of 6 MiB advances in steps of this size.
 const MIN_PROGRESS: u64 = 8 << 20;
 
-/// The time in which a transfer copies [`MIN_PROGRESS`].
+/// The time within which a transfer must copy [`MIN_PROGRESS`] bytes.
 const PROGRESS_WINDOW: Duration = Duration::from_mins(5);
 
 impl Transfer {
-    /// Takes one snapshot and stores it with its manifest. `cancelled` cancels the transfer.
+    /// Takes one snapshot, and stores it with its manifest. `cancelled` cancels the transfer.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl Transfer {
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, meter, cancelled).await {
-                // Another member may still send its snapshot.
+                // Another member may still be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -100,10 +100,10 @@ impl Transfer {
         Err(last.unwrap_or_else(canceled))
     }
 
-    /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
+    /// The members that answer, best first. All URLs are called concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
-        // Without a quorum there is no member list, but a single member can still be backed up.
+        // Without a quorum there is no member list, but a single member can still send its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
         // Invariant 28: an answer may be hostile, and name the members of other clusters.
@@ -161,7 +161,7 @@ impl Transfer {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // Without permission to list, leftovers are kept for the lifecycle rules of the bucket.
+        // If the operator may not list objects, leftovers stay. The lifecycle rules of the bucket can delete them.
         if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
@@ -184,8 +184,8 @@ impl Transfer {
                 return Err(trouble);
             }
         };
-        // All slow requests come before the commit, because another writer may interfere between the commit and the
-        // manifest.
+        // All slow requests are sent before the commit. Between the commit and the manifest, another writer could
+        // replace the object.
         let reads = async {
             tokio::join!(
                 self.hash(member, &inspected),
@@ -198,7 +198,7 @@ impl Transfer {
         };
         let previous = previous?;
         fail::fail_point!("backup-before-commit");
-        // Invariant 12: the checksum from etcd has matched, and the store acknowledges the whole object.
+        // Invariant 12: the checksum has matched that of etcd, and the store must acknowledge the whole object.
         let committed = cancelable(cancelled, upload.commit()).await?;
         if committed.size != sent {
             return Err(Trouble::new(
@@ -225,10 +225,10 @@ impl Transfer {
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
-    /// The key of the object. Two EtcdBackups with one path may start in the same second. The second key then contains
-    /// the preceding revision, which its snapshot contains as well.
+    /// The key of the object. Two EtcdBackups with the same path may start in the same second. The second one then
+    /// uses the preceding revision in its key, which its snapshot also contains.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
-        /// Limit of EtcdBackups that start in the same second at one path.
+        /// Maximum number of EtcdBackups that start in the same second at one path.
         const MAX_SAME_SECOND: i64 = 16;
         let mut key = self.name.key(revision);
         if !matches!(self.name, ObjectName::Numbered { leftover: None, .. }) {
@@ -236,7 +236,7 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // Without permission to list, S3 answers this for a missing object.
+                // If the operator may not list objects, S3 denies access to a missing object.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };
@@ -248,14 +248,14 @@ impl Transfer {
         Ok(key)
     }
 
-    /// Discards unfinished uploads of earlier processes. An earlier attempt may have had another key.
+    /// Discards unfinished uploads of earlier processes. An earlier attempt may have used another key.
     async fn discard_leftovers(&self, key: &str) -> Result<(), store::Error> {
         let (prefix, path) = match &self.name {
             ObjectName::Exact(key) => (key.clone(), None),
             ObjectName::Numbered { path, .. } => (name::prefix(path), Some(path)),
         };
         for unfinished in self.store.unfinished(&prefix).await? {
-            // Invariant 13: uploads of other paths can have the same prefix.
+            // Invariant 13: the names of uploads of other paths can have the same prefix.
             let ours = unfinished.key == key
                 || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
             if ours && unfinished.is_older_than(self.since.as_second()) {
@@ -326,11 +326,11 @@ impl Transfer {
         Ok((inspected, sent))
     }
 
-    /// etcd's hash of the keys in the snapshot. At a restore it proves that etcd reads the same keys. The hash is
-    /// optional, because the SHA-256 already proves the bytes.
+    /// etcd's hash of the keys in the snapshot. A restore compares the hash, in order to prove that etcd reads the
+    /// same keys. The hash is optional, because the SHA-256 checksum already proves the bytes.
     async fn hash(&self, member: &Candidate, inspected: &Inspected) -> Option<u32> {
-        /// Limit of the database size. The member applies no writes while it computes the hash, which takes about half
-        /// a second for each GiB.
+        /// Maximum database size for the hash. The member applies no writes while it computes the hash, which takes
+        /// about half a second for each GiB.
         const MAX_SIZE: i64 = 1 << 30;
         if member.status.db_size_in_use > MAX_SIZE {
             return None;
@@ -338,7 +338,7 @@ impl Transfer {
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         match answer.await {
             Ok(found) => found
-                // A compaction after the snapshot changes the hash.
+                // The hash does not count if a compaction has changed it since the snapshot.
                 .filter(|found| found.compacted == inspected.compacted)
                 .map(|found| found.hash),
             Err(error) => {
@@ -421,13 +421,14 @@ impl Worker for Transfer {
     }
 }
 
-/// Identifies a store for the limit per store. A bucket name is not enough: another tenant may use the same name at
-/// another endpoint.
+/// The key of a store for the limit per store. It includes the endpoint, because another tenant may use the same
+/// bucket name at another endpoint.
 pub(crate) fn slot_key(store: &dyn Store) -> String {
     format!("{} {}", store.endpoint(), store.location())
 }
 
-/// Sends a request to the store, and stops waiting when the transfer is canceled. A dropped upload discards itself.
+/// Sends a request to the store, but returns at once when the transfer is canceled. An upload that is dropped discards
+/// itself.
 async fn cancelable<T>(
     cancelled: &CancellationToken,
     request: impl Future<Output = Result<T, store::Error>>,
@@ -442,8 +443,8 @@ fn canceled() -> Trouble {
     Trouble::new(Reason::StepFailed, "the backup was canceled")
 }
 
-/// Ends when less than [`MIN_PROGRESS`] was copied within `window`. A slow transfer would otherwise occupy a slot until its
-/// deadline.
+/// Returns when less than [`MIN_PROGRESS`] bytes were copied within `window`. Without this check, a slow transfer
+/// would use a slot until its deadline.
 async fn stalled(meter: &Meter, window: Duration) {
     let mut before = meter.read().bytes;
     loop {
@@ -510,7 +511,7 @@ fn unreadable(member: &str, error: InspectError) -> Trouble {
 mod tests {
     use super::*;
 
-    /// Whether a transfer that advances by `step` bytes ten times in each window ends early.
+    /// True if a transfer that copies `step` bytes ten times in each window is ended early.
     async fn is_ended(step: u64) -> bool {
         const STEP: Duration = Duration::from_millis(50);
         let meter = Meter::default();
@@ -529,7 +530,7 @@ mod tests {
     #[tokio::test]
     async fn transfer_without_progress_is_ended() {
         let mebibyte = 1 << 20;
-        // One byte in each step is no progress either.
+        // One byte in each step is not sufficient either.
         for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {
             assert_eq!(is_ended(step).await, expected, "{step}");
         }

@@ -1,13 +1,13 @@
-//! `cargo xtask bench backup`: compares one backup of a large database with the manual way in the same run.
+//! `cargo xtask bench backup`: compares a backup of a large database with a manual backup in the same run.
 //!
-//! The manual way is `etcdctl snapshot save` to a file, and then an upload of the file like that of the store's own
-//! command: one object, in parts of 8 MiB, with several concurrent parts.
+//! The manual backup is `etcdctl snapshot save` to a file, followed by an upload of the file. The upload works as in
+//! the command of the store: one object, in parts of 8 MiB, with several concurrent parts.
 //!
-//! The benchmark measures the wall time, the processor time of all participants (etcd, the store, the commands), the
-//! bytes that they read from the disk, and the memory and processor time of this process during the transfer.
-//! `BENCH_MIB` sets the sizes in MiB, `BENCH_ROUNDS` the number of rounds. The results are written to the file
-//! `BENCH_JSON`. The benchmark has its own binary, so nothing else in the process is measured. The manual upload runs in
-//! another process.
+//! The benchmark measures the wall time, the processor time of all participants (etcd, the store, the commands), and
+//! the bytes that they read from the disk. It also measures the memory and the processor time of this process during
+//! the transfer. `BENCH_MIB` sets the sizes in MiB, and `BENCH_ROUNDS` sets the number of rounds. The results are
+//! written to the file `BENCH_JSON`. The benchmark has its own binary, so that nothing else in the process is
+//! measured. The manual upload runs in another process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
 mod procfs;
@@ -46,7 +46,7 @@ fn numbers(variable: &str, default: &[u64]) -> Vec<u64> {
     }
 }
 
-/// Writes values that do not compress, like those of an encrypted store.
+/// Writes values that cannot be compressed, like the values of an encrypted store.
 async fn fill(url: &str, mebibytes: u64) {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = store::testing::content(1 << 20);
@@ -58,9 +58,9 @@ async fn fill(url: &str, mebibytes: u64) {
     }
 }
 
-/// Resets the machine between two measurements: all writes are on disk, the store is empty, and the page cache contains
-/// only the database (as for a member in use) and the programs. Otherwise the content of the page cache would influence
-/// the number of bytes that are read.
+/// Resets the machine between two measurements. All writes are on disk, the store is empty, and the page cache
+/// contains only the programs and the database, as for a member in use. Otherwise the content of the page cache would
+/// influence the number of bytes that are read.
 async fn reset(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
     for object in store.list("").await.unwrap() {
         store.delete(&object.key).await.unwrap();
@@ -83,7 +83,7 @@ fn etcdctl(programs: &Programs) -> PathBuf {
     programs.etcdutl().with_file_name("etcdctl")
 }
 
-/// The measurement of the manual way: the snapshot to a file, and the upload of the file.
+/// The measurement of the manual backup: the snapshot to a file, and the upload of the file.
 struct Manual {
     file: Duration,
     both: Duration,
@@ -121,9 +121,9 @@ fn manual(programs: &Programs, url: &str, server: &S3Server) -> Manual {
     }
 }
 
-/// The variable with the file that [`manual`] uploads.
+/// The environment variable with the file that [`manual`] uploads.
 const FILE: &str = "BENCH_FILE";
-/// The variable with the endpoint of the S3 server.
+/// The environment variable with the endpoint of the S3 server.
 const ENDPOINT: &str = "BENCH_ENDPOINT";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -214,8 +214,8 @@ async fn compares_backup_with_manual_upload() {
             flags: vec![
                 "--unsafe-no-fsync".to_owned(),
                 "--quota-backend-bytes=8589934592".to_owned(),
-                // By default etcd keeps at least the last 5,000 writes in memory. With a MiB each, they would need more
-                // memory than the database, and too little would remain for the page cache.
+                // By default, etcd keeps at least the last 5,000 writes in memory. With 1 MiB each, they would need
+                // more memory than the database, and too little memory would remain for the page cache.
                 "--snapshot-count=100".to_owned(),
                 "--snapshot-catchup-entries=10".to_owned(),
             ],

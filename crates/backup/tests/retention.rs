@@ -1,4 +1,4 @@
-//! Retention on a real S3 server, and the state after an interrupted removal.
+//! The retention rules with a real S3 server, and the state after an interrupted removal.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ fn now() -> Timestamp {
     "2026-06-15T12:00:00Z".parse().unwrap()
 }
 
-/// The key of a backup by its age in hours. The number of digits of the revisions changes.
+/// The key of a backup with this age in hours. The revisions have different numbers of digits.
 fn key_at(path: &str, hours_ago: i64) -> String {
     let parts = Numbered {
         time: now() - SignedDuration::from_hours(hours_ago),
@@ -87,12 +87,12 @@ fn removal(store: &Arc<dyn Store>, scope: RemovalScope) -> Removal {
     }
 }
 
-/// Keeps this number of backups. The newest one has the age 0.
+/// Applies a rule that keeps this number of backups. The newest backup has the age 0.
 async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<RemovalResult, Trouble> {
     keep_with_others(store, count, &[]).await
 }
 
-/// Like [`keep`], with other EtcdBackups at the same path.
+/// As [`keep`], with other EtcdBackups at the same path.
 async fn keep_with_others(
     store: &Arc<dyn Store>,
     count: i64,
@@ -130,7 +130,7 @@ async fn retention_removes_old_backups_with_manifests() {
         .map(|backup| backup.location)
         .collect();
     assert_eq!(newest[0], format!("s3://bucket/{}", key(0)));
-    // The revisions are 1005, 1004 and 1003. In text order 999 would be the newest.
+    // The revisions are 1005, 1004 and 1003. In text order, 999 would be the newest.
     assert_eq!(keys(store.as_ref()).await, with_manifests((0..3).map(key)));
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 0);
 }
@@ -191,7 +191,7 @@ async fn invariant_9_removes_nothing_while_newest_is_incomplete() {
         put(store.as_ref(), &key(hours), UID).await;
     }
     let all = keys(store.as_ref()).await;
-    // The newest backup is missing, its manifest is missing, or its content was replaced.
+    // In turn, the newest backup is missing, its manifest is missing, or its content was replaced.
     for damage in 0..3 {
         match damage {
             0 => store.delete(&key(0)).await.unwrap(),
@@ -222,7 +222,8 @@ async fn keeps_backups_newer_than_verified_backup() {
     assert_eq!(keys(store.as_ref()).await, with_manifests((-2..1).map(key)));
 }
 
-/// A removal that fails at any request leaves the newest backups complete, and the next removal completes it.
+/// If a removal fails at any of its requests, the newest backups stay complete, and the next removal completes the
+/// work.
 #[tokio::test]
 async fn next_removal_completes_interrupted_one() {
     let failure = || store::Error::Timeout("injected".to_owned());
@@ -235,7 +236,7 @@ async fn next_removal_completes_interrupted_one() {
             for hours in 0..4 {
                 put(store.as_ref(), &key(hours), UID).await;
             }
-            // A crash between the two deletions leaves a manifest without its backup.
+            // A crash between the two deletions leaves a manifest without a backup.
             put(store.as_ref(), &key(9), UID).await;
             store.delete(&key(9)).await.unwrap();
             faulty.fail_after(call, succeeding, failure());
@@ -248,7 +249,7 @@ async fn next_removal_completes_interrupted_one() {
                     "{call:?} {between:?}"
                 );
             }
-            // Every remaining backup has its manifest.
+            // Every backup that remains has its manifest.
             for hours in 2..4 {
                 let half =
                     between.contains(&key(hours)) && !between.contains(&manifest_key(&key(hours)));
@@ -272,7 +273,7 @@ async fn removes_only_backups_of_deleted_etcd_backup() {
     put(store.as_ref(), PATH, UID).await;
     put(store.as_ref(), &key(1), UID).await;
     put(store.as_ref(), &key(2), "uid-2").await;
-    // A backup of the original operator has no manifest and no known owner.
+    // A backup of coreos/etcd-operator has no manifest, so its owner is unknown.
     store
         .put(&key(3), Bytes::from_static(b"old"))
         .await
@@ -297,8 +298,8 @@ async fn removes_only_backups_of_deleted_etcd_backup() {
     );
 }
 
-/// Two EtcdBackups with one path, hourly and daily: the backups of one do not count for the rules of the other, and are
-/// not deleted by them.
+/// Two EtcdBackups use the same path, one hourly and one daily. The rules of one EtcdBackup neither count nor delete
+/// the backups of the other.
 #[tokio::test]
 async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     let server = S3Server::start(&["bucket"]);
@@ -309,7 +310,7 @@ async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     for hours in [2, 24, 48] {
         put(store.as_ref(), &key(hours), "uid-2").await;
     }
-    // Backups of a deleted EtcdBackup and of the original operator are subject to the rules of this EtcdBackup.
+    // The rules of this EtcdBackup apply to backups of a deleted EtcdBackup, and to backups of coreos/etcd-operator.
     put(store.as_ref(), &key(6), "uid-0").await;
     store
         .put(&key(7), Bytes::from_static(b"old"))
@@ -328,7 +329,7 @@ async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     assert_eq!(locations, expected);
     let left = with_manifests([0, 1, 2, 3, 24, 48].map(key));
     assert_eq!(keys(store.as_ref()).await, left);
-    // After the deletion of the other EtcdBackup, the rules apply to its backups too.
+    // After the other EtcdBackup is deleted, the rules also apply to its backups.
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 3);
     assert_eq!(
         keys(store.as_ref()).await,
@@ -336,7 +337,7 @@ async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     );
 }
 
-/// An EtcdBackup with this policy, whose newest backup has the age 0 and whose retention is pending.
+/// An EtcdBackup with this policy. Its newest backup has the age 0, and the retention rules are not applied yet.
 fn pending(store: &dyn Store, policy: &serde_json::Value) -> EtcdBackup {
     let mut policy = policy.clone();
     policy["schedule"] = serde_json::json!("0 0 1 1 *");
@@ -355,7 +356,7 @@ fn pending(store: &dyn Store, policy: &serde_json::Value) -> EtcdBackup {
     .unwrap()
 }
 
-/// The plan of an operator whose clock is ahead of the API server's. The API server's clock is right.
+/// The plan of an operator whose clock is ahead by this time. The API server's clock is correct.
 fn planned(backup: &EtcdBackup, ahead: SignedDuration) -> (Plan, Timestamp) {
     let snapshot = Snapshot {
         inputs: Inputs::Removal {
@@ -371,7 +372,7 @@ fn planned(backup: &EtcdBackup, ahead: SignedDuration) -> (Plan, Timestamp) {
     (plan(backup, &snapshot, operator), operator)
 }
 
-/// Carries out the removal of a plan, if it has one.
+/// Executes the removal of a plan, if the plan contains one. Returns the number of deleted backups.
 async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
     let Some(Job::Removal { scope, .. }) = plan.job.clone() else {
         return None;
@@ -379,7 +380,7 @@ async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
     Some(removal(store, scope).run().await.unwrap().deleted)
 }
 
-/// Invariant 9.
+/// Invariant 9 (verify before destroying).
 #[tokio::test]
 async fn clock_ahead_retention() {
     let dir = tempfile::tempdir().unwrap();
@@ -389,7 +390,7 @@ async fn clock_ahead_retention() {
     }
     let all = keys(store.as_ref()).await;
     let by_age = pending(store.as_ref(), &serde_json::json!({ "maxAge": "47h30m" }));
-    // Names contain times, so a wrong clock also changes which backups are the newest.
+    // The names contain the times, so a wrong clock also changes which backups are the newest.
     let by_count = pending(store.as_ref(), &serde_json::json!({ "maxBackups": 1 }));
     let by_day = pending(
         store.as_ref(),
@@ -411,7 +412,7 @@ async fn clock_ahead_retention() {
                 assert!(trouble.message.contains(part), "{trouble:?}");
             }
             assert_eq!(notices(backup, &plan)[0].reason, "RemovalFailed");
-            // The report does not change with the time, so it causes no further reconcile.
+            // The report does not depend on the current time, so it causes no further reconcile.
             let mut reported = backup.clone();
             reported.status = Some(status(backup, &plan, operator));
             let (again, later) = planned(
@@ -421,7 +422,7 @@ async fn clock_ahead_retention() {
             assert_eq!(Some(status(&reported, &again, later)), reported.status);
         }
     }
-    // Clocks that agree within an hour: the earlier one counts.
+    // If the two clocks differ by less than an hour, the earlier time counts.
     let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
     assert_eq!(removed(&store, &plan).await, Some(1));
     let left = with_manifests([0, 24, 47].map(key));

@@ -82,7 +82,7 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>
                         body.len()
                     );
                     let _ = client.write_all(answer.as_bytes()).await;
-                    // The rest of the request is read, so the client reads the answer.
+                    // The proxy reads the rest of the request. Otherwise the client would not read the answer.
                     let drain = async { while matches!(client.read(&mut up).await, Ok(1..)) {} };
                     let _ = tokio::time::timeout(Duration::from_millis(300), drain).await;
                     return;
@@ -146,7 +146,7 @@ async fn store_faults_cause_no_false_success() {
         let store: Arc<dyn Store> = Arc::new(S3Store::new(config).await.unwrap());
         let begun = Timestamp::from_second(1_800_000_000 + i64::try_from(case).unwrap()).unwrap();
         let mut troubles = Vec::new();
-        // Like the operator: find a complete backup or start an attempt, and retry.
+        // As the operator does, the test searches a complete backup, starts an attempt if there is none, and retries.
         let stored = loop {
             assert!(troubles.len() < 60, "{fault:?}: {troubles:?}");
             let attempt = async {

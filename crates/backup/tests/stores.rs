@@ -1,4 +1,4 @@
-//! Periodic backups with adoption and retention on every kind of store, with real servers.
+//! Periodic backups with adoption and retention, on every type of store, with real servers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -80,7 +80,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     // Directories have no tags.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
-    // Retention removes all but the newest backup, and no object of a similar path.
+    // The retention rules delete all backups except the newest one, and no object of a path with a similar name.
     let sibling = "deep/etcd_v2_v9_2019-01-01-00:00:00";
     store.put(sibling, "other".into()).await.unwrap();
     let policy = BackupPolicy {
@@ -112,7 +112,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     assert_eq!(left, expected);
     let parts = name::parse(PATH, key).unwrap();
 
-    // An object of the same size has replaced the backup since the manifest was written.
+    // After the manifest was written, another object of the same size has replaced the backup.
     if manifest.store_tag.is_some() {
         let other = vec![7; content.len()];
         store.put(key, other.into()).await.unwrap();

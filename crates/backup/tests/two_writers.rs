@@ -1,5 +1,5 @@
-//! Another writer uses the same path concurrently, or a proxy answers for the store. A transfer succeeds only with its
-//! own object and its own manifest.
+//! Another writer uses the same path at the same time, or a proxy answers for the store. A transfer succeeds only if
+//! the store contains its own object and its own manifest.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,37 +24,38 @@ use tokio_util::sync::CancellationToken;
 
 const KEY: &str = "daily/etcd";
 
-/// The interference with a transfer, and its time.
+/// The interference with a transfer, and the time at which it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interference {
     None,
-    /// Another object of the same size replaces the own one before the manifest is written.
+    /// Before the manifest is written, another object of the same size replaces the transfer's object.
     DataBeforeManifest,
-    /// Another object of the same size replaces the own one after the manifest was written.
+    /// After the manifest was written, another object of the same size replaces the transfer's object.
     DataAfterManifest,
-    /// Another manifest replaces the own one.
+    /// Another manifest replaces the transfer's manifest.
     Manifest,
-    /// The write of the manifest is acknowledged but not carried out.
+    /// The write of the manifest is acknowledged, but has no effect.
     Swallowed,
     /// The transfer is canceled after its object was committed.
     Canceled,
-    /// A complete backup of the other writer is stored during the own upload.
+    /// During the upload, a complete backup of the other writer is stored.
     BackupBeforeCommit,
-    /// A complete backup of the other writer is stored after the last read and just before the own commit.
+    /// After the last read and just before the commit, a complete backup of the other writer is stored.
     BackupAtCommit,
-    /// A complete backup of the other writer is stored between the own commit and the manifest.
+    /// Between the commit and the manifest, a complete backup of the other writer is stored.
     BackupBeforeManifest,
-    /// A complete backup of the other writer is stored after the own manifest was confirmed.
+    /// After the manifest was confirmed, a complete backup of the other writer is stored.
     BackupAfterManifest,
-    /// A complete backup of the other writer is stored after a removal has read the own manifest.
+    /// After a removal has read the manifest, a complete backup of the other writer is stored.
     BackupBeforeRemoval,
-    /// A complete backup of the other writer is stored while the object is read.
+    /// While the transfer reads its object again, a complete backup of the other writer is stored.
     BackupWhileRead,
-    /// A complete backup of the other writer is stored just before the own commit, and another while the object is read.
+    /// Just before the commit, a complete backup of the other writer is stored. Another one is stored while the
+    /// transfer reads its object again.
     BackupAtCommitAndWhileRead,
 }
 
-/// A directory with or without tags, and with or without permission to list.
+/// A directory with or without tags, and with or without the permission to list objects.
 #[derive(Clone)]
 struct Shared {
     inner: LocalStore,
@@ -87,7 +88,7 @@ impl Shared {
         self.has_tags.then(|| writes.to_string())
     }
 
-    /// Whether this interference is due. Each one happens once.
+    /// True if this interference must happen now. Each interference happens once.
     fn interferes(&self, kind: Interference) -> bool {
         let mut interference = self.interference.lock().unwrap();
         let interferes = *interference == kind;
@@ -104,7 +105,7 @@ impl Shared {
         self.writes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Stores a complete backup of the other writer, with the size of the own object if that exists.
+    /// Stores a complete backup of the other writer. If the transfer's object exists, the backup has the same size.
     async fn other_backup(&self) {
         if self.inner.head(KEY).await.unwrap().is_none() {
             self.inner.put(KEY, "other".into()).await.unwrap();
@@ -237,7 +238,7 @@ impl Store for Shared {
     }
 }
 
-/// The chunks of a snapshot from a member.
+/// The chunks of a snapshot that a real member has sent.
 async fn recorded() -> Vec<Bytes> {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let client = EtcdClient::new(Access::default());
@@ -265,7 +266,7 @@ async fn run(transfer: &Transfer, store: &Shared) -> Result<Stored, Trouble> {
     transfer.run(&Meter::default(), &store.cancelled).await
 }
 
-/// The object and the manifest of a key.
+/// The object and the manifest at a key.
 async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
     let data = download(&store.inner, key).await.unwrap();
     let manifest = download(&store.inner, &manifest_key(key)).await.unwrap();
@@ -275,7 +276,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 #[tokio::test]
 async fn invariant_12_mixed_data_and_manifest_is_no_success() {
     let snapshot = recorded().await;
-    // Without tags the whole object is read.
+    // If the store has no tags, the operator reads the whole object.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
         for interference in [
             Interference::DataBeforeManifest,
@@ -295,13 +296,13 @@ async fn invariant_12_mixed_data_and_manifest_is_no_success() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // No manifest remains next to data of another backup.
+            // The manifest must not remain, because the object belongs to another backup.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {
                 assert_eq!(store.list(&manifest_key(KEY)).await.unwrap(), []);
             }
-            // The next attempt succeeds.
+            // The next attempt of the transfer succeeds.
             let stored = run(&ours, &store).await.unwrap();
             let (data, manifest) = pair(&store, KEY).await;
             assert!(compress || data == snapshot.concat(), "{interference:?}");
@@ -353,7 +354,7 @@ async fn backups_of_same_second_have_distinct_names() {
     assert_ne!(keys[0], keys[1]);
 }
 
-/// Without tags, equal sizes prove nothing.
+/// Without tags, an object of the same size proves nothing.
 #[tokio::test]
 async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
     let snapshot = recorded().await;
@@ -369,7 +370,7 @@ async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
     let (data, manifest) = pair(&store, KEY).await;
     assert!(data.iter().all(|byte| *byte == 7));
     assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
-    // The next attempt replaces that backup, even if the other writer interferes before the commit.
+    // The next attempt replaces the other writer's backup, even if the other writer interferes before the commit.
     for interference in [
         Interference::None,
         Interference::BackupBeforeCommit,
@@ -383,7 +384,7 @@ async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
     }
 }
 
-/// A read from a directory continues with the old file after a replacement.
+/// In a directory, a read continues with the old file after the file was replaced.
 #[tokio::test]
 async fn invariant_12_replacement_during_read_is_no_success() {
     let snapshot = recorded().await;
@@ -406,7 +407,7 @@ async fn invariant_12_replacement_during_read_is_no_success() {
         assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
         assert_eq!(*store.interference.lock().unwrap(), Interference::None);
         theirs().await;
-        // A replaced object is not adopted either.
+        // An object that was replaced is not adopted either.
         run(&ours, &store).await.unwrap();
         *store.interference.lock().unwrap() = Interference::BackupWhileRead;
         let found = earlier_attempt(
@@ -427,8 +428,8 @@ async fn invariant_12_replacement_during_read_is_no_success() {
     }
 }
 
-/// A process may have ended between the manifest and the confirmation. An object of the same size that has replaced the
-/// own one since then is not adopted.
+/// The operator process may have ended between the manifest and the confirmation. If another object of the same size
+/// has replaced the object since then, the next process does not adopt it.
 #[tokio::test]
 async fn overwritten_object_is_not_adopted() {
     let snapshot = recorded().await;
@@ -473,7 +474,7 @@ async fn overwritten_object_is_not_adopted() {
         let key = format!("{KEY}{key}");
         store.other_data(&key).await;
         if !has_tags && !verify_content {
-            // A directory without a read of the content does not show the replacement.
+            // In a directory, only a read of the content shows that the object was replaced.
             assert_eq!(find().await, EarlierAttempt::Complete(stored));
             continue;
         }
@@ -481,7 +482,7 @@ async fn overwritten_object_is_not_adopted() {
             panic!("the data of another writer was adopted")
         };
         assert_eq!(name, name_with(Some(&key)));
-        // The next attempt replaces that object.
+        // The next attempt replaces the other object.
         let ours = transfer(&snapshot, &store, "ours", name);
         let stored = run(&ours, &store).await.unwrap();
         assert_eq!(find().await, EarlierAttempt::Complete(stored));

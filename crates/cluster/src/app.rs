@@ -1,4 +1,4 @@
-//! The wiring: the watched kinds, and the controller that runs the driver.
+//! Connects the watches, the controller and the reconciler.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,8 @@ use crate::pod_deletions::PodDeletions;
 use crate::reconcile::ClusterOperator;
 use crate::snapshot_cache::SnapshotCache;
 
-/// Each reconcile reads the health of all members: a hanging member delays its own cluster by this much.
+/// Deadlines of calls to members. Each reconcile reads the health of all members, so a member that hangs delays its
+/// own cluster by this time.
 const DEADLINES: Deadlines = Deadlines {
     connect: Duration::from_secs(1),
     status: Duration::from_secs(1),
@@ -38,19 +39,20 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// How the endpoints of a cluster to join are granted.
+/// The texts that name the grant for the endpoints of a cluster to join.
 pub(crate) const JOINS: GrantedBy = GrantedBy {
     operator: "cluster operator",
     flag: "--join",
     value: "clusters.join",
 };
 
-/// Interval at which the state of deleted clusters is dropped.
+/// Interval at which the operator drops the state of deleted clusters.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
-/// Runs until shutdown. Every event of a child triggers a reconcile of its cluster. Seed members prepare their data
-/// with `image`, or with the image of the operator's own pod. NetworkPolicies admit the `pods` with these labels in the
-/// operator's namespace. `joins` are the endpoints that other namespaces may join.
+/// Runs the operator until it shuts down. Every event of a child object triggers a reconcile of its cluster. Seed
+/// members prepare their data with `image`; without it, with the image of the operator's own pod. NetworkPolicies admit
+/// the pods with the labels `pods` in the operator's namespace. `joins` are the endpoints that other namespaces may
+/// join.
 pub async fn work(
     operator: Operator,
     image: Option<String>,
@@ -103,7 +105,7 @@ pub async fn work(
     }
 }
 
-/// The receivers of the children's events.
+/// The components that receive the events of child objects.
 #[derive(Clone)]
 struct EventReceivers {
     cache: Arc<SnapshotCache>,
@@ -113,14 +115,14 @@ struct EventReceivers {
 impl EventReceivers {
     fn notify<K>(&self, uid: &str, child: &PartialObjectMeta<K>) {
         self.cache.invalidate(uid);
-        // The last event of a deleted pod is that it was ending.
+        // The last event of a deleted pod shows that the pod is terminating.
         if child.metadata.deletion_timestamp.is_some() {
             self.deletions.notify(uid);
         }
     }
 }
 
-/// Watches the metadata of one kind of a cluster's objects; the operator only needs to know that something changed.
+/// Watches the metadata of one kind of child object. The operator only needs to know that such an object has changed.
 fn children<K>(
     operator: &Operator,
     controller: Controller<Guarded<EtcdCluster>>,
@@ -144,7 +146,7 @@ where
     })
 }
 
-/// The EtcdCluster that owns an object: its UID and its reference.
+/// The EtcdCluster that owns a child object: its UID and its reference.
 fn owner<K>(child: &PartialObjectMeta<K>) -> Option<(String, ObjectRef<Guarded<EtcdCluster>>)> {
     let owners = child.metadata.owner_references.iter().flatten();
     let mut ours = owners.filter(|owner| {

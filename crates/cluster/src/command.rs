@@ -1,4 +1,4 @@
-//! The command line of `etcd-operator`. With `check`, the program is the test pod of `helm test`.
+//! The command line of `etcd-operator`. With the subcommand `check`, the program is the test pod of `helm test`.
 
 use std::process::ExitCode;
 
@@ -19,12 +19,12 @@ use crate::app;
 struct Options {
     #[command(flatten)]
     common: Common,
-    /// The image a seed member prepares its data with, when a lost quorum is recovered; the operator's own where it
-    /// is not given
+    /// Image with which a seed member prepares its data when a lost quorum is recovered. The default is the operator's
+    /// own image
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     operator_image: Option<String>,
-    /// A label of the operators' pods, all three of them, which NetworkPolicies let in to the members; may be given more
-    /// than once. Without any, every pod of the operator's namespace is let in
+    /// Label of the pods of all three operators, which NetworkPolicies admit to the members. Repeat the flag for more
+    /// labels. Without a label, NetworkPolicies admit every pod of the operator's namespace
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     operator_label: Vec<(String, String)>,
     /// Allow a namespace to name an etcd in the annotation etcd.database.coreos.com/join, as in
@@ -38,7 +38,7 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Check whether operators are ready; the exit code is 0 if all of them are
+    /// Check whether operators are ready. The exit code is 0 if all of them are ready
     Check(Check),
 }
 

@@ -1,5 +1,5 @@
-//! The comparison of existing objects with the objects that the builders make. An object that is as made is not sent
-//! again.
+//! Compares existing objects with the objects that the builders make. The operator does not send an object that is
+//! equal to the built one.
 
 use api::names;
 use k8s_openapi::api::core::v1::Service;
@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::snapshot::{Kept, Shared};
 
-/// Compares an existing object with each object that a builder can make for a state, and returns the state of the equal
-/// one. `is_same` is an additional condition.
+/// Compares an existing object with each object that a builder can make for a state, and returns the state of the
+/// equal object. `is_same` is an additional condition.
 fn compare<K: Resource + Serialize, T>(
     there: Option<&K>,
     (cluster, uid): (&str, &str),
@@ -33,7 +33,7 @@ fn compare<K: Resource + Serialize, T>(
     found.map_or(Kept::Drifted, |(state, _)| Kept::AsMade(state))
 }
 
-/// The state of the objects that belong to the whole cluster.
+/// The state of the objects that belong to the whole cluster: the two Services and the PodDisruptionBudget.
 pub(crate) fn shared(
     members: &Members,
     services: &[Service],
@@ -46,7 +46,7 @@ pub(crate) fn shared(
     let there = named(&headless.name_any());
     let headless = compare(there, of, [((), headless)], |_, _| true);
     let there = named(&names::client_service(members.cluster));
-    // The complete selector is compared: an extra label in it would remove the endpoints.
+    // The complete selector is compared, because an additional label in the selector would remove the endpoints.
     let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
     let is_same = |there: &Service, made: &Service| {
         selector(there) == selector(made) && member::has_same_policy(made, there)
@@ -61,9 +61,9 @@ pub(crate) fn shared(
     }
 }
 
-/// The client Service. `open`: it has endpoints for clients.
+/// Builds the client Service. `open`: it has endpoints for clients.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
-    // The builder uses only whether the cluster has formed.
+    // The builder checks only whether a cluster ID exists, which means that the cluster has formed.
     let cluster_id = open.then_some("");
     member::client_service(&Members {
         cluster_id,
@@ -71,7 +71,7 @@ pub(crate) fn client_service(members: &Members, open: bool) -> Service {
     })
 }
 
-/// The budget that is made for the `minAvailable` of the existing one.
+/// The PodDisruptionBudget that the builder makes for the `minAvailable` of the existing one.
 fn budget_made(
     members: &Members,
     there: Option<&PodDisruptionBudget>,
@@ -84,8 +84,8 @@ fn budget_made(
     Some((min, member::disruption_budget(members, min)))
 }
 
-/// The state of the NetworkPolicy. The complete specification is compared: one peer too many would admit another
-/// client.
+/// The state of the NetworkPolicy. The complete specification is compared, because an additional peer would admit
+/// another client.
 pub(crate) fn network(
     members: &Members,
     there: Option<&NetworkPolicy>,
@@ -96,8 +96,8 @@ pub(crate) fn network(
     compare(there, (members.cluster, uid), [((), made)], is_same)
 }
 
-/// Whether an object with a name of the cluster belongs to another party: it has another owner, or has neither an owner
-/// nor the cluster's label.
+/// True if an object with a name of the cluster belongs to another owner: another owner is set, or the object has
+/// neither an owner nor the cluster's label.
 pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
     let labels = metadata.labels.as_ref();
     let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
@@ -107,7 +107,7 @@ pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> b
     }
 }
 
-/// The UID of the owner.
+/// The UID of the controller owner.
 pub(crate) fn owner(metadata: &ObjectMeta) -> Option<&str> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
     owners
@@ -117,8 +117,8 @@ pub(crate) fn owner(metadata: &ObjectMeta) -> Option<&str> {
         .map(|owner| owner.uid.as_str())
 }
 
-/// Whether the object has every field that the builder sets. Additions by others (defaults, further annotations) are no
-/// difference.
+/// True if the object has every field that the builder sets. Fields that other software has added, such as defaults
+/// and annotations, make no difference.
 pub(crate) fn contains<K: Serialize>(there: &K, made: &K) -> bool {
     let (Ok(mut made), Ok(there)) = (serde_json::to_value(made), serde_json::to_value(there))
     else {

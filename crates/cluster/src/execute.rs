@@ -1,8 +1,9 @@
-//! Sends the actions of one step. The actions of a chain follow each other; chains and the change of the members are
-//! sent concurrently.
+//! Sends the actions of one step. The actions of a chain are sent one after another. The chains and the change of the
+//! members are sent concurrently.
 //!
-//! Nothing is decided here. An action that loses a race (the object has changed, exists or is deleted) ends its chain
-//! and is planned again. An action is only repeated here if the end of its chain would cost a member its name.
+//! This module decides nothing. An action that loses a race (the object has changed, exists or is deleted) ends its
+//! chain, and the next reconcile plans it again. The executor itself repeats an action only if the end of the chain
+//! would make the name of a member unusable.
 
 mod calls;
 mod certificates;
@@ -31,10 +32,10 @@ use crate::refusals::Refusals;
 use crate::snapshot::Observed;
 use crate::upkeep::Calls;
 
-/// The first pause before an action is retried that the API server could not serve.
+/// The first pause before the retry of an action that the API server could not serve.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The pauses before the removal of a mark is retried: no other process removes the mark.
+/// The pauses before retries of the removal of a mark. No other process removes the mark.
 const PAUSES: [Duration; 4] = [
     PAUSE,
     Duration::from_millis(300),
@@ -52,12 +53,12 @@ pub struct Acted {
 }
 
 impl Acted {
-    /// The failure to report: one that does not resolve itself.
+    /// The failure to report: the first one that a retry does not resolve.
     pub fn failure(&self) -> Option<&Error> {
         self.failed.iter().find(|error| !error.is_passing())
     }
 
-    /// The combined result.
+    /// Combines two results.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.done.extend(other.done);
@@ -66,30 +67,30 @@ impl Acted {
     }
 }
 
-/// The inputs of an execution.
+/// The inputs of the executor.
 pub struct ExecuteContext<'a> {
-    /// The API server. The client sends each request once (invariant 11).
+    /// The client of the API server. It sends each request once (invariant 11).
     pub client: &'a Client,
-    /// The members.
+    /// The client of the members.
     pub etcd: &'a Arc<dyn Etcd>,
-    /// The starts of members that were rejected.
+    /// The rejected starts of members, with their back-off.
     pub refusals: &'a Refusals,
     /// The calls to members for which no reconcile waits.
     pub calls: &'a Calls,
-    /// The credentials of the operator. In memory only.
+    /// The operator's credentials for etcd. They are kept in memory only.
     pub auth: &'a ClusterAuth,
-    /// The object with the spec in effect.
+    /// The EtcdCluster with the spec in effect.
     pub cluster: &'a EtcdCluster,
     /// The observation from which the step was planned.
     pub observed: &'a Observed,
     /// The client URLs of members, by name.
     pub urls: &'a BTreeMap<String, String>,
-    /// When the observation began.
+    /// The time at which the observation began.
     pub since: Instant,
 }
 
 impl ExecuteContext<'_> {
-    /// Executes the step.
+    /// Sends all actions of the step.
     pub async fn execute(&self, step: &Step) -> Acted {
         let chains = join_all(step.chains.iter().map(|chain| self.chain(chain)));
         let change = async {
@@ -102,7 +103,8 @@ impl ExecuteContext<'_> {
         chains.into_iter().fold(change, Acted::merge)
     }
 
-    /// Sends a chain. The start of a member that was rejected is not repeated before its back-off has passed.
+    /// Sends a chain. If the start of a member was rejected before, the chain is not sent before its back-off has
+    /// ended.
     async fn chain(&self, chain: &[Action]) -> Acted {
         let mut parts = chain.iter().filter_map(|action| action.start.as_ref());
         let starts = parts.find_map(StartPart::announces);
@@ -156,9 +158,10 @@ impl ExecuteContext<'_> {
         acted
     }
 
-    /// Sends an action of a chain; with an error comes whether it was certainly not carried out. After a Service is
-    /// marked, a request that the API server cannot serve now is repeated as long as the observation is fresh: the end
-    /// of the chain would cost the member its name. If an earlier attempt was carried out, the object exists then.
+    /// Sends an action of a chain. The error contains true if the request certainly had no effect. After a Service is
+    /// marked, a request that the API server cannot serve now is repeated while the observation is fresh, because the
+    /// end of the chain would make the name of the member unusable. If an earlier attempt had an effect, the next one
+    /// finds the object.
     async fn repeat(&self, action: &Action, marked: bool) -> Result<Option<String>, (Error, bool)> {
         let (mut pause, mut doubtful) = (PAUSE, false);
         loop {
@@ -177,10 +180,10 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Removes the mark that a chain has set, however old the observation is by now. The precondition is the version
-    /// that the same chain wrote. While a Service is marked and nothing else of its member exists, no other process
-    /// starts that member without marking the Service again. So an unmarked Service still means that its member never
-    /// started (invariant 6).
+    /// Removes the mark that a chain has set, even if the observation is too old by now. The precondition is the
+    /// resourceVersion that the same chain wrote. If a Service is marked and its member has neither a pod nor a PVC,
+    /// every other process renews the mark before it starts the member. An unmarked Service therefore still means that
+    /// its member never started (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {
@@ -192,7 +195,7 @@ impl ExecuteContext<'_> {
         self.patch(&patch).await.map(drop)
     }
 
-    /// Invariant 11: a change is sent only if the member list equals the list from which it was planned.
+    /// Invariant 11: the change is sent only if the member list equals the list from which it was planned.
     async fn change(&self, change: &Change) -> Acted {
         let mut acted = Acted::default();
         let via = self.client_urls(&change.via);
@@ -224,8 +227,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// A crash before this action, if a test asks for one: `FAILPOINTS=before-create-pod=panic`. Every boundary between two
-/// requests of a step is before one of them.
+/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`, so that a test can crash the
+/// operator. There is a failpoint before each request of a step.
 fn interrupt(action: &Action) {
     let (point, text) = (action.point, action.text.as_str());
     tracing::debug!(point, text, "action");

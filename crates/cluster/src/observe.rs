@@ -1,8 +1,9 @@
-//! Reads only: Kubernetes objects first, then etcd, each call with a deadline, into one [`Observed`].
+//! Observes a cluster. Reads Kubernetes objects first and then calls etcd, each with a deadline, and returns one
+//! [`Observed`]. Changes nothing.
 //!
-//! The order matters. A pod is created after its member was added. If a pod was read and its member is not in the list
-//! that was read afterwards, the member was removed. What etcd does not answer is unknown (invariant 1). Without the
-//! Kubernetes objects there is no observation.
+//! The order of the reads matters. A member is added to etcd before its pod is created, and the list is read after the
+//! pods. If the list lacks the member of a pod, the member was therefore removed. An answer that is missing is unknown
+//! (invariant 1). Without the Kubernetes objects, there is no observation.
 
 pub mod access;
 mod certificates;
@@ -54,19 +55,19 @@ use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
 
-/// Deadline for reading the Kubernetes objects.
+/// Deadline for reading all Kubernetes objects of a cluster.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A linearizable read that takes longer shows that etcd is overloaded.
+/// Duration of a linearizable read above which etcd counts as overloaded.
 const SLOW: Duration = Duration::from_millis(500);
 
-/// Text by which a member's status reports an alarm: `memberID:1 alarm:NOSPACE`.
+/// Text that introduces an alarm in a member's status: `memberID:1 alarm:NOSPACE`.
 const ALARM: &str = "alarm:";
 
-/// Deadline for a member that is not ready. A ready member has the client's own deadline.
+/// Deadline for a member whose pod is not ready. For a ready member, the deadline of the client applies.
 const IMPATIENCE: Duration = Duration::from_millis(250);
 
-/// Why the observation failed.
+/// Why an observation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server rejected the request or could not be reached.
@@ -74,7 +75,7 @@ pub enum Error {
     Read {
         /// The requested kind of object.
         what: &'static str,
-        /// The answer.
+        /// The error of the request.
         #[source]
         source: kube::Error,
     },
@@ -83,26 +84,26 @@ pub enum Error {
     Deadline,
 }
 
-/// The part of the objects that is needed to call etcd and to plan; small enough to cache.
+/// The parts of the objects that the calls to etcd and the planner need. They are small enough for a cache.
 #[derive(Clone, Debug)]
 pub struct KubeSnapshot {
-    /// The object as it was read.
+    /// The EtcdCluster as the operator read it.
     pub cluster: EtcdCluster,
     /// The spec in effect.
     pub effective: Effective,
     /// The client URL of each member, by name.
     pub urls: BTreeMap<String, String>,
-    /// The health URL of each member, by name.
+    /// The address of each member's health listener, by the name of the member.
     health: BTreeMap<String, String>,
-    /// The cluster's certificates. In memory only.
+    /// The certificates of the cluster. They are kept in memory only.
     pub tls: ClusterTls,
-    /// The operator's etcd credentials. In memory only.
+    /// The operator's credentials for etcd. They are kept in memory only.
     pub auth: ClusterAuth,
     without_etcd: Observed,
 }
 
 impl Objects {
-    /// Reduces the objects to the needed part, with the spec in effect.
+    /// Reduces the objects to the parts that are needed. `effective` contains the spec in effect.
     pub fn snapshot(self, effective: Effective) -> KubeSnapshot {
         KubeSnapshot {
             urls: client_urls(&self.pods, effective.cluster()),
@@ -117,9 +118,9 @@ impl Objects {
 }
 
 impl KubeSnapshot {
-    /// How to reach the members, or why they cannot be reached.
+    /// The access to the members; the error says why the operator cannot reach them.
     pub fn access(&self) -> Result<Access, String> {
-        // While TLS is being enabled, no member needs a certificate yet.
+        // While TLS is being enabled, the operator may not need a certificate yet, because all client URLs are plain.
         let needed =
             self.urls.is_empty() || self.urls.values().any(|url| url.starts_with("https:"));
         let mut access = match self.tls.access() {
@@ -128,8 +129,8 @@ impl KubeSnapshot {
         };
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
-            // Invariant 21: this user is created when authentication is enabled, so that the loss of a quorum locks no
-            // client out.
+            // Invariant 21: this user is created when authentication is enabled. The loss of a quorum therefore never
+            // locks the operator out.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {
@@ -143,14 +144,14 @@ impl KubeSnapshot {
         self.without_etcd.join_rule = rule;
     }
 
-    /// The token of the cluster that a recovery in progress creates.
+    /// The token of the cluster that the recovery in progress creates; `None` without one.
     pub fn seeds_token(&self) -> Option<&str> {
         let record = self.without_etcd.recovery.record.as_ref()?;
         (record.phase == RecoveryPhase::InProgress).then_some(record.token.as_str())
     }
 }
 
-/// Reads the Kubernetes objects; `None` if the cluster no longer exists.
+/// Reads the Kubernetes objects of a cluster; `None` if the EtcdCluster no longer exists.
 pub async fn objects(
     client: &Client,
     namespace: &str,
@@ -165,8 +166,8 @@ pub async fn objects(
         let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
         let budget_name = names::disruption_budget(name);
         let read = |what| move |source| Error::Read { what, source };
-        // With this order, a concurrent write of a second operator never appears as a loss: that operator records the
-        // intent first, marks the Service before it creates the pod, and creates the PVC before the pod.
+        // In this order, a concurrent write of a second operator process never appears as a loss. That process records
+        // the intent first, marks the Service before it creates the pod, and creates the PVC before the pod.
         let mut services = services
             .list(&of_cluster)
             .await
@@ -184,7 +185,7 @@ pub async fn objects(
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
-        // The object is cached, and no code reads its managed fields.
+        // The object is cached, and no code reads the managed fields.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
@@ -223,8 +224,9 @@ pub async fn objects(
         .map_err(|_| Error::Deadline)?
 }
 
-/// The complete observation: the Kubernetes objects and the answers of running members. The seed of a recovery has a
-/// client of its own: it is another cluster, and a call with a login of the previous cluster hangs there.
+/// Observes a cluster completely: the Kubernetes objects, and the answers of the running members. The seed of a
+/// recovery has a client of its own, because it is another cluster. A call with a login of the previous cluster would
+/// hang there.
 pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapshot) -> Observed {
     let mut observed = unanswered(snapshot);
     if let Err(why) = snapshot.access() {
@@ -241,7 +243,7 @@ pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapsh
     observed
 }
 
-/// The observation before any member has answered.
+/// The observation without any answer of a member.
 pub fn unanswered(snapshot: &KubeSnapshot) -> Observed {
     let mut observed = snapshot.without_etcd.clone();
     observed.tls = tls::seen(snapshot, jiff::Timestamp::now());
@@ -249,7 +251,7 @@ pub fn unanswered(snapshot: &KubeSnapshot) -> Observed {
     observed
 }
 
-/// Reads the image of the operator, which the seed of a recovery needs.
+/// Reads the image of the operator, which the planner needs for the seed of a recovery.
 pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
     let record = observed.recovery.record.as_ref();
     if record.is_some_and(|record| record.phase == RecoveryPhase::InProgress) {
@@ -260,7 +262,7 @@ pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
     }
 }
 
-/// The members' data hashes at one revision, for a plan that requested them.
+/// Reads the members' data hashes at one revision. The plan has requested them.
 pub async fn hashes(
     etcd: &dyn Etcd,
     snapshot: &KubeSnapshot,
@@ -320,7 +322,7 @@ async fn ask(
     observed.upkeep.alarms = alarms(etcd, &via, observed).await;
 }
 
-/// The alarms. They are read only if a member's status reports one, so that a healthy cluster costs no extra call.
+/// Reads the alarms if a member's status reports one. A healthy cluster therefore costs no additional call.
 async fn alarms(etcd: &dyn Etcd, via: &[String], observed: &Observed) -> Seen<Vec<Alarm>> {
     let mut told = observed.statuses.values().filter_map(Seen::known);
     if !told.any(|status| status.errors.iter().any(|error| error.contains(ALARM))) {
@@ -337,9 +339,8 @@ async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
     (call.await, since.elapsed())
 }
 
-/// The client URL of each pod's etcd: the pod's own address, as the API server reports it. So the operator needs
-/// neither DNS nor Service routing, and works while either is down or slow. The operator identifies a member by its ID,
-/// never by its address.
+/// The client URL of each pod's etcd. It contains the pod's IP address, so that the operator depends on neither DNS
+/// nor Service routing. The operator identifies a member by its ID, never by its address.
 fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -360,8 +361,8 @@ fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> 
         .collect()
 }
 
-/// The status of one member. A member that is not ready gets a short deadline: it may have an address and not listen
-/// there yet.
+/// Reads the status of one member. A member whose pod is not ready has a short deadline, because it may have an
+/// address on which etcd does not listen yet.
 async fn status(etcd: &dyn Etcd, url: &str, ready: bool) -> Result<Status, etcd::Error> {
     if ready {
         return etcd.status(url).await;
@@ -377,17 +378,17 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
     }
 }
 
-/// The members to call. Their pod has an address, is not being deleted, and belongs to this cluster and not to an
-/// abandoned bootstrap. Ready members come first. First members that cannot reach each other yet have nothing to
-/// report, and waiting for them would delay opening their Services. Learners without endpoints report that they have
-/// contacted the other members.
+/// The names of the members to call. A member is called if its pod has an address, is not terminating, and belongs to
+/// this cluster and not to an abandoned bootstrap. Ready members come first. First members whose Services have no
+/// endpoints yet are not called: they have nothing to report, and calling them would delay their endpoints. Learners
+/// without endpoints are called, because their answer shows that their requests to the other members are done.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
-    // The pod belongs to a recorded cluster and has no annotations yet. Its answer is compared with the record.
+    // The pod belongs to a recorded cluster, but has no annotations yet. Its answer is compared with the record.
     let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };
@@ -404,7 +405,7 @@ fn asked(observed: &Observed) -> Vec<String> {
     names.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Translates the Kubernetes objects.
+/// Converts the Kubernetes objects to an observation without answers of etcd.
 pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
     let cluster = effective.cluster();
     let Objects {

@@ -1,11 +1,12 @@
-//! The planner: computes one step from the desired and the observed state. Pure, synchronous, total.
+//! The planner computes one step from the desired state and the observed state. Pure, synchronous, and total: it
+//! always returns a plan.
 //!
-//! Each phase returns its part of the plan, a [`Draft`], with actions that [`actions`] builds. No phase sees the actions
-//! of another one. `conflicts` resolves conflicts between phases.
+//! Each phase returns its part of the plan, a [`Draft`] with actions that [`actions`] builds. A phase does not read
+//! the actions of another phase. `conflicts` resolves conflicts between phases.
 //!
-//! The planner has no client, clock, randomness or log. It never fails: an obstacle is a [`Reason`] with a text, and
-//! reaches the user as `waitingFor`, a condition and an Event. A step can be interrupted at any point: the next plan
-//! is computed from the observed state alone, and no step depends on a remembered one.
+//! The planner has no client, clock, randomness or log. It never fails: each obstacle is a [`Reason`] with a text,
+//! which the user sees in `waitingFor`, in a condition and in an Event. A step can be interrupted at any point. The
+//! next plan depends on the observed state alone, and no step depends on a remembered one.
 
 pub(crate) mod actions;
 mod adoption;
@@ -71,19 +72,20 @@ pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
 pub use view::{Data, Fate, Health, MemberState, View, name_of};
 
-/// Delay of the requeue while an event is imminent that no watch reports: a promotion, an election.
+/// Requeue delay while an event is imminent that no watch reports, such as a promotion or an election.
 const SOON: Duration = Duration::from_millis(100);
-/// Delay of the requeue while etcd has to change its state.
+/// Requeue delay while etcd must change its state.
 const SHORTLY: Duration = Duration::from_millis(250);
-/// Delay of the requeue while no member answers.
+/// Requeue delay while no member answers.
 const BLIND: Duration = Duration::from_secs(1);
 /// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected for this time
-/// (`HealthInterval` in its server). A voter cannot be connected for longer than it runs.
+/// (`HealthInterval` in etcd's server). A voter cannot be connected for longer than it runs.
 const CONNECTED: Duration = Duration::from_secs(5);
-/// Interval of health requests to etcd while the cluster is healthy or no action is possible: etcd sends no events.
+/// Requeue delay while the cluster is healthy or no action is possible. The operator then checks etcd's health,
+/// because etcd sends no events.
 pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
-/// A reason with a text for the user: why a step waits, or what is wrong.
+/// A reason with a text for the user. It says why a step waits, or describes a problem.
 pub type Explanation = runtime::Trouble<Reason>;
 
 /// The step to execute now, the reasons why further steps wait, and the delay until the next reconcile.
@@ -91,20 +93,21 @@ pub type Explanation = runtime::Trouble<Reason>;
 pub struct Plan {
     /// The actions to execute now.
     pub step: Step,
-    /// Revision at which the data of the members must be compared before the next step. Each member reads its whole
-    /// database for the comparison, so the operator does not compare on every reconcile.
+    /// Revision at which the operator must compare the members' data before the next step; `None` if the plan needs no
+    /// comparison. For the comparison, each member reads its whole database, so the operator does not compare in every
+    /// reconcile.
     pub asks: Option<i64>,
-    /// Description of the step.
+    /// Description of the step, for the status.
     pub next: Option<String>,
-    /// Obstacles that Kubernetes or etcd will remove without help.
+    /// Reasons for waiting: obstacles that Kubernetes or etcd removes without help.
     pub waiting_for: Vec<Explanation>,
-    /// Problems that the user must know about or resolve.
+    /// Problems of which the user must know, or which the user must resolve.
     pub problems: Vec<Explanation>,
-    /// Delay until the next reconcile if no watch fires earlier.
+    /// Delay until the next reconcile, unless a watch event triggers one earlier.
     pub requeue: Duration,
 }
 
-/// The names and tokens for one plan.
+/// The source of new names and tokens for one plan.
 struct NewNames<'a> {
     source: &'a dyn Names,
     members: u64,
@@ -137,9 +140,9 @@ struct Draft<'a> {
     waiting_for: Vec<Explanation>,
     problems: Vec<Explanation>,
     requeue: Duration,
-    /// A chain is missing because an object of it cannot be built.
+    /// True if a chain is missing because one of its objects cannot be built.
     incomplete: bool,
-    /// Members to remove from the endpoints of the client Service.
+    /// Names of the members to drain from the client Service.
     drained: BTreeSet<String>,
 }
 
@@ -159,12 +162,12 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Adds actions that are sent in order.
+    /// Adds a chain of actions.
     fn chain(&mut self, chain: Chain) {
         self.chains.push(chain);
     }
 
-    /// Adds actions that are sent in order, or the reason why an object of them cannot be built.
+    /// Adds a chain of actions. If an object of the chain cannot be built, adds the problem instead.
     fn try_chain(&mut self, chain: Result<Chain, Explanation>) {
         match chain {
             Ok(chain) => self.chain(chain),
@@ -175,10 +178,10 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Adds the part of another phase.
+    /// Adds the draft of another phase to this draft.
     fn join(&mut self, phase: Self) {
         self.chains.extend(phase.chains);
-        // Invariant 2: the first change counts.
+        // Invariant 2: only the first change of the members counts.
         self.change = self.change.take().or(phase.change);
         self.asks = phase.asks.or(self.asks);
         self.next.extend(phase.next);
@@ -191,7 +194,7 @@ impl<'a> Draft<'a> {
         self.drained.extend(phase.drained);
     }
 
-    /// Adds an action that depends on no other action.
+    /// Adds a single action that depends on no other action.
     fn add(&mut self, action: Action) {
         self.chain(vec![action]);
     }
@@ -209,7 +212,7 @@ impl<'a> Draft<'a> {
         self.add_problem(Explanation::new(reason, message));
     }
 
-    /// Several chains may lack the same object: each problem is reported once.
+    /// Adds a problem once, because several chains may lack the same object.
     fn add_problem(&mut self, problem: Explanation) {
         if !self.problems.contains(&problem) {
             self.problems.push(problem);
@@ -238,7 +241,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Plans the actions to send now. New members and clusters take their names from `names`.
+/// Plans the actions to send now. `names` generates the names of new members and the tokens of new clusters.
 pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Plan {
     let build = Builder {
         desired,
@@ -261,11 +264,11 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     }
     if let Some(restore) = &observed.claimed_by {
         let text = format!(
-            "the EtcdRestore with UID {restore} has claimed this cluster and hands it back when done; its members are \
-             not changed until then"
+            "the EtcdRestore with UID {restore} owns this cluster. The operator changes no member until the restore has \
+             ended"
         );
         draft.wait(Reason::Restoring, text, BLIND);
-        // The pod of the seed waits for its certificates.
+        // The certificates are maintained, because the pod of the seed waits for its certificates.
         let keeper = Keeper::of(build);
         draft.join(certificates::keep(
             build,
@@ -313,7 +316,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
     draft.finish()
 }
 
-/// Plans for a cluster whose ID is recorded.
+/// Plans for a cluster whose ID is recorded in the status.
 fn formed<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -329,7 +332,7 @@ fn formed<'a>(
             draft.join(blind::blind(build, (intent, cluster_id), why, names));
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
-            // Invariant 1: an answer from another cluster says nothing about this cluster.
+            // Invariant 1: an answer from another cluster is no information about this cluster.
             let answered = list.cluster_id;
             draft.problem(
                 Reason::ForeignCluster,
@@ -344,7 +347,7 @@ fn formed<'a>(
     draft
 }
 
-/// Plans for a cluster whose quorum answers.
+/// Plans for a formed cluster whose quorum answers.
 fn with_quorum<'a>(
     build: Builder<'a>,
     view: &View,

@@ -1,4 +1,4 @@
-//! The driver: observe, plan, execute, status.
+//! Reconciles one cluster: observe, plan, execute, status.
 
 mod observation;
 mod outlook;
@@ -24,14 +24,14 @@ use crate::refusals::Refusals;
 use crate::snapshot_cache::SnapshotCache;
 use crate::upkeep::Calls;
 
-/// Number of clusters that are read from the API server concurrently. Waiting for etcd does not count, so hanging
-/// clusters do not block reads of others.
+/// Number of clusters that are read from the API server concurrently. The time in which a reconcile waits for etcd
+/// does not count, so clusters that hang do not block the reads of other clusters.
 const READS: usize = 16;
 
-/// The inputs of a reconcile.
+/// The clients, caches and records that all reconciles use.
 pub struct ClusterOperator {
     client: Client,
-    /// Sends each request once.
+    /// A client that sends each request once.
     writer: Client,
     clients: Clients,
     image: OwnImage,
@@ -46,7 +46,8 @@ pub struct ClusterOperator {
 }
 
 impl ClusterOperator {
-    /// `client` connects to the API server, `clients` to the members. Seed members prepare their data with `image`.
+    /// `client` connects to the API server, and `clients` to the members. Seed members prepare their data with
+    /// `image`.
     pub fn new(
         client: Client,
         clients: Clients,
@@ -70,14 +71,14 @@ impl ClusterOperator {
         }
     }
 
-    /// Sets the source of notifications about ending pods during an observation.
+    /// Sets the source of the notifications about pods that end during an observation.
     #[must_use]
     pub fn with_pod_deletions(self, deletions: Arc<PodDeletions>) -> Self {
         Self { deletions, ..self }
     }
 
-    /// Sets the client for the writes of a step. It must send each request once: a client that retries after a pause
-    /// would send the request however old the observation is by then (invariant 11).
+    /// Sets the client for the writes of a step. The client must send each request only once. A client that retries
+    /// after a pause would also send a request whose observation is too old by then (invariant 11).
     #[must_use]
     pub fn writing_by(self, writer: Client) -> Self {
         Self { writer, ..self }
@@ -89,13 +90,13 @@ impl ClusterOperator {
         Self { joins, ..self }
     }
 
-    /// Sets the operators' namespace and pods, which NetworkPolicies admit.
+    /// Sets the namespace and the pods of the operators, which NetworkPolicies admit.
     #[must_use]
     pub fn of(self, operators: Operators) -> Self {
         Self { operators, ..self }
     }
 
-    /// Drops the state of deleted clusters. A deleted object triggers no reconcile.
+    /// Drops the state of deleted clusters. Called periodically, because a deleted EtcdCluster triggers no reconcile.
     pub fn forget(&self, now: Instant) {
         self.cache.forget(now);
         self.clients.forget(now);
@@ -125,7 +126,7 @@ impl Reconcile for ClusterOperator {
         let api: Api<EtcdCluster> = Api::namespaced(self.writer.clone(), &namespace);
         let manager = names::MANAGER_CLUSTER;
         match runtime::apply::status(&api, manager, cluster, Some(&current), &status).await {
-            // The object was deleted meanwhile.
+            // The EtcdCluster was deleted in the meantime.
             Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done::default()),
             Err(error) => Err(Error::Status(error)),
             Ok(_) => {

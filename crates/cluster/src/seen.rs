@@ -27,7 +27,7 @@ pub enum Kept<T> {
     Missing,
     /// The object exists, and differs from the builder's object.
     Drifted,
-    /// The object is as the builder makes it for this value.
+    /// The object equals the object that the builder makes for the state in this value.
     AsMade(T),
     /// The name is used by an object of another owner.
     Others,

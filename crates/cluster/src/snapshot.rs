@@ -1,4 +1,4 @@
-//! The input of the planner: one value made of Kubernetes objects, etcd's answers and the recorded status.
+//! The input of the planner: one value that combines Kubernetes objects, etcd's answers and the recorded status.
 //!
 //! Plain data. A value that could not be read is [`Seen::Unknown`], never empty (invariant 1).
 
@@ -25,32 +25,32 @@ use crate::upkeep::{Upkeep, UpkeepRule};
 pub use pod::{Cause, Changed, Ending, Pod, Role, Trouble};
 pub use volume::{Claim, Disk, Removal};
 
-/// The recorded bootstrap, written before the first object is created.
+/// The recorded bootstrap. It is recorded before the first object is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intent {
-    /// `--initial-cluster-token` of the first members. Every pod and PVC carries it.
+    /// `--initial-cluster-token` of the first members. Every pod and every PVC has this token as an annotation.
     pub token: String,
-    /// The first members, which start together.
+    /// Names of the first members, which start together.
     pub members: BTreeSet<String>,
 }
 
 /// A member's own Service.
-#[allow(clippy::struct_excessive_bools)] // Each is read separately; all combinations occur.
+#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// UID of the Service, the precondition of deletes.
+    /// UID of the Service, the precondition for deleting it.
     pub uid: String,
-    /// Resource version of the Service, the precondition for setting the mark.
+    /// The resourceVersion of the Service, the precondition for setting the mark.
     pub resource_version: String,
-    /// `false` if the Service has no owner.
+    /// True if the EtcdCluster owns the Service.
     pub owned: bool,
-    /// The mark that a pod may have been created: set before the pod is created.
+    /// True if the Service has the mark that a pod may have been created. The mark is set before the pod is created.
     pub started: bool,
-    /// Another process set the mark again when it continued the start. No process removes this mark.
+    /// True if another process has renewed the mark to continue the start. No process removes a renewed mark.
     pub renewed: bool,
-    /// The Service differs from the object that the builder makes.
+    /// True if the Service differs from the object that the builder makes.
     pub drifted: bool,
-    /// The Service has no endpoints yet. The Service of a first member starts in this state.
+    /// True if the Service has no endpoints yet. The Service of a first member starts in this state.
     pub closed: bool,
     /// Creation time, from which the age of the member is computed.
     pub created: Timestamp,
@@ -61,119 +61,123 @@ pub struct Service {
 pub struct Shared {
     /// The headless Service.
     pub headless: Kept<()>,
-    /// The client Service; `true` if it has endpoints for clients.
+    /// The client Service. The value is true if the Service has endpoints for clients.
     pub client: Kept<bool>,
-    /// The PodDisruptionBudget with its `minAvailable`.
+    /// The PodDisruptionBudget. The value is its `minAvailable`.
     pub budget: Kept<usize>,
-    /// The UID of the PodDisruptionBudget.
+    /// The UID of the PodDisruptionBudget, if the cluster owns one.
     pub budget_uid: Option<String>,
 }
 
-/// State of the recovery from a lost quorum.
+/// The records and answers for the recovery from a lost quorum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// `status.recovery`.
     pub record: Option<RecoveryStatus>,
-    /// The annotation by which a person approves a recovery.
+    /// The value of the annotation by which a person approves a recovery.
     pub approval: Option<String>,
     /// `status.staleApproval`.
     pub stale_approval: Option<String>,
-    /// Time since which the condition Available has been false.
+    /// Time since which the condition Available has been false; `None` while it is true.
     pub unavailable_since: Option<Timestamp>,
-    /// The last backup in the status, as text.
+    /// Location and revision of the last backup in the status, as text.
     pub last_backup: Option<String>,
-    /// The local member lists of the members. Read only while no quorum answers.
+    /// The local member lists of the members. They are read only while no quorum answers.
     pub local: Vec<Members>,
     /// `status.replaced`.
     pub replaced: Option<ReplacedStatus>,
-    /// The members in the status of an operator that recorded no bootstrap. If any are named, a cluster existed.
+    /// Names of the members in the status of an operator that recorded no bootstrap. If there are any, a cluster
+    /// existed.
     pub named_before: BTreeSet<String>,
-    /// The answer of the first member of the new cluster during a recovery.
+    /// The answer of the seed during a recovery. The seed is the first member of the new cluster.
     pub seed: Option<Seen<SeedAnswer>>,
 }
 
 impl Recovery {
-    /// The record of the recovery that created this cluster, if that recovery is complete.
+    /// The completed recovery that created this cluster; `None` if this cluster was not recovered.
     pub fn former(&self) -> Option<&RecoveryStatus> {
         let record = self.record.as_ref();
         record.filter(|record| record.phase == RecoveryPhase::Complete)
     }
 }
 
-/// The answer of the first member of a recovered cluster.
+/// The answer of the seed of a recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedAnswer {
-    /// The linearizable member list.
+    /// The linearizable member list of the new cluster.
     pub list: Members,
-    /// The member's own status.
+    /// The status of the seed.
     pub status: Status,
 }
 
 /// The complete observation of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
-    /// Name of the `EtcdCluster`.
+    /// Name of the EtcdCluster.
     pub cluster: String,
-    /// Resource version of the `EtcdCluster`, the precondition for writing records into its status.
+    /// The resourceVersion of the EtcdCluster, the precondition for writing records to its status.
     pub resource_version: String,
-    /// `metadata.deletionTimestamp` is set.
+    /// True if `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// The restore that owns the object.
+    /// The UID of the EtcdRestore that owns the EtcdCluster now; `None` without a restore.
     pub claimed_by: Option<String>,
     /// `status.bootstrap`.
     pub intent: Option<Intent>,
     /// `status.clusterID`.
     pub cluster_id: Option<ClusterId>,
-    /// The voters in the last reported status. Used for messages only.
+    /// Names of the voters in the last reported status. The operator uses them only while it has no member list of
+    /// etcd.
     pub reported_voters: BTreeSet<String>,
     /// `status.currentVersion`.
     pub reported_version: Option<String>,
-    /// Pods by member.
+    /// Pods by the name of the member.
     pub pods: BTreeMap<String, Pod>,
-    /// PVCs by member.
+    /// PVCs by the name of the member.
     pub disks: BTreeMap<String, Disk>,
-    /// Services of members, by member.
+    /// Services of the members, by the name of the member.
     pub services: BTreeMap<String, Service>,
-    /// Pods and PVCs with this cluster's labels that belong to another object or have an unknown owner.
+    /// Pods and PVCs with the labels of this cluster that belong to another owner, or whose owner is unknown.
     pub strangers: Vec<String>,
-    /// Objects of the whole cluster.
+    /// The objects of the whole cluster.
     pub shared: Shared,
-    /// The linearizable member list. It is read after the Kubernetes objects: if a pod was read and its member is not
-    /// listed, the member was removed.
+    /// The linearizable member list. It is read after the Kubernetes objects. If the list lacks the member of an
+    /// observed pod, that member was therefore removed.
     pub members: Seen<Members>,
-    /// Client URLs of the cluster that this cluster joins and replaces.
+    /// Client URLs of the cluster that this EtcdCluster joins. They come from its annotation.
     pub join: Vec<String>,
     /// The URLs of external members that the operator may call.
     pub join_rule: EndpointRule,
-    /// The client URLs of the members of that cluster, by name. Members that the operator may not call are missing.
+    /// The client URLs of the external members, by the name of the member. Members that the operator may not call are
+    /// missing.
     pub elsewhere: BTreeMap<String, String>,
-    /// The status of each running member, by name.
+    /// The status of each running member, by the name of the member.
     pub statuses: BTreeMap<String, Seen<Status>>,
-    /// The answers of the members' health listeners, requested in the same observation. These members do not serve
-    /// clients yet, so their answers differ from a status.
+    /// The answers of the health listeners of members that do not serve clients yet, requested in the same
+    /// observation. By the name of the member.
     pub pulses: BTreeMap<String, Pulse>,
-    /// The members' data hashes at the revision that the plan requested; empty if no plan requested one.
+    /// The members' data hashes at the revision that the plan requested. Empty if no plan has requested them.
     pub hashes: BTreeMap<String, Seen<Option<KeyHash>>>,
-    /// State of the recovery from a lost quorum.
+    /// The records and answers for the recovery from a lost quorum.
     pub recovery: Recovery,
-    /// State of the members' databases.
+    /// The state of the members' databases.
     pub upkeep: Upkeep,
-    /// Source of the cluster's certificates and their problems.
+    /// The source of the cluster's certificates, and their problems.
     pub tls: Tls,
-    /// Progress of a change of TLS settings.
+    /// The progress of a TLS change.
     pub tls_rollout: Option<TlsRollout>,
-    /// The generated certificates.
+    /// The certificates of the cluster.
     pub certificates: crate::certificates::Certificates,
-    /// State of authentication and of the NetworkPolicy.
+    /// The state of authentication and of the NetworkPolicy.
     pub access: Access,
-    /// The API server's clock.
+    /// The API server's clock, compared with the operator's clock.
     pub clock: ApiServerClock,
-    /// The image of the operator, with which the seed of a recovery prepares its data. Read only during a recovery.
+    /// The image of the operator, with which the seed of a recovery prepares its data. It is read only during a
+    /// recovery.
     pub operator_image: Seen<OperatorImage>,
 }
 
 impl Observed {
-    /// The leader according to a majority of the answers.
+    /// The leader that a member reports for the highest Raft term; `None` if no member reports a leader.
     pub fn leader(&self) -> Option<MemberId> {
         let answers = self.statuses.values().filter_map(Seen::known);
         answers
@@ -186,24 +190,24 @@ impl Observed {
 /// `spec.recovery`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoveryRule {
-    /// Recover a lost quorum without approval by a person.
+    /// True if the operator may recover a lost quorum without the approval of a person.
     pub automatic: bool,
-    /// How long quorum must have been lost before an automatic recovery. Also how long a recovery waits for a survivor
-    /// that does not answer.
+    /// How long the quorum must have been lost before an automatic recovery starts. A recovery also waits this long
+    /// for a survivor that does not answer.
     pub after: Duration,
 }
 
 /// The part of the spec that the planner uses.
-#[allow(clippy::struct_excessive_bools)] // Each is a wish of its own.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a setting of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
     /// `spec.size`.
     pub size: usize,
-    /// Number of members that are bootstrapped together: all, or one with `bootstrap: Seed`.
+    /// Number of members that are bootstrapped together: `spec.size`, or one with `bootstrap: Seed`.
     pub first: usize,
-    /// Members keep their data on PVCs.
+    /// True if members keep their data on PVCs.
     pub durable: bool,
-    /// The properties that these PVCs request.
+    /// The properties that the members' PVCs request; `None` without PVCs.
     pub claim: Option<Claim>,
     /// `spec.hibernate`.
     pub hibernate: bool,
@@ -215,28 +219,29 @@ pub struct Desired {
     pub image: String,
     /// `spec.repository`.
     pub repository: String,
-    /// The hash of the fields from which pods are made.
+    /// The hash of the spec fields from which pods are built.
     pub spec_hash: String,
     /// `spec.memberReplacement.after`: how long a member may be down on a lost node before it is replaced.
     pub replace_after: Duration,
-    /// `spec.memberReplacement.keepVolumes`: how long the volume of a member is kept after another party removed the
-    /// member.
+    /// `spec.memberReplacement.keepVolumes`: how long the operator keeps the volume of a member that other software
+    /// removed from etcd.
     pub keep_volumes: Duration,
     /// `spec.recovery`.
     pub recovery: RecoveryRule,
     /// `spec.paused`.
     pub paused: bool,
-    /// The cluster has a PodDisruptionBudget.
+    /// True if the cluster has a PodDisruptionBudget.
     pub budget: bool,
     /// The desired authentication and NetworkPolicy.
     pub access: AccessRule,
-    /// Why the spec is invalid: field, problem and remedy.
+    /// Why the spec is invalid, with the field, the problem and the remedy; `None` if it is valid.
     pub invalid: Option<String>,
-    /// Why no member may be started under this spec: fields that are not in effect and must not be ignored.
+    /// Why no member may be started with this spec; `None` if members may be started. The spec uses fields that are
+    /// not in effect and must not be ignored.
     pub refused: Option<String>,
-    /// The object with the spec in effect, from which objects are built.
+    /// The EtcdCluster with the spec in effect, from which the builders make all objects.
     pub object: EtcdCluster,
-    /// Where the operators run: NetworkPolicies let them in.
+    /// The namespace and the labels of the operators' pods, which NetworkPolicies admit.
     pub operators: Operators,
 }
 

@@ -1,5 +1,5 @@
-//! The etcd cluster that is backed up: its endpoints, and the client for them. The content of Secrets leaves this module
-//! only inside the client (invariant 14).
+//! Reads the etcd cluster to back up: its endpoints, and the client for them. The content of Secrets leaves this
+//! module only inside the client (invariant 14).
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Endpoint, EndpointReach, MemberPods, Source};
 
-/// The endpoints from `spec.etcdEndpoints` or from the EtcdCluster.
+/// Reads the endpoints from `spec.etcdEndpoints` or from the EtcdCluster.
 pub(super) async fn source(
     client: &Client,
     backup: &EtcdBackup,
@@ -54,7 +54,7 @@ pub(super) async fn source(
     })
 }
 
-/// How the operator may reach a URL of a spec (invariant 28).
+/// Determines how the operator may reach a URL of a spec (invariant 28).
 async fn reach(
     client: &Client,
     namespace: &str,
@@ -79,7 +79,7 @@ async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The forms of the addresses of an EtcdCluster, which depend on its certificates.
+/// The forms in which the members of an EtcdCluster have addresses. They depend on the certificates.
 async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
@@ -87,7 +87,7 @@ async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Ve
     let mut effective = cluster.clone();
     tls.complete_spec(&mut effective.spec, (namespace, &name), None);
     let addresses = Members::of(&effective, namespace, "", None).addresses();
-    // During the TLS switch a member may accept only one of both schemes, so both URLs are tried.
+    // During a TLS switch, a member may accept only one of the two schemes, so the operator tries both URLs.
     let policy = effective.spec.tls;
     let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
     let with_tls = with_tls.then(|| Addresses {
@@ -97,9 +97,9 @@ async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Ve
     [addresses].into_iter().chain(with_tls).collect()
 }
 
-/// The members of an EtcdCluster at the addresses of their pods. Only the cluster operator writes the names of members
-/// and the cluster ID, and only the kubelet writes the address of a pod. A pod in the network of its node has no address
-/// of its own.
+/// The members of an EtcdCluster, at the addresses of their pods. Users cannot change these data: only the cluster
+/// operator writes the names of members and the cluster ID, and only the kubelet writes the address of a pod. A pod
+/// that uses the network of its node is excluded, because it has no address of its own.
 async fn pods_of(
     client: &Client,
     cluster: &EtcdCluster,
@@ -146,7 +146,7 @@ fn url_at(pod: &Pod, form: &Addresses) -> Option<String> {
     (of_node != Some(true)).then(|| form.client_url_at(address, &pod.name_any()))
 }
 
-/// The client for the etcd cluster, with the Secrets that the EtcdCluster or the EtcdBackup names.
+/// The client for the etcd cluster, with the credentials in the Secrets that the EtcdCluster or the EtcdBackup names.
 pub(super) async fn client(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -182,7 +182,7 @@ pub(super) async fn client(
     Ok(Arc::new(client.with_max_snapshot(context.max_snapshot)))
 }
 
-/// The access by the client certificate of `spec.clientTLSSecret`.
+/// The access with the client certificate in `spec.clientTLSSecret`.
 async fn tls_access(
     client: &Client,
     namespace: &str,
@@ -222,7 +222,7 @@ async fn found(
     })
 }
 
-/// The URLs of the members in `status.memberDetails`, and of the client Service.
+/// The client URLs of the members in `status.memberDetails`, and of the client Service.
 fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
     let details = cluster
         .status
@@ -232,8 +232,8 @@ fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
     members.chain([addresses.service_url()]).collect()
 }
 
-/// The endpoints of a spec with complete host names. Old manifests name a Service without its namespace, which is the
-/// namespace of the EtcdBackup; the operator may run in another one.
+/// The endpoints of a spec, with complete host names. Old manifests name a Service without its namespace. The
+/// namespace is then that of the EtcdBackup, and the operator may run in another namespace.
 fn completed(given: &[String], namespace: &str) -> Vec<String> {
     given.iter().map(|url| endpoint(url, namespace)).collect()
 }
@@ -296,7 +296,8 @@ mod tests {
 
     const OWN_ID: ClusterId = ClusterId(0xb);
 
-    /// An API server with EtcdCluster `main` in two namespaces, and a pod in the network of its node.
+    /// A fake API server with an EtcdCluster `main` in each of two namespaces, and a pod that uses the network of its
+    /// node.
     fn server() -> Client {
         let service = service_fn(|request: Request<Body>| async move {
             let path = request.uri().path();
@@ -358,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Invariant 28.
+    /// Invariant 28 (endpoints of other namespaces).
     #[tokio::test]
     async fn tenant_reaches_only_own_clusters_without_grant() {
         let none = rule(&[], "team-b");
@@ -386,7 +387,8 @@ mod tests {
         }
     }
 
-    /// Invariant 28: nothing changes for the operator's namespace, for a namespaced operator and under a grant.
+    /// Invariant 28: the limit does not apply to the operator's own namespace, to an operator for one namespace, and
+    /// to granted endpoints.
     #[tokio::test]
     async fn granted_endpoint_is_called_directly() {
         let url = "http://main-client.team-a.svc:2379";
@@ -405,7 +407,7 @@ mod tests {
         assert!(why.contains(remedy), "{why}");
     }
 
-    /// Invariant 28: the users of a namespace may change its Services.
+    /// Invariant 28: the users of a namespace can change its Services, so the operator calls the pods.
     #[tokio::test]
     async fn cluster_of_tenant_is_reached_at_its_pods() {
         let spec = json!({ "etcdCluster": { "name": "main" } });

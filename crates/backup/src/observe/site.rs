@@ -1,5 +1,5 @@
-//! Opens the store of the spec with its Secrets, or finds the PersistentVolumeClaim. The content of Secrets leaves this
-//! module only inside the opened store (invariant 14).
+//! Opens the store in the spec with its Secrets, or finds the PersistentVolumeClaim. The content of Secrets leaves
+//! this module only inside the opened store (invariant 14).
 
 use api::EtcdBackup;
 use api::storage::{PvcSource, StorageSource};
@@ -13,7 +13,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Site;
 use crate::transfer::in_store;
 
-/// The storage block of the spec, as selected by `spec.storageType`.
+/// The storage block of the spec that `spec.storageType` selects.
 pub(super) fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {
     let spec = &backup.spec;
     spec.blocks()
@@ -46,8 +46,8 @@ pub(super) async fn open(
     opened.map_err(|error| in_store(&error))
 }
 
-/// The part of the operator's directory that belongs to the namespace of an EtcdBackup (invariant 13). The operator's own
-/// namespace uses the directory itself.
+/// The part of the operator's directory that belongs to the namespace of an EtcdBackup (invariant 13). The operator's
+/// own namespace uses the directory itself.
 fn local_of(local: &LocalStore, own: &str, namespace: &str, quota: Option<u64>) -> LocalStore {
     if namespace == own {
         local.clone()
@@ -56,7 +56,7 @@ fn local_of(local: &LocalStore, own: &str, namespace: &str, quota: Option<u64>) 
     }
 }
 
-/// The PersistentVolumeClaim of the spec, and the image of the pod that mounts it.
+/// The PersistentVolumeClaim in the spec, and the image of the pod that mounts it.
 pub(super) async fn volume(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -74,9 +74,9 @@ pub(super) async fn volume(
     })
 }
 
-/// Fails if the PersistentVolumeClaim is missing, because a pod that mounts it would stay pending. All other errors are
-/// ignored: an operator without permission to read PersistentVolumeClaims still creates the pod, whose status shows the
-/// problem.
+/// Fails if the PersistentVolumeClaim is missing, because a pod that mounts it would stay pending. All other errors
+/// are ignored. If the operator may not read PersistentVolumeClaims, it still creates the pod, and the status of the
+/// pod shows the problem.
 async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
@@ -91,8 +91,9 @@ async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<
     }
 }
 
-/// Whether the API server reports that no object of this name exists. A 404 without the name may come from a proxy. The
-/// distinction matters because `deletionPolicy: Delete` treats the backups on a missing PersistentVolumeClaim as deleted.
+/// True if the API server reports that no object of this name exists. A 404 without the name may come from a proxy.
+/// The difference matters: with `deletionPolicy: Delete`, the backups on a missing PersistentVolumeClaim count as
+/// deleted.
 fn is_missing(status: &Status, name: &str) -> bool {
     let named = status.details.as_ref().map(|details| details.name.as_str());
     status.reason == "NotFound" && named == Some(name)
@@ -147,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// Checks the PersistentVolumeClaim against an API server with this answer.
+    /// Checks the PersistentVolumeClaim against a fake API server with this answer.
     async fn checked(code: u16, answer: impl ToString) -> Result<(), Trouble> {
         let answer = answer.to_string();
         let service = service_fn(move |request: Request<Body>| {
@@ -167,7 +168,7 @@ mod tests {
         check_pvc(&Client::new(service, "prod"), "prod", &pvc).await
     }
 
-    /// Invariant 13.
+    /// Invariant 13 (names of backups).
     #[test]
     fn tenant_uses_own_local_directory() {
         let local = LocalStore::new("/backups");

@@ -1,7 +1,8 @@
-//! The deadline of a backup, and the problem that is reported when it passes. Pure.
+//! Computes the deadline of a backup, and the problem to report when the deadline has passed. Pure.
 //!
-//! Only the time in which the operator could work on the backup counts. The time in the queue behind other transfers and
-//! the time without a running operator do not count. Otherwise a long queue or restart would fail intact backups.
+//! Only the time in which the operator can work on the backup counts. The time in the queue behind other transfers
+//! does not count, and neither does the time without a running operator. Otherwise a long queue or a long restart
+//! would fail backups without any error.
 
 use api::conditions::{ConditionType, find};
 use api::{EtcdBackup, EtcdBackupStatus};
@@ -11,13 +12,15 @@ use super::{MAX_CLOCK_SKEW, intent};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 
-/// Default time limit of a backup, without the second that is added for each MiB of the database.
+/// Default time limit of a backup. For each MiB of the database, one second is added.
 const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// The longest time limit, also for `timeoutInSecond: 0`. Otherwise one tenant could occupy a slot of all tenants forever.
+/// Maximum time limit, also for `timeoutInSecond: 0`. Without a maximum, one tenant could use a slot that all tenants
+/// share forever.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
-/// How long a transfer that was canceled at the deadline may take to end. Hung requests must not delay the report.
+/// Time in which a transfer that was canceled at the deadline must end. Requests that hang must not delay the report
+/// further.
 const CANCEL_LIMIT: SignedDuration = SignedDuration::from_mins(2);
 
 /// The time limit of this backup.
@@ -53,8 +56,8 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // A start in the future was recorded by a wrong clock. The start of this process or the creation of the object
-    // replaces it.
+    // A wrong clock recorded a start in the future. The start of this process or the creation of the EtcdBackup,
+    // whichever is later, replaces it.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);
@@ -67,19 +70,19 @@ pub(super) fn deadline(
     worked_on.checked_add(limit).ok()
 }
 
-/// Whether the deadline has passed. A queued transfer is never overdue.
+/// True if the deadline has passed. A queued transfer is never overdue.
 pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     snapshot.transfer.work != Work::Queued
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
 }
 
-/// Whether a transfer that was canceled at the deadline should have ended.
+/// True if a transfer that was canceled at the deadline has not ended in time.
 pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     let deadline = deadline(backup, snapshot, now);
     deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)
 }
 
-/// The problem to report. It includes the last known failure, because the canceled attempt has none yet.
+/// The problem to report. It includes the last known failure, because the canceled attempt has not reported one.
 pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
     if let Some(reported) = reported_deadline(backup.status.as_ref()) {
         return Trouble::new(Reason::DeadlineExceeded, reported);
@@ -97,13 +100,13 @@ pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored
     )
 }
 
-/// The message that was reported when the transfer was canceled.
+/// The message that was reported when the transfer was canceled; `None` if nothing was reported.
 fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let status = status.filter(|status| status.completion_time.is_none())?;
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // A periodic EtcdBackup may still report the deadline of its last backup.
+    // A periodic EtcdBackup may still report the deadline of its previous backup.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

@@ -1,4 +1,4 @@
-//! The time of the next backup, and of the retention after the last one. Pure.
+//! Computes the time of the next backup, and whether the retention rules must be applied first. Pure.
 
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};
@@ -8,23 +8,23 @@ use super::{MAX_CLOCK_SKEW, failed_generation, is_open, obstacle};
 use crate::retention::Rules;
 use crate::snapshot::{RemovalResult, Snapshot, Work};
 
-/// How long a due backup waits for the retention after the last one.
+/// How long a backup that is due waits until the retention rules are applied after the previous backup.
 const RETENTION_WAIT: SignedDuration = SignedDuration::from_mins(1);
 
-/// The next run of an EtcdBackup without a backup in progress.
+/// The next run of an EtcdBackup that has no backup in progress.
 pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
     let policy = backup.spec.backup_policy.as_ref();
     let Some(Ok(Some(schedule))) = policy.map(Schedule::of) else {
         return Next::Due;
     };
     let status = backup.status.as_ref();
-    // After a change of the spec, a backup that was interrupted or had failed is repeated at once.
+    // After a change of the spec, a backup that was interrupted or has failed is repeated at once.
     let is_repeated = status.is_some_and(is_open)
         || failed_generation(backup).is_some_and(|failed| *failed != backup.metadata.generation);
     if is_repeated {
         return Next::Due;
     }
-    // The original operator recorded successes only.
+    // coreos/etcd-operator recorded only successes.
     let last = status.and_then(|status| {
         let times = [
             status.start_time.as_ref(),
@@ -60,8 +60,8 @@ pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
     Some(Rules::of(policy)).filter(Rules::delete)
 }
 
-/// Whether the retention rules were not yet applied after the newest backup. `status.backups` then begins with an older
-/// one.
+/// True if the retention rules were not applied after the newest backup. `status.backups` then starts with an older
+/// backup.
 pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
         return false;
@@ -73,7 +73,8 @@ pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
 }
 
-/// The result of the removal after the newest backup. A removal that ran concurrently with that backup does not count.
+/// The result of the removal that followed the newest backup. A removal that ran concurrently with that backup does
+/// not count.
 pub(super) fn retention_result<'a>(
     backup: &EtcdBackup,
     snapshot: &'a Snapshot,
@@ -83,14 +84,14 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // The list is empty if the newest backup is at a path from before a change of the spec.
+    // The list is empty if the path in the spec was changed after the newest backup.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 
-/// The time until which a due backup waits for the retention after the last one; `None` if it does not wait.
+/// The time until which a backup that is due waits for the retention rules; `None` if it does not wait.
 ///
-/// If backups take longer than their interval, the next one is always due. Without the wait, retention would never run.
-/// A slow store delays a backup by at most [`RETENTION_WAIT`]; the removal then continues concurrently.
+/// If backups take longer than their interval, the next backup is always due. Without this wait, the rules would never
+/// be applied. A slow store delays a backup by at most [`RETENTION_WAIT`]. The removal then continues concurrently.
 pub(super) fn retention_wait(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -101,7 +102,7 @@ pub(super) fn retention_wait(
         .as_ref()
         .filter(|_| is_retention_pending(backup))?;
     let ended = status.completion_time.as_ref()?.0;
-    // The absolute value limits the wait after the clock was set back.
+    // The absolute value limits the wait if the clock was set back.
     let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
     let may_begin = snapshot.removal.may_begin(now) && obstacle(backup, snapshot, now).is_none();
     let waits = match &snapshot.removal.work {

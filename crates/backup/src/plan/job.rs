@@ -1,4 +1,4 @@
-//! Builds the transfer or removal that an action starts, with endpoints, object names and pods. Pure.
+//! Builds the transfer or the removal that an action starts, with its endpoints, object names and pods. Pure.
 
 use std::collections::BTreeSet;
 
@@ -26,15 +26,15 @@ use crate::transfer::ObjectName;
 pub enum Job {
     /// A transfer in this process, from the etcd cluster to the store that observe has opened.
     Transfer {
-        /// Client URLs to start with.
+        /// Client URLs to which the transfer connects first.
         endpoints: Vec<String>,
         /// The object to write.
         name: ObjectName,
-        /// Whether the object is compressed.
+        /// True if the object is compressed.
         compress: bool,
         /// The record of the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
-        /// Limits of the members that may be called.
+        /// Limits of the members that the transfer may call.
         limits: EndpointLimits,
     },
     /// A removal in this process, from the store that observe has opened.
@@ -51,15 +51,15 @@ pub enum Job {
         /// The order in the arguments of the pod.
         order: Order,
     },
-    /// The deletion of the pod that an ended operator process left. The pod may still be pending, and would otherwise
-    /// make its backup after the status reports the end of the attempt.
+    /// The deletion of the pod that an ended operator process has left. The pod may still be pending. Without the
+    /// deletion, it could make its backup after the status has reported the end of the attempt.
     LeftPod {
         /// The name of the pod.
         name: String,
     },
 }
 
-/// The transfer of a backup with this start time; `None` without inputs.
+/// The transfer for the backup with this start time; `None` if the inputs were not read.
 pub(super) fn transfer(
     backup: &EtcdBackup,
     inputs: &Inputs,
@@ -74,7 +74,7 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A pod with a volume runs in the namespace of the EtcdBackup, and reaches no more than other pods there.
+    // A pod with a volume runs in the namespace of the EtcdBackup. It can reach only what other pods there can reach.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -126,9 +126,9 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to call for the endpoints of a spec, and the only cluster whose answers count.
+/// The URLs to call for the endpoints in a spec, and the only cluster whose answers count.
 ///
-/// Invariant 28: an endpoint outside of the namespace needs a grant. One endpoint without a grant rejects all.
+/// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has no grant, all are rejected.
 fn reachable(
     endpoints: &[Endpoint],
     in_pod_there: bool,
@@ -165,7 +165,7 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The pod of the recorded start, if the plan ends this start without a worker of this process.
+/// The deletion of the pod for the recorded start, if the plan ends this start and this process has no worker for it.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(
@@ -180,11 +180,11 @@ pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     })
 }
 
-/// Fails if the EtcdCluster must not be backed up now.
+/// Fails if the EtcdCluster must not be backed up at the moment.
 fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     let name = &cluster.name;
     if restoring {
-        // The restore is not complete, and a backup of its data would count for the retention of good ones.
+        // The restore is not complete. A backup of its data would count as a good backup for the retention rules.
         return Err(Trouble::new(
             Reason::Restoring,
             format!(
@@ -203,7 +203,7 @@ fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// The Secrets that a pod needs to reach etcd.
+/// The Secrets that a pod needs for the access to etcd.
 fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     match cluster {
         Some(cluster) => Reach {
@@ -223,12 +223,12 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     }
 }
 
-/// The removal of the backups that the retention rules do not keep; `None` without inputs, or if the clocks were not
-/// compared or do not agree.
+/// The removal of the backups that the retention rules do not keep. `None` if the inputs were not read, or if the
+/// clocks were not compared or do not agree.
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
-    // Invariant 9: this time also counts in the pod, whose node may have another clock.
+    // Invariant 9: the pod uses this time too, because the clock of its node may differ.
     let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         rules: rules(backup).unwrap_or_default(),
@@ -384,7 +384,7 @@ mod tests {
         })
     }
 
-    /// Invariant 28.
+    /// Invariant 28 (endpoints of other namespaces).
     #[test]
     fn tenant_endpoint_without_grant_starts_no_transfer() {
         let refused = EndpointReach::NotGranted("is not granted to namespace prod".to_owned());
@@ -404,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Invariant 28: a name of the namespace may lead anywhere, the address of its pod does not.
+    /// Invariant 28: a DNS name of the namespace may lead to any address, but the address of its pod does not.
     #[test]
     fn own_cluster_is_reached_at_pods_under_its_recorded_id() {
         let planned = |reaches: &[EndpointReach]| {
@@ -525,7 +525,7 @@ mod tests {
         };
         assert_eq!(newest, "s3://b/newest");
         assert!(others.contains("another"));
-        // Invariant 9: the pod gets the earlier of both clocks.
+        // Invariant 9: the order of the pod contains the earlier time of the two clocks.
         let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
         let Some(Job::InPod { order, .. }) = planned else {
             panic!("{planned:?}")

@@ -1,4 +1,5 @@
-//! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup and transfers or removes backups there. Pure.
+//! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup, and transfers or removes backups there.
+//! Pure.
 
 use api::EtcdBackup;
 use jiff::Timestamp;
@@ -17,13 +18,13 @@ use crate::pvc::{AUTH, Order, ROOT, TLS, Task};
 
 const VOLUME: &str = "backups";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
-/// Digits of the digest in the name of a pod.
+/// Number of digits of the digest in a pod's name.
 const NAME_DIGITS: usize = 20;
-/// Request and limit. A transfer streams the snapshot and needs little memory.
+/// Memory request and memory limit. A transfer streams the snapshot and needs little memory.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 
-/// The name of the pod for this order. The name is derived from the order, so a second operator process finds the pod of
-/// the first (invariant 11).
+/// The name of the pod for this order. The name is derived from the order, so that a second operator process finds the
+/// pod of the first one (invariant 11).
 fn name(order: &Order) -> String {
     name_of(&order.uid, &order.work_id())
 }
@@ -39,10 +40,10 @@ fn name_of(uid: &str, work_id: &str) -> String {
     format!("etcd-backup-{}", &digest[..NAME_DIGITS])
 }
 
-/// File mode of mounted Secrets: readable for the user and the group of the pod.
+/// File mode of mounted Secrets: the user and the group of the pod can read them.
 const SECRET_MODE: i32 = 0o440;
 
-/// The Secrets that the order needs. A removal needs none (invariant 14).
+/// The Secrets that the order needs. A removal needs no Secret (invariant 14).
 fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
     let Task::Store(snapshot) = &order.task else {
         return Vec::new();
@@ -82,7 +83,7 @@ pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
             name: Some(name(order)),
             namespace: backup.namespace(),
             labels: Some(labels.into()),
-            // Garbage collection deletes the pod together with its EtcdBackup.
+            // Kubernetes deletes the pod together with its owner, the EtcdBackup.
             owner_references: Some(vec![OwnerReference {
                 api_version: EtcdBackup::api_version(&()).into_owned(),
                 kind: EtcdBackup::kind(&()).into_owned(),
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(pod.owner_references()[0].uid, "backup-uid");
     }
 
-    /// Invariant 14.
+    /// Invariant 14 (Secrets).
     #[test]
     fn mounts_secrets_only_for_snapshots() {
         let order = Order {

@@ -1,5 +1,5 @@
-//! Computes the time of the next backup of a periodic EtcdBackup from the policy, the start of the last backup and the
-//! current time. Pure.
+//! Computes the time of the next backup of a periodic EtcdBackup. The inputs are the policy, the start of the last
+//! backup and the current time. Pure.
 
 use api::backup::BackupPolicy;
 use croner::parser::{CronParser, Seconds, Year};
@@ -8,21 +8,21 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// The first day for which a schedule is checked, and the number of days. 28 years contain every combination of month,
-/// day, weekday and leap year.
+/// The first day for which a schedule is checked, and the number of checked days. 28 years contain every combination
+/// of month, day, weekday and leap year.
 const FIRST_DAY: Date = Date::constant(2000, 1, 1);
 const DAYS: usize = 28 * 366;
 
-/// Divisor of the interval between two runs for their jitter.
+/// The jitter of a run is at most the interval divided by this number.
 const JITTER_DIVISOR: i32 = 20;
-/// Upper bound of the jitter.
+/// Maximum jitter of a run.
 const MAX_JITTER: SignedDuration = SignedDuration::from_secs(30);
 
-/// Smallest starting deadline in seconds. A reconcile is always a little later than the planned time, so a shorter
+/// Minimum starting deadline in seconds. Every reconcile is slightly later than the planned time, so a shorter
 /// deadline would skip every run.
 const MIN_STARTING_DEADLINE: i64 = 10;
 
-/// A problem of a schedule.
+/// The problem of an invalid schedule.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The text is not a cron expression.
@@ -53,7 +53,7 @@ enum Rule {
 #[derive(Debug)]
 pub struct Schedule {
     rule: Rule,
-    /// A run that would start later than this after its planned time is skipped.
+    /// A run is skipped if it would start later than this after its planned time.
     deadline: Option<SignedDuration>,
 }
 
@@ -89,8 +89,8 @@ impl Schedule {
         Ok(Some(Self { rule, deadline }))
     }
 
-    /// The next run after the one that started at `last`, for an object created at `created`. At most one missed run is
-    /// made up. The `seed` gives different objects a different jitter.
+    /// The next run after the run that started at `last`. `created` is the creation time of the EtcdBackup. After any
+    /// number of missed runs, one run is due. The `seed` gives different EtcdBackups a different jitter.
     pub fn next(
         &self,
         last: Option<Timestamp>,
@@ -99,7 +99,7 @@ impl Schedule {
         now: Timestamp,
     ) -> Next {
         match &self.rule {
-            // The first backup is the most important one, so it starts at once.
+            // The first backup starts at once, because no other backup exists.
             Rule::Every(_) if last.is_none() => Next::Due,
             Rule::Every(interval) => self.every(*interval, last.unwrap_or(created), seed, now),
             Rule::At(cron, zone) => self.at(cron, zone, last.unwrap_or(created), seed, now),
@@ -112,7 +112,7 @@ impl Schedule {
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // The latest missed run, or the next run if the deadline of the missed one has passed too.
+            // The latest missed run. If its starting deadline has passed too, the next run.
             let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
             let intervals =
                 |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
@@ -132,7 +132,8 @@ impl Schedule {
         seed: &str,
         now: Timestamp,
     ) -> Next {
-        // Runs before the deadline are skipped without a search, even after a long downtime of the operator.
+        // Runs whose starting deadline has passed are skipped without a search, even after a long downtime of the
+        // operator.
         let from = match self.deadline {
             // A deadline that reaches beyond the first representable time skips no run.
             Some(deadline) => {
@@ -154,7 +155,8 @@ impl Schedule {
         due(later(planned, self.jitter(interval, seed, planned)), now)
     }
 
-    /// A delay of at most a twentieth of the interval, so that many EtcdBackups with one schedule do not start together.
+    /// A delay of at most a twentieth of the interval. It distributes the starts of EtcdBackups with the same
+    /// schedule.
     fn jitter(&self, interval: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
         let max = (interval / JITTER_DIVISOR).min(MAX_JITTER);
         // The jitter alone must not exceed the starting deadline.
@@ -213,7 +215,7 @@ fn cron(text: &str) -> Result<Cron, Problem> {
         .map_err(|error| problem(error.to_string()))
 }
 
-/// Reads the time zone from the compiled-in database, because the operator's image contains none.
+/// Reads a time zone from the compiled-in database, because the operator's image contains no database.
 fn zone(name: &str) -> Result<TimeZone, Problem> {
     let unknown = || Problem::TimeZone {
         name: name.to_owned(),
@@ -222,7 +224,7 @@ fn zone(name: &str) -> Result<TimeZone, Problem> {
     TimeZone::tzif(name, data).map_err(|_| unknown())
 }
 
-/// FNV-1a, which is the same in every process and release.
+/// FNV-1a: the hash is the same in every process and release.
 fn hash(seed: &str, run: Timestamp) -> u64 {
     let bytes = seed.bytes().chain(run.as_second().to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -294,7 +296,7 @@ mod tests {
             let first: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             let second: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             assert_eq!(first, second);
-            // Every second up to the maximum occurs, and none beyond.
+            // The jitter takes every number of seconds up to the maximum, and none above it.
             let distinct: std::collections::BTreeSet<i64> = first.into_iter().collect();
             assert!(
                 distinct.iter().eq((0..=max).collect::<Vec<_>>().iter()),
@@ -373,12 +375,12 @@ mod tests {
             next(berlin, last, "2026-01-10T12:00:00Z"),
             Next::At(at("2026-01-11T02:30:00Z"))
         );
-        // In summer the zone is two hours ahead of UTC.
+        // In summer, the time zone is two hours ahead of UTC.
         assert_eq!(
             next(berlin, Some("2026-07-10T12:00:00Z"), "2026-07-10T12:00:00Z"),
             Next::At(at("2026-07-11T01:30:00Z"))
         );
-        // A local time that the change of the clocks skips is not lost.
+        // A run is not lost if the change to daylight saving time skips its local time.
         let gap = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
         let found = next(gap, Some("2026-03-28T12:00:00Z"), "2026-03-28T12:00:00Z");
         assert!(
@@ -387,7 +389,8 @@ mod tests {
         );
     }
 
-    /// When the clocks are set back, one hour occurs twice. A daily schedule runs once in it, an hourly one twice.
+    /// At the end of daylight saving time, one hour occurs twice. A daily schedule runs once in that hour, and an
+    /// hourly schedule runs twice.
     #[test]
     fn repeated_hour_causes_no_second_daily_run() {
         let daily = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
@@ -410,7 +413,8 @@ mod tests {
             );
             last = expected.replace("00Z", "20Z");
         }
-        // In spring one hour is skipped. Hourly runs continue, and the daily run of that hour happens once.
+        // At the start of daylight saving time, one hour is skipped. Hourly runs continue, and the daily run of that
+        // hour happens once.
         let spring = "2026-03-29T00:00:20Z";
         assert_eq!(
             next(hourly, Some(spring), spring),
@@ -476,7 +480,7 @@ mod tests {
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
             ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
-            // February 29 is a Monday once in 28 years.
+            // In 28 years, February 29 is a Monday once.
             ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
             ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
             ("0 0 30 2 *", None),
@@ -486,7 +490,7 @@ mod tests {
         ] {
             let json = serde_json::json!({ "schedule": expression }).to_string();
             let found = next(&json, None, "2026-01-01T12:00:00Z");
-            // Without a day, the three thousand years of the crate's search are not examined.
+            // If no day matches, the operator does not call the search, which would examine three thousand years.
             let searched = has_day(&cron(expression).unwrap());
             assert_eq!(searched, expected.is_some(), "{expression}");
             let expected = expected.map_or(Next::Never, |time| Next::At(at(time)));
@@ -504,8 +508,8 @@ mod tests {
     }
 
     proptest! {
-        /// For every policy and time: no run is due directly after a run, the next run comes within the interval plus
-        /// jitter, and is due when its time has come.
+        /// For every policy and every time: no run is due directly after a run, the next run comes within the interval
+        /// plus the jitter, and it becomes due at that time.
         #[test]
         fn next_run_waits_and_becomes_due(
             interval in 1_i64..1_000_000,

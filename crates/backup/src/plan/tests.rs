@@ -1,4 +1,4 @@
-//! Scenarios of the plan: an EtcdBackup, a snapshot, and the next step.
+//! Scenarios of the planner: an EtcdBackup, a snapshot, and the next step.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ fn fresh() -> EtcdBackup {
     with(|_| ())
 }
 
-/// The EtcdBackup with the status that the plan leads to.
+/// The EtcdBackup with the status that results from the plan.
 fn after(mut backup: EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackup {
     backup.status = Some(status(&backup, plan, now));
     backup
@@ -182,7 +182,7 @@ fn complete_backup_is_never_repeated() {
         at(9),
     );
     let mut backup = after(backup, &done, at(9));
-    // The backup is not repeated after a restart, after a long time or after a change of the spec.
+    // The operator does not repeat the backup after a restart, after a long time, or after a change of the spec.
     for generation in [1, 2] {
         backup.metadata.generation = Some(generation);
         let snapshot = Snapshot::default();
@@ -280,7 +280,7 @@ fn fails_at_deadline_with_last_failure() {
         ("True", "DeadlineExceeded")
     );
     assert!(condition.message.contains("timeoutInSecond") && condition.message.contains("403"));
-    // A running attempt has no failure of its own, so the previous failure is reported.
+    // A running attempt has not failed yet, so the status reports the failure of the previous attempt.
     let mut retrying = known(Work::Running(Moved::default()), Destination::NotRead);
     retrying.transfer.last_failure = Some(refused());
     let canceling = after(backup.clone(), &plan(&backup, &retrying, at(61)), at(61));
@@ -291,7 +291,7 @@ fn fails_at_deadline_with_last_failure() {
         reported.is_some_and(|message| message.contains("403")),
         "{reported:?}"
     );
-    // The backup remains failed until the spec is changed.
+    // The backup stays failed until the spec is changed.
     assert_eq!(
         plan(&failed, &Snapshot::default(), at(99)).verdict,
         Verdict::Unchanged
@@ -334,7 +334,7 @@ fn backup_that_is_whole_at_deadline_succeeds() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let canceling = after(backup.clone(), &plan(&backup, &running, at(61)), at(61));
-    // The store is read at once, not after the pause before the next attempt.
+    // The operator reads the store at once, and does not wait for the back-off before the next attempt.
     let mut ended = canceled();
     ended.transfer.not_before = Some(at(90));
     assert_eq!(need(&canceling, &running, at(62)), Need::Nothing);
@@ -342,7 +342,7 @@ fn backup_that_is_whole_at_deadline_succeeds() {
     ended.destination = Destination::Complete(stored());
     let found = plan(&canceling, &ended, at(62));
     assert_eq!(found.verdict, Verdict::Succeeded(stored()));
-    // Without an answer of the store, the backup has failed.
+    // If the store does not answer, the backup has failed.
     ended.destination = Destination::Unknown(refused());
     let unknown = plan(&canceling, &ended, at(62));
     assert!(matches!(unknown.verdict, Verdict::Failed(_)), "{unknown:?}");
@@ -365,7 +365,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&default, &snapshot, minutes(90)).action,
         Action::AbandonTransfer
     );
-    // The status records the size, so a restart does not shorten the time limit.
+    // The status records the size, so that a restart does not shorten the time limit.
     let recorded = after(
         default.clone(),
         &plan(&default, &snapshot, minutes(1)),
@@ -376,7 +376,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
-    // 0 and every longer limit mean 48 hours.
+    // With 0, and with every longer limit, the time limit is 48 hours.
     for seconds in [0, i64::MAX] {
         let longest =
             begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": seconds }));
@@ -419,7 +419,7 @@ fn changed_spec_restarts_without_adopting_old_backup() {
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let first = plan(&backup, &running, at(10));
     assert_eq!(first.action, Action::AbandonTransfer);
-    // The new start is recorded only after the canceled transfer has ended.
+    // The operator records the new start only after the canceled transfer has ended.
     let unchanged = after(backup, &first, at(10));
     assert_eq!(
         unchanged.status.as_ref().unwrap().observed_generation,
@@ -503,7 +503,7 @@ fn rejects_invalid_specs_with_field_and_remedy() {
                 failed.message
             );
         }
-        // After the spec is corrected, the same object is backed up.
+        // After the spec is corrected, the operator backs up with the same EtcdBackup.
         let mut corrected = fresh();
         corrected.metadata.generation = Some(2);
         corrected.status = after.status;

@@ -11,19 +11,20 @@ use crate::reason::{Reason, Trouble};
 use crate::retention::Rules;
 use crate::snapshot::{Listed, RemovalResult, Stored};
 
-/// Where the pod mounts the volume.
+/// Directory at which the pod mounts the volume.
 pub(crate) const ROOT: &str = "/backups";
-/// Where the pod mounts the Secret with the client certificate.
+/// Directory at which the pod mounts the Secret with the client certificate.
 pub(crate) const TLS: &str = "/run/backup/tls";
-/// Where the pod mounts the Secret with user and password.
+/// Directory at which the pod mounts the Secret with user and password.
 pub(crate) const AUTH: &str = "/run/backup/auth";
 
-/// Number of kept backups in a report, the same as in `status.backups`.
+/// Maximum number of kept backups in a report: the same as in `status.backups`.
 const LISTED: usize = 10;
-/// Limit of a message in bytes. With its JSON it fits into the 4096 bytes of a termination message.
+/// Maximum length of a message in bytes. As JSON, the message still fits into the 4096 bytes of a termination message.
 const MAX_MESSAGE: usize = 2048;
 
-/// A transfer or removal. It contains no credentials, because it is an argument of the pod (invariant 14).
+/// A transfer or a removal for a pod. The order contains no credentials, because it is an argument of the pod
+/// (invariant 14).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Order {
@@ -63,34 +64,35 @@ pub enum Task {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotTask {
-    /// Client URLs to start with.
+    /// Client URLs to which the transfer connects first.
     pub endpoints: Vec<String>,
     /// The start time of the backup.
     pub begun: Timestamp,
-    /// Whether the name of the object contains a revision and a time, as for a periodic backup.
+    /// True if the name of the object contains a revision and a time, as for a periodic backup.
     pub numbered: bool,
-    /// Whether the object is compressed.
+    /// True if the object is compressed.
     pub compress: bool,
     /// The record of the EtcdCluster for the manifest.
     pub cluster: Option<ManifestCluster>,
-    /// The Secrets for the access to etcd.
+    /// The Secrets for the access to etcd, which the pod mounts.
     pub reach: Reach,
 }
 
-/// The names of the Secrets for the access to etcd. They are mounted in the pod.
+/// The names of the Secrets for the access to etcd. The pod mounts these Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reach {
     /// The Secret with the client certificate.
     pub tls: Option<String>,
-    /// Whether the Secret has the keys of an EtcdCluster's operator Secret, not those of `spec.clientTLSSecret`.
+    /// True if the Secret has the keys of the operator Secret of an EtcdCluster. False if it has the keys of
+    /// `spec.clientTLSSecret`.
     pub operators: bool,
     /// The Secret with user and password.
     pub auth: Option<String>,
 }
 
 impl Order {
-    /// Identifies the order among all orders of this EtcdBackup. Repetitions of an order have the same text.
+    /// Identifies the order among all orders of this EtcdBackup. If an order is repeated, the text is the same.
     pub fn work_id(&self) -> String {
         match &self.task {
             Task::Store(snapshot) => Self::store_id(snapshot.begun),
@@ -104,7 +106,7 @@ impl Order {
         format!("store {begun}")
     }
 
-    /// The newest backup, after which the retention rules are applied.
+    /// The newest backup, after which the retention rules are applied; `None` for other tasks.
     fn newest(&self) -> Option<Numbered> {
         let Task::Surplus { newest, .. } = &self.task else {
             return None;
@@ -113,13 +115,13 @@ impl Order {
         name::parse(&self.path, key)
     }
 
-    /// The prefix of the locations of backups on this PersistentVolumeClaim.
+    /// The common prefix of the locations of all backups on this PersistentVolumeClaim.
     pub fn store(&self) -> String {
         format!("pvc://{}", self.claim)
     }
 }
 
-/// The termination message.
+/// The report of the pod, which is its termination message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
@@ -130,7 +132,7 @@ pub enum Report {
     Removed {
         /// Number of deleted backups.
         deleted: usize,
-        /// The newest of the kept backups, from their names.
+        /// The newest of the kept backups. Time and revision come from their names.
         kept: Vec<Numbered>,
     },
     /// The task failed.
@@ -143,7 +145,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// The report of a completed removal.
+    /// Builds the report of a completed removal.
     pub fn removed(result: &RemovalResult) -> Self {
         let newest = result.backups.iter().take(LISTED);
         Self::Removed {
@@ -152,7 +154,7 @@ impl Report {
         }
     }
 
-    /// The report of a failure. A long message is truncated.
+    /// Builds the report of a failure. A long message is truncated.
     pub fn failed(trouble: Trouble) -> Self {
         let mut message = trouble.message;
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
@@ -162,11 +164,11 @@ impl Report {
         }
     }
 
-    /// The outcome of a transfer.
+    /// The result of a transfer.
     ///
     /// # Errors
     ///
-    /// Fails if the task failed, or if the report is not one of a transfer.
+    /// Fails if the task failed, or if the report is not the report of a transfer.
     pub fn into_stored(self, _: &Order) -> Result<Stored, Trouble> {
         match self {
             Self::Stored(stored) => Ok(stored),
@@ -174,15 +176,15 @@ impl Report {
         }
     }
 
-    /// The outcome of a removal.
+    /// The result of a removal.
     ///
     /// # Errors
     ///
-    /// Fails if the task failed, or if the report is not one of a removal.
+    /// Fails if the task failed, or if the report is not the report of a removal.
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The newest backup of the order is always kept, but may be missing in the truncated list.
+                // The newest backup in the order is always kept, but the truncated list may not contain it.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {
@@ -210,7 +212,7 @@ impl Report {
             ),
             _ => Trouble::new(
                 Reason::StepFailed,
-                "the backup pod reported another task than that of its order",
+                "the report of the backup pod belongs to another task than its order",
             ),
         }
     }
@@ -218,7 +220,7 @@ impl Report {
 
 #[cfg(test)]
 impl Order {
-    /// The order to remove all backups of an EtcdBackup.
+    /// An order that removes all backups of an EtcdBackup.
     pub(crate) fn example() -> Self {
         Self {
             claim: "backups".to_owned(),

@@ -1,4 +1,4 @@
-//! The program of the pod that mounts a PersistentVolumeClaim. It connects to etcd only, not to the API server.
+//! The program of the pod that mounts a PersistentVolumeClaim. It connects only to etcd, and not to the API server.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,12 +34,12 @@ pub struct Volume {
     report: PathBuf,
 }
 
-/// Carries out the order and writes the report. Returns whether the task succeeded.
+/// Carries out the order and writes the report. Returns true if the task succeeded.
 pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
-        // The progress is served until the process ends.
+        // The process serves the progress until it ends.
         report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
@@ -87,12 +87,13 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     Ok(Report::removed(&result))
 }
 
-/// The mounted volume as a store. The owner protects the unfinished files of other EtcdBackups with the same path.
+/// Opens the mounted volume as a store. `owned_by` protects the unfinished files of other EtcdBackups with the same
+/// path.
 fn opened(root: &Path, order: &Order) -> LocalStore {
     LocalStore::named(root, order.store()).owned_by(&order.uid)
 }
 
-/// The access to etcd, from the mounted Secrets.
+/// Reads the access to etcd from the mounted Secrets.
 fn access(reach: &Reach) -> Result<Access, Trouble> {
     let trouble = |why: String| Trouble::new(Reason::SecretMissing, why);
     let mut access = Access::default();
@@ -113,7 +114,7 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
             let value = value.and_then(Result::ok);
             let value = value
                 .ok_or_else(|| trouble(format!("Secret {secret} has no key {key}: add it")))?;
-            // A trailing line break comes from an editor and is not part of the password.
+            // A trailing line break was added by an editor and does not belong to the password.
             Ok::<_, Trouble>(value.trim_end_matches(['\r', '\n']).to_owned())
         };
         access.credentials = Some(Credentials {
@@ -125,7 +126,8 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
     Ok(access)
 }
 
-/// The files of a mounted Secret. The kubelet mounts the keys as links, next to directories whose names begin with a dot.
+/// Reads the files of a mounted Secret. The kubelet mounts the keys as links. The directories next to them have names
+/// that start with a dot.
 fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     let mut data = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
@@ -172,7 +174,7 @@ async fn stored(
         uid: order.uid.clone(),
         cluster,
         limits: EndpointLimits::default(),
-        // An EtcdBackup has one pod at a time, so every unfinished file of this EtcdBackup is a leftover.
+        // An EtcdBackup has at most one pod at a time, so every unfinished file of this EtcdBackup is a leftover.
         since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;
@@ -212,7 +214,7 @@ mod tests {
         assert!(upload.commit().await.is_err());
     }
 
-    /// Invariant 9: the clock of the node may be years ahead of that of the operator.
+    /// Invariant 9: the clock of the node may be years ahead of the operator's clock.
     #[tokio::test]
     async fn clock_ahead_retention_in_pod() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Chooses the member that sends the snapshot: the healthiest follower, or else the leader. Pure.
+//! Selects the member that sends the snapshot: the healthiest follower, otherwise the leader. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use etcd::{ClusterId, MemberId, Members, Status};
 
 use crate::reason::{Reason, Trouble};
 
-/// Limit of the lag in Raft entries. The leader is preferred to a follower that lags further behind.
+/// Maximum lag of a follower in Raft entries. The leader is preferred to a follower that lags by more.
 const MAX_LAG: u64 = 1000;
 
-/// A member that answered.
+/// A member that has answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     /// The client URL at which the member answered.
@@ -18,11 +18,11 @@ pub(super) struct Candidate {
     pub(super) status: Status,
 }
 
-/// The answers that can be used, checked against the member list.
+/// Selects the answers that the transfer can use, by comparing them with the member list.
 ///
-/// An advertised URL may lead to another etcd from the operator, for example `http://localhost:2379`. It counts only if
-/// the expected member answers there. The own URLs of members come first, because behind the URL of a Service another
-/// member may send the snapshot than the one that reported its status.
+/// For the operator, an advertised URL such as `http://localhost:2379` may lead to another etcd. The URL counts only
+/// if the expected member answers there. The URLs of the members themselves come before the URL of a Service. Behind a
+/// Service, the snapshot may come from another member than the reported status.
 pub(super) fn usable(
     answers: Vec<Candidate>,
     given: &[String],
@@ -44,7 +44,8 @@ pub(super) fn usable(
     own.into_iter().chain(others).collect()
 }
 
-/// The answers of this cluster. The address of a deleted pod may belong to a member of another cluster (invariant 28).
+/// Selects the answers of the expected cluster. The address of a deleted pod may now belong to a member of another
+/// cluster (invariant 28).
 pub(super) fn of_cluster(
     answers: Vec<Candidate>,
     expected: ClusterId,
@@ -65,7 +66,7 @@ pub(super) fn of_cluster(
     }
 }
 
-/// The members to try, best first. Learners are excluded, because they may lag behind.
+/// The members from which to try a snapshot, best first. Learners are excluded, because they may lag behind.
 pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
     let clusters: BTreeMap<ClusterId, String> = answers
         .iter()
@@ -235,7 +236,7 @@ mod tests {
             order(usable(answers.clone(), &given, Some(&listed))),
             ["own-2", "own-1"]
         );
-        // Without a quorum there is no member list.
+        // Without a quorum, there is no member list.
         assert_eq!(order(usable(answers, &given, None)), ["a-service", "own-1"]);
     }
 
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(order(usable(answers, &given, Some(&listed))), ["given"]);
     }
 
-    /// Invariant 28.
+    /// Invariant 28 (endpoints of other namespaces).
     #[test]
     fn only_answers_of_recorded_cluster_count() {
         let mut other = answer("other", 2, 5);

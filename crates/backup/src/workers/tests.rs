@@ -1,4 +1,4 @@
-//! Scenarios of the workers with stores that block until a gate is opened.
+//! Scenarios of the workers, with stores that accept no object until a gate is opened.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ const LIMITS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
-/// The key for which a store panics.
+/// The store panics for this key.
 const PANICS: &str = "panics";
 
 /// A store that accepts no object until the gate is opened.
@@ -108,7 +108,7 @@ impl Case {
         }
     }
 
-    /// Queues a transfer with its own store. Its snapshot is empty, so it fails when the gate is open.
+    /// Queues a transfer with its own store. Its snapshot is empty, so the transfer fails after the gate is opened.
     fn enqueue(&self, uid: &str, exists: impl Fn() -> bool + Send + Sync + 'static) {
         self.enqueue_at(uid, uid, exists);
     }
@@ -197,7 +197,7 @@ async fn slow_store_delays_no_other_store() {
         .await;
     assert!(matches!(case.workers.observe("6").work, Work::Running(_)));
     case.gate.add_permits(1);
-    // The slots are granted in order.
+    // The slots are granted in the order of the queue.
     case.until("all have ended", |case| {
         (0..7).all(|index| {
             matches!(
@@ -209,7 +209,7 @@ async fn slow_store_delays_no_other_store() {
     .await;
 }
 
-/// The plan subtracts the queue time from the time that counts for the deadline.
+/// The plan excludes the queue time from the time limit of the backup.
 #[tokio::test]
 async fn queue_time_accumulates_until_forgotten() {
     let mut case = Case::new();
@@ -307,7 +307,7 @@ async fn backs_off_after_each_failure() {
         case.enqueue("0", || true);
         case.changes.recv().await.unwrap();
         let not_before = case.workers.observe("0").not_before.unwrap();
-        // The failure happened between the two times.
+        // The failure happened between these two times.
         let (longest, shortest) = (
             not_before.duration_since(before),
             not_before.duration_since(Timestamp::now()),
@@ -317,7 +317,7 @@ async fn backs_off_after_each_failure() {
             "{pause}: {shortest} to {longest}"
         );
     }
-    // After the state is forgotten, the first pause is the shortest again.
+    // After the worker is forgotten, the first back-off is the shortest one again.
     case.workers.forget("0");
     assert_eq!(case.workers.observe("0"), WorkState::default());
 }
@@ -379,7 +379,7 @@ async fn abandon_and_shutdown_end_transfers() {
         .unwrap();
 }
 
-/// Invariant 10: the next process knows the attempt.
+/// Invariant 10: the attempt is recorded, so that the next process knows it.
 #[tokio::test]
 async fn transfer_writes_nothing_before_attempt_is_recorded() {
     let mut case = Case::new();
@@ -389,14 +389,14 @@ async fn transfer_writes_nothing_before_attempt_is_recorded() {
         let transfer = case.transfer("slow", uid);
         case.workers.enqueue(("n", uid), transfer, || true);
     }
-    // Each ready transfer requests a reconcile.
+    // Each transfer that becomes ready requests a reconcile.
     for _ in 0..LIMITS.per_store {
         case.changes.recv().await.unwrap();
     }
     assert_eq!(work(&case, "0"), Work::Ready);
     assert_eq!(work(&case, "1"), Work::Ready);
     assert!(case.workers.observe("0").work.is_active());
-    // `start` has no effect on a queued transfer, and the ready transfers keep their slots.
+    // `start` does not affect a queued transfer, and the ready transfers keep their slots.
     case.workers.start("2", 1);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(work(&case, "2"), Work::Queued);
@@ -410,13 +410,13 @@ async fn transfer_writes_nothing_before_attempt_is_recorded() {
     case.until("the next is ready", |case| work(case, "2") == Work::Ready)
         .await;
     assert_eq!(work(&case, "1"), Work::Ready);
-    // The next attempt of this process keeps the count, and waits for its own record.
+    // The next attempt of this process keeps the count, but waits for its own record.
     let transfer = case.transfer("other", "0");
     case.workers.enqueue(("n", "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)
         .await;
     assert_eq!(case.workers.observe("0").recorded_count, Some(3));
-    // A shutdown ends ready transfers.
+    // A shutdown ends transfers that are ready.
     case.shutdown.cancel();
     tokio::time::timeout(Duration::from_mins(1), case.workers.join())
         .await
@@ -431,7 +431,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         record_timeout,
         ..LIMITS
     });
-    // One more than the slots of that store.
+    // Queues one task more than the store has slots.
     let all: Vec<String> = (0..=LIMITS.per_store)
         .map(|index| index.to_string())
         .collect();
@@ -453,7 +453,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         all.iter().all(|uid| timed_out(case, uid))
     })
     .await;
-    // The last one waited for a slot.
+    // The last transfer waited for a slot.
     let queue_time = |uid: &String| case.workers.observe(uid).queue_time;
     let (last, others) = all.split_last().unwrap();
     assert!(queue_time(last) >= record_timeout, "{:?}", queue_time(last));
@@ -514,7 +514,7 @@ async fn slow_tenant_delays_no_other_tenant() {
     .await;
 }
 
-/// Two tenants use the same bucket name at their own endpoints.
+/// Two tenants use the same bucket name at different endpoints.
 #[test]
 fn endpoint_is_part_of_slot_key() {
     struct At(LocalStore, &'static str);

@@ -1,5 +1,5 @@
-//! Transfers with a real etcd and a real S3 server. Stored backups can be restored, and a failed transfer leaves no
-//! backup.
+//! Transfers with a real etcd and a real S3 server. The stored backups can be restored, and a failed transfer leaves
+//! no backup.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -41,7 +41,7 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
     }
 }
 
-/// An EtcdBackup without an EtcdCluster.
+/// The owner of a backup: an EtcdBackup without an EtcdCluster.
 fn owner(uid: &str) -> Owner<'_> {
     Owner {
         uid,
@@ -73,7 +73,7 @@ fn long_ago() -> Timestamp {
     Timestamp::from_second(1_000_000_000).unwrap()
 }
 
-/// Writes keys with values of 256 KiB. With 20 MiB the upload has several parts.
+/// Writes keys with values of 256 KiB. With 20 MiB, the upload has several parts.
 async fn fill(url: &str, mebibytes: usize) -> i64 {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = vec![b'v'; 1 << 18];
@@ -87,7 +87,7 @@ async fn fill(url: &str, mebibytes: usize) -> i64 {
     answer.header().unwrap().revision()
 }
 
-/// The revision and the value of a key, from an etcd that was started from the backup.
+/// The revision and the value of a key in an etcd that was started from the backup.
 async fn restored(programs: &Programs, file: &Path, key: &str) -> (i64, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
@@ -188,14 +188,14 @@ async fn backs_up_with_dead_endpoint_and_without_quorum() {
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let port = client();
     let server = S3Server::start(&["bucket"]);
-    // One endpoint is dead and one is alive. The other members are found in the member list.
+    // Of the two endpoints, one is dead. The other members are found in the member list.
     let alive = members
         .iter()
         .position(|member| member.name == "m1")
         .unwrap();
     let dead = format!("http://127.0.0.1:{}", free_port());
     let endpoints = vec![dead, members[alive].client_url.clone()];
-    // A busy machine may exceed the limit in some of the runs.
+    // On a busy machine, some of the runs may exceed the limit.
     let mut times = Vec::new();
     while times
         .last()
@@ -210,7 +210,7 @@ async fn backs_up_with_dead_endpoint_and_without_quorum() {
         times.push(began.elapsed());
     }
 
-    // Without a quorum there is no member list, but a backup is still possible.
+    // Without a quorum there is no member list, but a backup is possible.
     for member in &mut members {
         if member.name != "m1" {
             member.kill();
@@ -269,7 +269,7 @@ async fn backs_up_after_member_is_killed_midway() {
         while meter.read().bytes < 10 << 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // One of the two followers sends the snapshot, so both are killed.
+        // One of the two followers sends the snapshot. Both are killed, so that the sender is among them.
         for member in &mut members {
             let status = client().status(&member.client_url).await;
             if status.is_ok_and(|status| Some(status.member_id) != leader) {
@@ -278,7 +278,7 @@ async fn backs_up_after_member_is_killed_midway() {
         }
     };
     let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), kill);
-    // The same run continues with the leader, or fails with a reason.
+    // The transfer continues with the leader in the same run, or fails with a reason.
     let stored = match outcome {
         Ok(stored) => stored,
         Err(trouble) => {
@@ -298,8 +298,8 @@ async fn backs_up_after_member_is_killed_midway() {
     );
 }
 
-/// A killed process cannot abort its upload, so the server keeps the parts. The server reports the time of the last part
-/// as the start of the upload.
+/// A process that is killed cannot abort its upload, so the server keeps the parts. As the start of the upload, the
+/// server reports the time of the last part.
 #[tokio::test]
 async fn next_backup_discards_upload_of_killed_process() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -310,7 +310,7 @@ async fn next_backup_discards_upload_of_killed_process() {
         let content = store::testing::content(1 << 20);
         upload.write(content).await.unwrap();
     }
-    // Waits until all complete parts have arrived.
+    // Waits until the server has all complete parts.
     let (mut parts, mut same) = (0, 0);
     for _ in 0..600 {
         let now = server.unfinished("bucket").len();
@@ -432,7 +432,7 @@ async fn tenant_backup_never_contains_another_cluster() {
     }
 }
 
-/// The chunks of a snapshot from a member.
+/// The chunks of a snapshot that a real member has sent.
 async fn recorded() -> Vec<Bytes> {
     use futures::TryStreamExt;
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -584,7 +584,7 @@ async fn compressed_backup_has_same_content() {
             .unwrap(),
         Some(stored.clone())
     );
-    // The decompressed content matches the checksum from etcd and the one in the manifest.
+    // The decompressed content matches the checksum from etcd and the checksum in the manifest.
     let mut inspector = etcd::Inspector::new();
     let mut decompressor = store::compression::Decompressor::new().unwrap();
     let mut rest: &[u8] = &compressed;

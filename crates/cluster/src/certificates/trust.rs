@@ -1,7 +1,7 @@
-//! The CAs that members trust: those of their Secrets, and those with which a running etcd was started.
+//! The CAs that members trust: the CAs in their Secrets, and the CAs with which a running etcd was started.
 //!
-//! etcd reads its trust bundle once, when it starts. Each pod carries the CAs with which it was started, so the answer
-//! does not depend on a Secret that may be deleted or replaced. Pure.
+//! etcd reads its trust bundle once, when it starts. Each pod has an annotation with the CAs with which it was
+//! started. The answers of this module therefore do not depend on a Secret that may be deleted or replaced. Pure.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use member::tls::Authorities;
 use super::{Certificates, Noted};
 use crate::authority::{CaScope, Held, digest};
 
-/// The form on pods: the first sixteen digits of a fingerprint.
+/// The form of a fingerprint in annotations of pods: its first sixteen digits.
 fn short(fingerprint: &str) -> String {
     fingerprint.chars().take(16).collect()
 }
@@ -24,19 +24,19 @@ fn of_circle(authorities: &Authorities, scope: CaScope) -> &BTreeSet<String> {
 }
 
 impl Certificates {
-    /// The Secret of a CA that can sign; `None` while it is missing, damaged, or not owned by the cluster.
+    /// The Secret of a CA that can sign; `None` if the Secret is missing, damaged, or not owned by the cluster.
     pub fn signer(&self, scope: CaScope) -> Option<&Held> {
         self.authority(scope)
             .filter(|held| held.owned && held.certificate.is_some())
     }
 
-    /// The annotation about trusted CAs for a pod that starts now; `None` until all CAs exist.
+    /// The value of the trust annotation for a pod that starts now; `None` until all CAs exist.
     pub fn trust(&self) -> Option<String> {
         if self.rule.is_none() {
             return self.others.as_ref().map(|digest| format!("{digest}@0"));
         }
         let signers = self.signers()?;
-        // The earliest expiry counts for the pod.
+        // The annotation contains the earlier expiry of the two scopes.
         let until = signers.iter().filter_map(|(_, held)| held.trusts_until);
         let until = until.min().map_or(0, Timestamp::as_second);
         let digests: Vec<String> = signers.iter().map(|(_, held)| held.trust()).collect();
@@ -51,7 +51,8 @@ impl Certificates {
             .collect()
     }
 
-    /// The CAs that a new pod carries: those of static Secrets, or those in the trust bundle of generated certificates.
+    /// The CAs for the annotation of a new pod: those in static Secrets, or those in the trust bundles of the
+    /// generated CAs.
     pub fn authorities_now(&self) -> Option<Authorities> {
         if self.rule.is_none() {
             return self.authorities.clone();
@@ -59,8 +60,8 @@ impl Certificates {
         Some(authorities_in(&self.signers()?))
     }
 
-    /// The CAs with which a pod was started; `None` if unknown. If the annotation with the CAs was deleted, the digest
-    /// on the pod is compared with the content of the Secrets.
+    /// The CAs with which a pod was started; `None` if they are unknown. If the annotation with the CAs was deleted,
+    /// the CAs are searched in the Secrets by the digest in the other annotation.
     pub fn started_with(&self, member: &str) -> Option<Authorities> {
         let noted = self.pods.get(member)?;
         if let Some(authorities) = &noted.authorities {
@@ -70,7 +71,7 @@ impl Certificates {
         self.with_digest(noted)
     }
 
-    /// The CAs in Secrets that together have this digest.
+    /// Finds the CAs in Secrets that together have this digest.
     fn with_digest(&self, noted: &str) -> Option<Authorities> {
         let rule = self.rule.as_ref()?;
         let mut found: Vec<(Vec<String>, Authorities)> = vec![Default::default()];
@@ -97,7 +98,7 @@ impl Certificates {
         found.map(|(_, authorities)| authorities)
     }
 
-    /// Every CA of this scope in a Secret.
+    /// The fingerprints of all CAs of this scope in Secrets.
     fn prints(&self, scope: CaScope) -> BTreeSet<&String> {
         let Some(rule) = &self.rule else {
             return BTreeSet::new();
@@ -113,8 +114,8 @@ impl Certificates {
         secrets.flat_map(|held| held.trusts.keys()).collect()
     }
 
-    /// Whether the etcd in this pod accepts certificates of the CA with this name. A CA that is no longer in a Secret
-    /// is unknown, and so is the trust in it.
+    /// True if the etcd in this pod accepts certificates whose issuer is the CA with this name. False if no Secret
+    /// contains the CA any more.
     pub fn accepts(&self, member: &str, scope: CaScope, issuer: &[u8]) -> bool {
         let Some(started) = self.started_with(member) else {
             return false;
@@ -124,20 +125,20 @@ impl Certificates {
         named.any(|(print, _)| of_circle(&started, scope).contains(&short(print)))
     }
 
-    /// Whether the etcd in this pod was started with this CA.
+    /// True if the etcd in this pod was started with this CA.
     pub fn trusts(&self, member: &str, scope: CaScope, fingerprint: &str) -> bool {
         let started = self.started_with(member);
         started.is_some_and(|started| of_circle(&started, scope).contains(&short(fingerprint)))
     }
 
-    /// Whether the etcd in this pod was started with exactly the trust bundle of this CA's Secret.
+    /// True if the etcd in this pod was started with exactly the trust bundle in this CA's Secret.
     pub fn started_with_bundle(&self, member: &str, scope: CaScope, authority: &Held) -> bool {
         let bundle: BTreeSet<String> = authority.trusts.keys().map(|print| short(print)).collect();
         let started = self.started_with(member);
         started.is_some_and(|started| *of_circle(&started, scope) == bundle)
     }
 
-    /// Whether all these members accept certificates of the current signer.
+    /// True if all these members accept certificates of the current signer.
     pub fn all_accept_signer<'a>(
         &self,
         scope: CaScope,
@@ -152,12 +153,12 @@ impl Certificates {
         members.all(|member| self.trusts(member, scope, &signs.fingerprint))
     }
 
-    /// Whether a joining member can connect to the running members: the current signer issues its certificate.
+    /// True if a new member, whose certificate the current signer issues, can connect to the running members.
     pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(CaScope::Peers);
         let signs = signs.and_then(|held| held.certificate.as_ref());
-        // A pod without this annotation was just created by a restore.
+        // A restore has just created a pod that lacks both annotations.
         let accepts = |member: &String| {
             let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
             self.pods.get(member).is_none_or(silent)
@@ -167,21 +168,23 @@ impl Certificates {
         !peers || running.all(accepts)
     }
 
-    /// Why a pod must be recreated: etcd reads its trust bundle only when it starts.
+    /// Why a pod must be recreated: its etcd was started with other CAs than a new pod would be. `None` if the CAs are
+    /// equal or unknown.
     pub fn outdated(&self, member: &str) -> Option<String> {
         let wanted = self.trust()?;
         let noted = self.pods.get(member)?;
         let other = match &noted.trust {
-            // The expiry after `@` is not compared.
+            // The expiry after `@` is not part of the comparison.
             Some(trust) => trust.split('@').next() != wanted.split('@').next(),
-            // The annotation was deleted by hand.
+            // A person deleted the annotation.
             None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
         };
-        other.then(|| "it was started with other certificate authorities".to_owned())
+        other.then(|| "its etcd was started with other certificate authorities".to_owned())
     }
 }
 
-/// All subsets of these CAs. For a bundle of more than four, which no rotation leaves, only the complete set.
+/// All subsets of these CAs. No rotation leaves more than four CAs; for such a bundle, only the complete set is
+/// returned.
 fn subsets(all: BTreeSet<&String>) -> Vec<BTreeSet<&String>> {
     if all.len() > 4 {
         return vec![all];
@@ -208,8 +211,8 @@ fn authorities_in(secrets: &[(CaScope, &Held)]) -> Authorities {
 }
 
 impl Noted {
-    /// The expiry of the trusted CAs of a pod. For CAs of other parties no expiry is recorded, which yields a time long
-    /// ago.
+    /// The time after which a scope has no valid CA in the pod's trust bundle. `None` for CAs in Secrets of other
+    /// owners, for which no expiry is recorded.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
         let until = until.parse().ok().filter(|seconds| *seconds > 0)?;

@@ -1,8 +1,7 @@
-//! Generated certificates: keys are generated here, written to a Secret, and dropped.
+//! Sends generated certificates: generates a key, writes it to a Secret, and drops it.
 //!
-//! Invariant 11: a Secret is created under its fixed name or replaced with a resourceVersion precondition, and only the
-//! CA in the observation signs a certificate. Invariant 14: no key is logged, and a key leaves this file only into its
-//! Secret.
+//! Invariant 11: a Secret is created under its fixed name, or replaced with a resourceVersion precondition. Only the
+//! CA of the observation signs a certificate. Invariant 14: no key is logged, and each key is sent only to its Secret.
 
 use api::names::{self, CertificateUse};
 use jiff::Timestamp;
@@ -21,7 +20,7 @@ use crate::authority::{
 use crate::certificates::CertificateWrite;
 use crate::execute::{Error, ExecuteContext};
 
-/// A CA as its Secret contains it.
+/// The content of a CA's Secret, with its keys.
 struct Authority {
     signs: Made,
     next: Option<Made>,
@@ -95,7 +94,7 @@ impl ExecuteContext<'_> {
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
-            // These are generic actions (`plan::actions`).
+            // The planner builds generic actions for these writes (`plan::actions`).
             CertificateWrite::Notify { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
@@ -109,7 +108,7 @@ impl ExecuteContext<'_> {
         })
     }
 
-    /// The creation time of certificates, from the same clock that judges them.
+    /// The creation time of certificates. The same clock decides whether a certificate is valid.
     fn time(&self) -> Timestamp {
         self.observed.clock.for_certificates(Timestamp::now())
     }
@@ -141,8 +140,8 @@ impl ExecuteContext<'_> {
         };
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
-        // etcd with authentication takes the common name as a user name. So the operator has its own name, and all
-        // other certificates have one that no user has by chance.
+        // With authentication, etcd takes the common name of a client certificate as a user name. The operator
+        // therefore has a name of its own. The other certificates have names that no user has by accident.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
             CertificateUse::Operator => names::OPERATOR_USER.to_owned(),
@@ -162,7 +161,7 @@ impl ExecuteContext<'_> {
         self.put(secret, over).await
     }
 
-    /// Writes the CA's trust bundle to the Secret of a certificate, without other changes.
+    /// Copies the CA's trust bundle to the Secret of a certificate. The certificate does not change.
     async fn write_trust(
         &self,
         rule: &Rule,
@@ -179,7 +178,7 @@ impl ExecuteContext<'_> {
         .await
     }
 
-    /// Sets the owner and the labels of a Secret, without other changes.
+    /// Restores the owner and the labels of a Secret. The data does not change.
     async fn mark_secret(
         &self,
         rule: &Rule,
@@ -195,7 +194,7 @@ impl ExecuteContext<'_> {
         .await
     }
 
-    /// Changes the Secret if it still has the resourceVersion from the plan.
+    /// Changes the Secret, with the resourceVersion of the plan as precondition.
     async fn change_secret(
         &self,
         name: &str,
@@ -212,7 +211,7 @@ impl ExecuteContext<'_> {
         self.put(secret, Some(over)).await
     }
 
-    /// The CA from the observation, with its key.
+    /// Reads the CA of the observation with its key.
     async fn held_authority(
         &self,
         rule: &Rule,
@@ -242,7 +241,7 @@ impl ExecuteContext<'_> {
             .ok_or_else(|| changed(rule, scope))
     }
 
-    /// Creates the Secret, or replaces the one with this resourceVersion.
+    /// Creates the Secret, or replaces the Secret that has this resourceVersion.
     pub(super) async fn put(
         &self,
         mut secret: Secret,

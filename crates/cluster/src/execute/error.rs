@@ -1,4 +1,4 @@
-//! Why a step was not carried out.
+//! The errors of actions.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use runtime::apply::FRESH;
 use crate::action::Rejection;
 use crate::reason::Reason;
 
-/// Why a write was not carried out.
+/// The reason why an action failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server rejected the write, or could not be reached.
     #[error("the API server")]
     Api(#[from] runtime::apply::Error),
-    /// An object of this name exists already.
+    /// An object of this name already exists.
     #[error("{what} already exists")]
     Exists {
         /// Kind and name.
         what: String,
     },
-    /// The object was changed or replaced.
+    /// The object was changed or replaced since the observation.
     #[error("{what} has changed since it was read")]
     Changed {
         /// Kind and name.
         what: String,
     },
-    /// The observation is too old to act on, because the process was suspended. A mark that the process has set is
-    /// removed.
+    /// The observation is too old for writes, because the process was suspended. If this process has set a mark, it
+    /// removes the mark.
     #[error("the step is older than {} seconds and is planned again", FRESH.as_secs())]
     TooOld,
     /// The member list differs from the list from which the change was planned.
@@ -36,9 +36,9 @@ pub enum Error {
     /// etcd rejected the call, or did not answer.
     #[error("cannot {what}")]
     Etcd {
-        /// The call.
+        /// The call, as an imperative phrase.
         what: String,
-        /// The answer.
+        /// The answer of etcd.
         #[source]
         source: EtcdError,
     },
@@ -53,21 +53,21 @@ pub enum Error {
         /// The message of the API server.
         why: String,
     },
-    /// A certificate could not be made.
+    /// A certificate could not be created.
     #[error("cannot make Secret {what}")]
     Certificate {
-        /// Its Secret.
+        /// Name of the certificate's Secret.
         what: String,
         /// The cause.
         #[source]
         source: crate::authority::Error,
     },
-    /// The write was rejected before, and its back-off has not passed.
+    /// The API server rejected the start of this member before, and its back-off has not ended.
     #[error("{said}")]
     Held {
-        /// The kind of the rejection.
+        /// The reason of that rejection.
         reason: Reason,
-        /// The message of the rejection.
+        /// The message of that rejection.
         said: String,
         /// The remaining back-off.
         left: Duration,
@@ -75,7 +75,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// A lost race, or etcd is not ready. The step is planned again shortly, and this is no failure.
+    /// True if a retry resolves the error: the action lost a race, or etcd is not ready. The operator plans again
+    /// shortly and reports no failure.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => true,
@@ -90,7 +91,7 @@ impl Error {
         }
     }
 
-    /// The API server, or a proxy in front of it, could not serve the write now, or timed out.
+    /// True if the API server, or a proxy in front of it, could not serve the write now, or timed out.
     pub(super) fn is_for_now(&self) -> bool {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
             return false;
@@ -98,8 +99,9 @@ impl Error {
         matches!(&**source, kube::Error::Api(status) if matches!(status.code, 429 | 503 | 504))
     }
 
-    /// An admission webhook did not answer (`ErrCallingWebhook` in apiserver's `pkg/util/webhook`). Admission runs
-    /// before anything is stored. The API server reports this as an internal error.
+    /// True if an admission webhook did not answer (`ErrCallingWebhook` in apiserver's `pkg/util/webhook`). The API
+    /// server reports an internal error then, but has stored nothing, because admission runs before the object is
+    /// stored.
     fn is_before_it(&self) -> bool {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
             return false;
@@ -108,8 +110,8 @@ impl Error {
             if status.code == 500 && status.message.contains("failed calling webhook"))
     }
 
-    /// The write was certainly not carried out: it was never sent, or the API server rejected it. This is uncertain
-    /// after a missing answer or an internal error.
+    /// True if the write certainly had no effect: it was never sent, or the API server rejected it. After a missing
+    /// answer or an internal error, the effect is unknown.
     pub(super) fn says_not_done(&self) -> bool {
         match self {
             Self::TooOld
@@ -117,7 +119,7 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // A conflict comes from another controller, such as a quota. An existing object is reported in another way.
+            // A conflict comes from another controller, such as a quota. An existing object is a different error.
             Self::Api(error) => {
                 let said = matches!(
                     Reason::from(error),

@@ -1,4 +1,4 @@
-//! The operator's record of the passwords of etcd. The passwords are in memory only until they are sent (invariant 14).
+//! Sends the operator's record of the passwords in etcd. Until then, the passwords are in memory only (invariant 14).
 
 use api::names;
 use k8s_openapi::api::core::v1::Secret;
@@ -25,8 +25,8 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Invariants 11 and 21: written with a resourceVersion precondition, so that a password recorded concurrently by
-    /// another process is not lost.
+    /// Invariants 11 and 21: the write has a resourceVersion precondition, so that it does not overwrite a password
+    /// that another process has recorded.
     async fn record_passwords(&self, others: bool) -> Result<Option<String>, Error> {
         let Some((user, passwords)) = self.auth.to_record(others) else {
             return Err(Error::Missing(

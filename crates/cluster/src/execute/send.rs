@@ -1,4 +1,5 @@
-//! Sends one action as one request. The only exception is a resize, whose answer is recorded on the pod.
+//! Sends one action as one request. Only a resize needs a second request, which records the API server's response on
+//! the pod.
 
 use std::fmt::Debug;
 
@@ -21,7 +22,7 @@ use crate::action::{
 };
 use crate::execute::{Error, ExecuteContext};
 
-/// The common interface of all kinds of objects that are sent.
+/// The common interface of all object kinds that the operator sends.
 pub(super) trait Sent:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Serialize
@@ -43,8 +44,8 @@ impl<K> Sent for K where
 }
 
 impl ExecuteContext<'_> {
-    /// Sends one action. `via` are the client URLs of the members to ask. The result is the new resourceVersion of the
-    /// object, if the answer contains it.
+    /// Sends one action. `via` contains the client URLs of the members to which a call is sent. Returns the new
+    /// resourceVersion of the object, if the response contains it.
     pub(super) async fn send(
         &self,
         action: &Action,
@@ -76,7 +77,7 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Invariant 11.
+    /// Invariant 11: fails if the observation is too old for a write.
     fn in_time(&self) -> Result<(), Error> {
         if apply::is_fresh(self.since) {
             return Ok(());
@@ -106,7 +107,7 @@ impl ExecuteContext<'_> {
         Ok(applied.resource_version())
     }
 
-    /// Also removes a mark, however old the observation is by then.
+    /// Sends a patch. It has no time limit, because it also removes marks after the observation is too old.
     pub(super) async fn patch(&self, patch: &Patch) -> Result<Option<String>, Error> {
         match patch.kind {
             Kind::Service => self.patch_of::<Service>(patch).await,
@@ -182,7 +183,7 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Invariants 10 and 11: a record is written only over the version that was read.
+    /// Invariants 10 and 11: the write has the observed resourceVersion as precondition.
     async fn record(&self, record: &StatusRecord) -> Result<Option<String>, Error> {
         let name = self.cluster.name_any();
         let body = json!({
@@ -203,8 +204,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// Not found: the subresource or the pod does not exist; the record on the pod finds out which. Unprocessable: the pod
-/// cannot change so.
+/// True for 404 and 422. A 404 means that the subresource or the pod does not exist, which the following patch of the
+/// pod shows. A 422 means that the resources of this pod cannot change in this way.
 fn is_rejection(code: u16) -> bool {
     matches!(code, 404 | 422)
 }
@@ -216,7 +217,7 @@ fn params() -> PatchParams {
     }
 }
 
-/// A patch that fails its precondition is a lost race.
+/// Converts the error of a patch. A failed precondition means that the action lost a race.
 pub(super) fn patched(kind: &str, name: &str, source: kube::Error) -> Error {
     match source {
         kube::Error::Api(status) if status.code == 409 || status.code == 404 => Error::Changed {

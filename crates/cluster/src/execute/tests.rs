@@ -1,4 +1,5 @@
-//! Steps against a minimal API server: the requests that are sent, and the marks that are removed.
+//! Steps against a minimal API server. The tests check the requests that the operator sends, and the marks that it
+//! removes.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -21,17 +22,17 @@ use crate::snapshot::{Role, Service};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
 
-/// The server's answers to requests about objects of this kind.
+/// The answers of the server to requests for objects of this kind.
 #[derive(Clone, Copy)]
 enum Does {
     Takes(Duration),
     Answers(u16, &'static str),
-    /// One status code after the other, for all requests.
+    /// For all requests, one status code after the other.
     InTurn(&'static [u16]),
 }
 
-/// All other requests are carried out at once. The server records each request: the kind, and for a Service the mark
-/// and its resourceVersion precondition.
+/// The server answers all other requests at once. It records the kind of each request. For a Service, it also records
+/// the mark and the resourceVersion precondition.
 struct Server {
     kind: &'static str,
     does: Does,
@@ -81,7 +82,7 @@ enum Mark {
     Again,
 }
 
-/// Starts a member with `left` of the observation's permitted age. Returns the requests and the result.
+/// Starts a member. `left` is the time for which the observation stays fresh. Returns the requests and the result.
 async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),
@@ -98,7 +99,7 @@ async fn started_with(
     (asked, acted.remove(0))
 }
 
-/// Repeats this with several observations, each of which leads to the same step.
+/// Repeats the start with several observations, each of which leads to the same step.
 async fn started_again(
     (kind, does): (&'static str, Does),
     (state, mark): (State, Mark),
@@ -123,7 +124,7 @@ async fn started_again(
     let snapshot = snapshot();
     let observed = observe::unanswered(&snapshot);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
-    // After so many rejections, the next back-off is longer than a pause of a slow machine.
+    // After this number of rejections, the next back-off is longer than a pause of a slow machine.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(FRESH));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());
@@ -188,7 +189,7 @@ const TAKEN_BACK: &str = "services null over \"1\"";
 const CLAIMS: &str = "persistentvolumeclaims";
 const LONG: Duration = Duration::from_mins(1);
 
-/// Invariant 11.
+/// Invariant 11 (fencing).
 #[tokio::test]
 async fn removes_mark_when_observation_expires_before_creation() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
@@ -199,10 +200,10 @@ async fn removes_mark_when_observation_expires_before_creation() {
         "{:?}",
         acted.failed
     );
-    // Without a volume the pod is the next object.
+    // Without a volume, the pod is the next object.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // The PVC exists: the next observation leads to its pod, and another process may have created the pod by now.
+    // If the PVC exists, the next observation leads to its pod. Another process may have created the pod by then.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -210,12 +211,12 @@ async fn removes_mark_when_observation_expires_before_creation() {
         "{:?}",
         acted.failed
     );
-    // An observation that is too old from the start sends no request.
+    // With an observation that is already too old, no request is sent.
     let (asked, _) = started((CLAIMS, Does::Takes(more)), (true, Duration::ZERO)).await;
     assert!(asked.is_empty(), "{asked:?}");
 }
 
-/// Invariant 6.
+/// Invariant 6 (state `new`).
 #[tokio::test]
 async fn removes_mark_only_after_certain_failure() {
     let refusals = [
@@ -243,7 +244,7 @@ async fn removes_mark_only_after_certain_failure() {
     }
 }
 
-/// Invariants 6 and 11.
+/// Invariants 6 and 11 (state `new`; fencing).
 #[tokio::test]
 async fn retries_after_mark_while_observation_is_fresh() {
     for (code, reason) in [
@@ -253,12 +254,12 @@ async fn retries_after_mark_while_observation_is_fresh() {
     ] {
         let does = Does::Answers(code, reason);
         let (mut asked, acted) = started((CLAIMS, does), (true, Duration::from_secs(1))).await;
-        // A rejection for now means that the request was certainly not carried out.
+        // A 429 means that the request certainly had no effect.
         assert_eq!(
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()
         );
-        // At once, and after 0.1, 0.3 and 0.7 s, unless the machine pauses.
+        // The requests are sent at once, and after 0.1, 0.3 and 0.7 s, unless the machine pauses.
         assert_eq!(asked[0], MARKED);
         assert!((2..=4).contains(&asked[1..].len()), "{code}: {asked:?}");
         assert!(
@@ -266,13 +267,13 @@ async fn retries_after_mark_while_observation_is_fresh() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before a mark is set, a new observation costs nothing.
+        // Before the mark is set, the operator does not retry, because it only loses an observation.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
 }
 
-/// Invariant 6: no other process removes the mark, and a member with a leftover mark is given up.
+/// Invariant 6: no other process removes the mark. The operator gives up a member whose mark is left over.
 #[tokio::test]
 async fn retries_removal_of_mark() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {
@@ -280,14 +281,14 @@ async fn retries_removal_of_mark() {
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
     }
-    // Another process has changed the Service since, and owns the mark.
+    // Another process has changed the Service since. The mark now belongs to that process.
     let does = Does::InTurn(&[200, 403, 503, 409]);
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
 }
 
-/// Setting and removing the mark are events of the cluster's own objects, which trigger a reconcile at once.
+/// Setting and removing the mark are events of the cluster's own objects. Each event triggers a reconcile at once.
 #[tokio::test]
 async fn rejected_start_backs_off() {
     let refused = Does::Answers(403, "Forbidden");
@@ -306,15 +307,15 @@ async fn rejected_start_backs_off() {
             assert!(left.is_some_and(|left| left <= Duration::from_secs(16)));
         }
     }
-    // A lost race is no rejection.
+    // A lost race is not a rejection, so there is no back-off.
     let race = Does::Answers(409, "AlreadyExists");
     let again = started_again((CLAIMS, race), (State::Join, Mark::First), (true, LONG), 2);
     let (asked, _) = Box::pin(again).await;
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 
-/// Invariants 6 and 11: an unchanged object keeps its resourceVersion, so the process that set the first mark could
-/// remove the second.
+/// Invariants 6 and 11: if the second mark had the same value, the resourceVersion would not change. The process that
+/// set the first mark could then remove the second one.
 #[tokio::test]
 async fn renewed_mark_is_never_removed() {
     let mut marks = Vec::new();

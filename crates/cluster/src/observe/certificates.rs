@@ -1,4 +1,5 @@
-//! The Secrets of generated certificates, read by name one by one: the operator may neither list nor watch Secrets.
+//! Reads the Secrets of generated certificates one by one, by name: the operator has no permission to list or watch
+//! Secrets.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use member::tls::FaultKind;
 use crate::certificates::{rule, seed};
 use crate::snapshot::Observed;
 
-/// Reads the Secrets of the certificates that are generated under this effective TLS policy.
+/// Reads the Secrets of the certificates that the operator generates under this effective TLS policy.
 pub(super) async fn read(
     client: &Client,
     (cluster, tls): (&EtcdCluster, Option<&TlsPolicy>),
@@ -56,7 +57,7 @@ pub(super) async fn read(
     Ok(reads.await?.into_iter().flatten().collect())
 }
 
-/// A certificate that is not issued yet is no problem.
+/// Removes the problem of a generated certificate that is not issued yet, because the operator will issue it.
 pub(super) fn expect(observed: &mut Observed) {
     let certificates = &observed.certificates;
     if let Some(rule) = &certificates.rule
@@ -71,8 +72,8 @@ pub(super) fn expect(observed: &mut Observed) {
     }
 }
 
-/// Marks pods whose etcd trusts other CAs than it should, so that they are recreated. A pod without a volume is
-/// replaced by a new member, which the running members must accept.
+/// Marks pods whose etcd was started with other CAs than it should trust, so that the planner recreates them. A pod
+/// without a volume is replaced by a new member, and is marked only if the running members would accept a new member.
 pub(super) fn differ(observed: &mut Observed) {
     let certificates = &observed.certificates;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

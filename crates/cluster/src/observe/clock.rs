@@ -1,9 +1,10 @@
-//! The API server's clock, for decisions about losses that depend on timestamps from Kubernetes.
+//! Reads the API server's clock, for decisions about losses that depend on timestamps from Kubernetes.
 //!
-//! A pod shows since when its node has been lost, its deletion has been overdue or its container has been failing. The
-//! clocks of the control plane set these timestamps. If the operator's clock were ahead, a pod that was just deleted
-//! would appear overdue for a long time. Then its member would be removed with its disk (invariant 5). Generated
-//! certificates are issued and judged by the same clock (invariant 20). In all other cases the time is not requested.
+//! A pod shows since when its node has been lost, its deletion has been overdue, or its container has been failing.
+//! The clocks of the control plane set these timestamps. By an operator's clock that is ahead, a pod that was just
+//! deleted would appear to be overdue for a long time. The operator would then remove its member with its disk
+//! (invariant 5). The same clock decides about generated certificates (invariant 20). In all other cases, the operator
+//! does not read the clock.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,8 +12,9 @@ use kube::Client;
 
 use super::pods;
 
-/// The API server's clock minus the operator's; `None` if no decision depends on it, or if the API server sends no
-/// time. `generates`: the operator issues the certificates. Without an answer the observation is repeated.
+/// The API server's time minus the operator's time. `None` if no decision depends on it, or if the API server sends no
+/// time. `generates`: true if the operator generates the certificates. If the API server does not answer, the
+/// observation fails.
 pub(super) async fn read(
     client: &Client,
     pods: &[Pod],
@@ -40,7 +42,7 @@ mod tests {
     use super::*;
     use crate::observe::tests::made_durable;
 
-    /// An API server whose clock is far in the past.
+    /// A fake API server whose clock is far in the past.
     fn server() -> (Client, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked);
@@ -65,7 +67,7 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    /// Invariants 5 and 20.
+    /// Invariants 5 and 20 (dead members; certificates).
     #[tokio::test]
     async fn lost_pod_and_generated_certificates_require_api_server_time() {
         let plain = json!({ "name": "db-a" });
@@ -88,8 +90,8 @@ mod tests {
         }
     }
 
-    /// An API server with one cluster. The member's pod is being deleted and has lost its labels, so no list contains
-    /// it.
+    /// A fake API server with one cluster. The member's pod is terminating and has lost its labels, so no list
+    /// contains it.
     fn server_without_labels() -> Client {
         let objects = made_durable();
         let cluster = serde_json::to_value(&objects.cluster).unwrap();
@@ -123,7 +125,7 @@ mod tests {
         Client::new(service_fn(answer), "prod")
     }
 
-    /// Invariant 5.
+    /// Invariant 5 (dead members).
     #[tokio::test]
     async fn lost_unlabeled_pod_requires_api_server_time() {
         let client = server_without_labels();

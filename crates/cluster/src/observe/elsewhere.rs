@@ -1,4 +1,5 @@
-//! External members of a cluster that this cluster joins. They are called at the addresses that they advertise.
+//! Observes the external members of a cluster that this EtcdCluster joins. The operator calls them at the addresses
+//! that they advertise.
 
 use api::EtcdCluster;
 use api::names;
@@ -10,7 +11,7 @@ use super::{seen, status};
 use crate::plan::name_of;
 use crate::snapshot::{Observed, Seen};
 
-/// The endpoints in the object's annotation.
+/// The endpoints in the annotation of the EtcdCluster.
 pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
     let annotation = cluster.annotations().get(names::ANNOTATION_JOIN);
     let list = annotation.map(String::as_str).unwrap_or_default();
@@ -18,9 +19,9 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
     urls.map(str::to_owned).collect()
 }
 
-/// Additional endpoints for the member list, while the cluster is one that was joined. Such a cluster was recorded
-/// without first members, because it did not start here. A cluster that started here never calls external endpoints,
-/// whatever its annotation says. Invariant 28: one endpoint without a grant blocks all of them.
+/// Additional endpoints for the request for the member list, if this cluster was joined. A joined cluster is recorded
+/// without first members, because it did not start here. For a cluster that started here, the operator never calls
+/// external endpoints, even if the annotation names some. Invariant 28: if one endpoint has no grant, none is called.
 pub(super) fn via(observed: &Observed) -> &[String] {
     let joined = observed
         .intent
@@ -86,7 +87,7 @@ mod tests {
         assert_eq!(endpoints(&cluster), ["http://x:2379", "http://y:2379"]);
     }
 
-    /// Invariant 7: whatever the annotation says by now.
+    /// Invariant 7: the annotation has no effect on a cluster that started here.
     #[test]
     fn local_cluster_never_calls_external_endpoints() {
         let url = "http://x:2379".to_owned();
@@ -96,12 +97,13 @@ mod tests {
         let mut began_here = Scene::formed(&["a", "b", "c"]).observed;
         began_here.join = vec![url.clone()];
         assert!(via(&began_here).is_empty());
-        // A joined cluster has no first members.
+        // A joined cluster has no recorded first members.
         began_here.intent.as_mut().unwrap().members.clear();
         assert_eq!(via(&began_here), [url]);
     }
 
-    /// Invariant 28: neither an endpoint of the annotation nor one from the answer of an etcd.
+    /// Invariant 28: without a grant, the operator calls neither the endpoints in the annotation nor the URLs in an
+    /// answer of etcd.
     #[tokio::test]
     async fn tenant_join_calls_no_endpoint_without_grant() {
         let granted = ["a", "b"].map(|name| format!("http://{name}.team-b.svc:2379"));

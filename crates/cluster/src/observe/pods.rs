@@ -1,4 +1,4 @@
-//! The planner's view of a member's pod. Pure.
+//! Converts a member's pod to the planner's type. Pure.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::observe::children::annotation;
 use crate::observe::{ending, sidecars};
 use crate::snapshot::{Changed, Pod, Role, Trouble};
 
-/// A member's pod. `owned`: it belongs to the cluster and carries its labels.
+/// Converts a member's pod. `owned`: the EtcdCluster owns the pod, and the pod has its labels.
 pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     let etcd = container_status(pod);
     let container = etcd_container(pod);
@@ -63,7 +63,7 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // On a lost node the kubelet's last status remains, and the node controller's is newer.
+        // On a lost node, the kubelet's last status remains, and the node controller has written a newer one.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -83,8 +83,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
-/// Whether the pod shows since when it has been lost or failing. The age of that timestamp may cost the member its
-/// place.
+/// True if the pod has a timestamp of a loss or of failures. The age of that timestamp decides whether the member is
+/// replaced.
 pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
     let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;
@@ -101,22 +101,23 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
     condition.last_transition_time.as_ref().map(|time| time.0)
 }
 
-/// Time since which the pod's node, or the only node that reaches its disk, has been lost. The operator has no
-/// permission to read nodes, but the pod shows it:
+/// The time since which the pod's node, or the only node that reaches its disk, has been lost; `None` if it is not
+/// lost. The operator has no permission to read nodes, but the pod shows the loss in one of these ways:
 ///
 /// - The node lifecycle controller sets `Ready` to false on the pods of a lost node, and changes nothing else
-///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet sets `Ready` and `ContainersReady` together. So if
-///   they differ, and no readiness gate is the reason, the controller wrote over a silent kubelet.
-/// - A pod still exists after its grace period (`deletionTimestamp` includes it): it waits for its kubelet. This
-///   applies to pods that the taint manager deleted.
-/// - The phase is `Unknown`, with old control planes.
+///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet always sets `Ready` and `ContainersReady` together.
+///   If the two differ, and no readiness gate is the reason, the controller has written the status of a silent
+///   kubelet.
+/// - The pod still exists after its grace period, whose end is `deletionTimestamp`: the deletion waits for the
+///   kubelet. This applies to pods that the taint manager deleted.
+/// - The phase is `Unknown`, which old control planes set.
 /// - No node reaches the volume: its node no longer exists, or is marked as unreachable.
 ///
-/// A pod that was not ready when its node died shows nothing until it is evicted: the controller writes only a changed
-/// condition, and `Ready` was false already. The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager`
-/// in `pkg/controller/tainteviction`) is no better sign: Kubernetes writes the same for a taint that people set on a
-/// live node, where the pod ends within its grace period. So such a member counts from the end of that period, after
-/// the 300 s (or the tolerations of `spec.pod`) for which Kubernetes waits.
+/// A pod that was not ready when its node failed shows nothing until Kubernetes evicts it: the controller writes only
+/// a changed condition, and `Ready` was already false. The condition `DisruptionTarget` of an eviction
+/// (`DeletionByTaintManager` in `pkg/controller/tainteviction`) proves no loss either. Kubernetes also writes it if a
+/// person taints a live node, where the pod ends within its grace period. The time of such a member therefore starts
+/// at the end of that grace period. Kubernetes first waits 300 s, or for the tolerations in `spec.pod`.
 fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     let ready = condition(pod, "Ready");
     let by_node_controller = ready
@@ -137,8 +138,8 @@ fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     known.into_iter().flatten().min()
 }
 
-/// Whether the scheduler's message says that every node lacks the volume or is marked as lost. A node that is cordoned,
-/// full or tainted by people may accept the pod again.
+/// True if, by the scheduler's message, every node lacks the volume or is marked as lost. A node that a person has
+/// cordoned or tainted, or that is full, may accept the pod again.
 fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     let Some((_, reasons)) = message.and_then(|text| text.split_once("nodes are available: "))
     else {
@@ -154,7 +155,7 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // Newer schedulers do not name the taint. Control-plane nodes never had the volume.
+    // Newer schedulers do not name the taint. Control-plane nodes never have the volume.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -170,13 +171,13 @@ fn etcd_container(pod: &KubePod) -> Option<&Container> {
     containers.find(|one| one.name == names::CONTAINER_ETCD)
 }
 
-/// The arguments of etcd.
+/// The arguments of the etcd container.
 pub(super) fn arguments(pod: &KubePod) -> impl Iterator<Item = &String> {
     let container = etcd_container(pod).into_iter();
     container.flat_map(|container| container.args.iter().flatten())
 }
 
-/// The value of an argument of etcd; `flag` ends with `=`.
+/// The value of an argument of the etcd container. `flag` must end with `=`.
 pub(super) fn argument<'a>(pod: &'a KubePod, flag: &str) -> Option<&'a str> {
     arguments(pod).find_map(|argument| argument.strip_prefix(flag))
 }
@@ -233,7 +234,7 @@ fn initial_members(container: &Container) -> BTreeSet<String> {
         .collect()
 }
 
-/// Why a pod does not run, in the words of the scheduler or the kubelet.
+/// Why a pod does not run. The text is the message of the scheduler or the kubelet.
 fn trouble(pod: &KubePod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
     let scheduled = status
@@ -257,8 +258,8 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
     containers.find_map(container_trouble)
 }
 
-/// The kubelet's message without the parts that differ at each attempt: the back-off and the ports of the connection.
-/// Otherwise each attempt would be a new message.
+/// The kubelet's message without the parts that differ between attempts: the back-off, and the ports of the
+/// connection. With these parts, each attempt would be a new message.
 fn stable(message: &str) -> String {
     let (_, cause) = message
         .rsplit_once("ErrImagePull: ")
@@ -280,7 +281,7 @@ fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
         format!("{reason}: {message}")
     };
     match reason {
-        // The two reasons alternate.
+        // Kubernetes reports the two reasons in turn.
         "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
         _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,
@@ -302,7 +303,7 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    // The containers of a seed report as JSON.
+    // The containers of a seed write their report as JSON.
     let said = ended
         .message
         .as_deref()
@@ -387,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Neither the kubelet's last status nor an eviction distinguishes a dead node from a live one.
+    /// Neither the kubelet's last status nor an eviction proves that a node is lost.
     #[test]
     fn unready_pod_on_lost_node_counts_from_eviction() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");
@@ -406,7 +407,7 @@ mod tests {
 
     #[test]
     fn deleted_pod_counts_from_end_of_grace_period() {
-        // Kubernetes writes the end of the grace period, not the moment of the deletion.
+        // Kubernetes writes the end of the grace period, and not the time of the deletion.
         let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
         let pod = seen(&ends, &conditions("True", None, "True"));
         assert_eq!(
@@ -438,7 +439,7 @@ mod tests {
             assert!(pending(lost), "{lost}");
         }
         for elsewhere in [
-            // Cordoned, full, or tainted by people: the node may accept the pod again.
+            // The node is cordoned, full, or tainted by a person, and may accept the pod again.
             "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 node(s) had untolerated taint {maintenance: }, 2 node(s) had volume node affinity \

@@ -1,5 +1,4 @@
-//! The TLS settings with which members were started and how they communicate, from the record in the status and from
-//! the pods. Pure.
+//! Determines the TLS settings with which members were started, from the record in the status and from the pods. Pure.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +11,13 @@ use kube::ResourceExt;
 use super::{children, pods};
 use crate::switch::{Clients, Maker, Started, TlsMode};
 
-/// The flag for peer listeners.
+/// The flag that sets the peer listeners.
 const PEERS: &str = "--listen-peer-urls=";
-/// The flag for client listeners.
+/// The flag that sets the client listeners.
 const CLIENTS: &str = "--listen-client-urls=";
 
-/// The policy of a pod, from its annotation. Without the annotation, the arguments can show a pod without TLS.
+/// The TLS policy of a pod, from its annotation. Without the annotation, the arguments can show that the pod has no
+/// TLS.
 #[expect(
     clippy::option_option,
     reason = "without TLS is something else than unknown"
@@ -34,7 +34,7 @@ fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
         .then_some(None)
 }
 
-/// How a member communicates according to its flags, whoever created the pod.
+/// The TLS mode of a member according to its flags, whichever software created the pod.
 fn mode(pod: &Pod) -> Option<TlsMode> {
     let listeners = pods::argument(pod, PEERS)?
         .split(',')
@@ -76,21 +76,22 @@ fn listener(url: &str) -> Option<PeerListener> {
     Some((scheme == "https", port.parse().ok()?))
 }
 
-/// Whether a member accepts only clients with TLS, according to its flags.
+/// True if a member accepts only clients with TLS, according to its flags; `None` if the flags do not show it.
 pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
     let urls = pods::argument(pod, CLIENTS)?;
     Some(!urls.contains("http://"))
 }
 
-/// The TLS settings with which members were started, from the status and the pods.
+/// The TLS settings with which members were started, from the record in the status and from the pods.
 pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
-    // Pods of a previous cluster, before a recovery or restore, do not count.
+    // Pods of a former cluster, before a recovery or a restore, do not count.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // Pods without an owner belong to this cluster if they carry its token, before they are adopted.
+        // A pod without an owner belongs to this cluster if it has the token of this cluster. The operator adopts it
+        // later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)
@@ -204,7 +205,7 @@ mod tests {
                 Some(r#"{"generated":{}}"#),
                 "https",
             ),
-            // Unknown.
+            // The settings of this pod are unknown.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let cluster = cluster(wanted);
@@ -222,7 +223,7 @@ mod tests {
             assert!(rollout.recorded);
             assert_eq!(rollout.at, policy(was), "{wanted}");
         }
-        // A record of the previous cluster, before a restore or a recovery, does not count.
+        // A record of the former cluster, before a restore or a recovery, does not count.
         let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!(rollout.at, policy(BETWEEN));
     }
 
-    /// The object was deleted without its children, and was created again without its status and with another
+    /// The EtcdCluster was deleted without its children. It was created again without its status and with another
     /// `spec.TLS`.
     #[test]
     fn invariant_23_orphaned_members_change_tls_in_stages() {

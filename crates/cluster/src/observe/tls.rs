@@ -1,5 +1,5 @@
-//! A cluster's certificates: their problems, and the form of address that they must cover. Pure; the Secrets were read
-//! before.
+//! Determines the problems of a cluster's certificates, and the form of the addresses that the certificates must
+//! cover. Pure: the Secrets are already read.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use member::tls::{Authorities, ClusterTls, Slot};
 use super::{KubeSnapshot, pods};
 use crate::tls::Tls;
 
-/// The advertised peer URL, which shows the form of address of a running member.
+/// The flag with the advertised peer URL. It shows the form of a running member's address.
 const ADVERTISED: &str = "--initial-advertise-peer-urls=";
 
-/// The form of address of the running members.
+/// The form of the addresses that the running members use; `None` if no pod shows it.
 pub(super) fn running_form(cluster: &EtcdCluster, pods: &[Pod]) -> Option<MemberAddress> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -39,7 +39,7 @@ fn form(pod: &Pod, addresses: &Addresses) -> Option<MemberAddress> {
         .find(|form| url.contains(&of(form.clone())))
 }
 
-/// The planner's view.
+/// The planner's view of the cluster's TLS.
 pub(super) fn seen(snapshot: &KubeSnapshot, now: Timestamp) -> Tls {
     let tls = &snapshot.tls;
     let cluster = snapshot.effective.cluster();
@@ -54,7 +54,7 @@ pub(super) fn seen(snapshot: &KubeSnapshot, now: Timestamp) -> Tls {
     }
 }
 
-/// The CAs with which the running members were started, where known.
+/// The CAs with which the running members were started, as far as the pods show them.
 fn started(snapshot: &KubeSnapshot) -> BTreeMap<String, Authorities> {
     let observed = &snapshot.without_etcd;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

@@ -1,5 +1,5 @@
-//! Constructors of actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Pure,
-//! so a plan shows the exact requests.
+//! Builds actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Pure. A plan
+//! therefore contains the exact requests.
 
 mod calls;
 mod patches;
@@ -26,10 +26,11 @@ pub(crate) use patches::{
 pub(crate) use services::{mark_service, unmark};
 pub use start::{Start, State};
 
-/// Reason and verb of an Event. `None` if another action reports the change, or the action does not concern users.
+/// Reason and verb of an Event. `None` if another action reports the change, or if the action does not concern users.
 type Event = Option<(Reason, &'static str)>;
 
-/// The input of the phases: the spec in effect, the observed state and the time. Builds the objects of actions.
+/// The input of the phases: the spec in effect, the observed state and the time. Also builds the objects of the
+/// actions.
 #[derive(Clone, Copy)]
 pub(crate) struct Builder<'a> {
     pub desired: &'a Desired,
@@ -38,23 +39,23 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The inputs, apart from the objects that are built of them.
+    /// The inputs without the builder.
     pub(crate) fn inputs(self) -> (&'a Desired, &'a Observed, Timestamp) {
         (self.desired, self.observed, self.now)
     }
 }
 
 impl Builder<'_> {
-    /// The common part of the objects of all members. Only objects of a single member need the cluster ID.
+    /// The properties that the objects of all members share. Only objects of a single member need the cluster ID.
     fn members(&self) -> Members<'_> {
         let intent = self.observed.intent.as_ref();
         self.members_of(intent.map_or("", |intent| intent.token.as_str()), None)
     }
 
-    /// The same for a cluster with this token and ID.
+    /// The properties that the objects of all members share, for a cluster with this token and ID.
     fn members_of<'b>(&'b self, token: &'b str, cluster_id: Option<&'b str>) -> Members<'b> {
         let object = &self.desired.object;
-        // An object that was read always has a namespace.
+        // An EtcdCluster that was read from the API server always has a namespace.
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         Members::of(object, namespace, token, cluster_id)
     }
@@ -135,7 +136,8 @@ pub(crate) fn delete_service(member: &str, uid: &str) -> Action {
     )
 }
 
-/// Records the desired password in the operator's own Secret. `others`: keeps the passwords that etcd may still have.
+/// Records the desired password in the operator's own Secret. `others`: also keeps the passwords that etcd may still
+/// have.
 pub(crate) fn record_passwords(others: bool) -> Action {
     action(
         "before-record-passwords",
@@ -155,7 +157,7 @@ pub(crate) fn forget_passwords() -> Action {
     )
 }
 
-/// Writes a Secret of generated certificates, or notifies a pod of one.
+/// Writes a Secret of generated certificates, or notifies a pod of its certificates.
 pub(crate) fn certificate(write: Certificate) -> Action {
     use Certificate as C;
     let (point, event) = match &write {
@@ -183,7 +185,8 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         Reason::CertificateRenewed => (reason, "Renew"),
         _ => (reason, "Rotate"),
     });
-    // The certificates of a member are created before its pod and its PVC, even if an earlier attempt left some.
+    // The certificates of a member are created before its pod and its PVC, even if an earlier attempt has left some
+    // certificates.
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
     let request = match write {

@@ -1,8 +1,8 @@
-//! Clusters that this operator did not create: clusters of coreos/etcd-operator, which are adopted with their pods,
-//! and any cluster that a new EtcdCluster joins ([ADR 15](../../../../docs/adr/0015-adoption.md)).
+//! Clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). The operator adopts
+//! clusters of coreos/etcd-operator together with their pods. A new EtcdCluster can join any other cluster.
 //!
-//! Both are recorded under their own cluster ID, which etcd reports through a quorum, and are never bootstrapped
-//! (invariant 7). This module changes no member: the ordinary replacement of members follows.
+//! The operator records both kinds of clusters under their own cluster ID, which a quorum of the members reports. It
+//! never bootstraps them (invariant 7). This module changes no member: the ordinary replacement of members follows.
 
 use std::collections::BTreeSet;
 
@@ -18,10 +18,10 @@ use crate::snapshot::{Intent, Observed, Seen};
 /// The annotation in messages.
 const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
 
-/// Records an existing cluster that carries no mark of this operator; `None` if no such cluster exists.
+/// Records an existing cluster whose objects have no annotations of this operator; `None` if no such cluster exists.
 ///
-/// Invariant 7: pods and volumes that belong to the object are part of a cluster, whichever software created them.
-/// Until a quorum identifies that cluster, the operator changes nothing.
+/// Invariant 7: pods and volumes that belong to the EtcdCluster are part of a cluster, even if other software created
+/// them. Until a quorum identifies that cluster, the operator changes nothing.
 pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
     let observed = build.observed;
     let mut tokens = observed
@@ -56,7 +56,8 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
     Some(draft)
 }
 
-/// Records the cluster that the object's annotation names, to join it; `None` without the annotation.
+/// Records the cluster that the annotation of the EtcdCluster names, in order to join it; `None` without the
+/// annotation.
 pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
     let observed = build.observed;
     if observed.join.is_empty() {
@@ -72,15 +73,15 @@ pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Dr
             return Some(refusal);
         }
         let said = format!("join cluster {}", list.cluster_id);
-        // The cluster has no first members: it was created elsewhere.
+        // The cluster has no first members, because it was created by other software.
         record(list, BTreeSet::new(), said, &mut draft);
     }
     Some(draft)
 }
 
-/// Checks that members of both clusters can talk to each other. They are peers for a while, and a member with TLS and
-/// one without cannot connect. Returns the reason if the spec contradicts the peer URLs of the joined cluster and no
-/// member of this cluster is listed yet. No member is started or added then.
+/// Checks that members of both clusters can connect to each other. They are peers for some time, and a member with TLS
+/// cannot connect to a member without TLS. Returns a draft with the problem if the spec contradicts the peer URLs of
+/// the joined cluster, and no member of this cluster is in the list yet. The operator then starts and adds no member.
 pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a>> {
     let observed = build.observed;
     let rollout = observed.tls_rollout.as_ref()?;
@@ -153,7 +154,7 @@ pub(super) fn is_not_granted(build: Builder<'_>) -> Option<Draft<'_>> {
     Some(draft)
 }
 
-/// Invariant 1: returns the list if a quorum has answered and no member contradicts.
+/// Invariant 1: returns the member list if a quorum has answered and no member contradicts it.
 fn answer<'a>(
     recorded: Option<ClusterId>,
     (reason, what): (Reason, &str),
@@ -185,7 +186,7 @@ fn answer<'a>(
     }
 }
 
-/// Derives the token from the cluster ID: concurrent operators record the same token (invariant 11).
+/// Derives the token from the cluster ID, so that concurrent operator processes record the same token (invariant 11).
 pub(super) fn token(observed: &Observed, cluster_id: ClusterId) -> String {
     format!("{}-{cluster_id}", observed.cluster)
 }
@@ -199,9 +200,9 @@ fn record(list: &Members, members: BTreeSet<String>, said: String, draft: &mut D
     draft.add(draft.build.record_intent(&intent, Some(list.cluster_id)));
 }
 
-/// Whether the silent quorum may consist of members that other software runs. The remains of this cluster say nothing
-/// about those members, so no recovery starts, approved or not (invariant 16: clients never have two clusters). Returns
-/// the reason for waiting then.
+/// Returns the reason for waiting if the silent quorum may consist of members that other software runs. The remains of
+/// this cluster prove nothing about those members. No recovery starts then, even if it is approved (invariant 16:
+/// clients never reach two clusters).
 pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>> {
     if build.observed.join.is_empty() {
         return None;
@@ -216,8 +217,8 @@ pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>>
     Some(draft)
 }
 
-/// Whether pods of a cluster under adoption are not marked yet. Until they are, the client Service stays unchanged,
-/// so that it routes to all of them.
+/// True if the cluster is being adopted, and some of its pods have no annotations yet. The client Service stays
+/// unchanged until then, so that it routes to all pods.
 pub(super) fn is_under_way(observed: &Observed) -> bool {
     let unmarked = observed
         .pods
@@ -226,7 +227,7 @@ pub(super) fn is_under_way(observed: &Observed) -> bool {
     observed.cluster_id.is_some() && unmarked
 }
 
-/// Members of a joined cluster are replaced by members of this cluster.
+/// True for a member of a joined cluster, which a member of this cluster will replace.
 pub(super) fn is_replaced(observed: &Observed, member: &MemberState) -> bool {
     !observed.join.is_empty() && member.data == Data::Elsewhere && member.joined()
 }

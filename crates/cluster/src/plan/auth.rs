@@ -1,7 +1,8 @@
-//! etcd authentication: enables it, disables it and changes its password without locking out the operators.
+//! Maintains etcd authentication: enables it, disables it and changes the password, without locking out the operators.
 //!
-//! Invariant 21: a password is recorded before it is set in etcd, and a record is dropped only when etcd accepts the
-//! wanted password. So at any time a password in one of the two Secrets is valid.
+//! Invariant 21: the operator records a password in its own Secret before it sets the password in etcd. It drops a
+//! recorded password only after etcd has accepted the desired one. At any time, one of the two Secrets therefore
+//! contains the valid password.
 
 use api::names::auth_secret;
 use etcd::Login;
@@ -13,8 +14,8 @@ use crate::plan::{Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 
-/// Reports that members rejected the operator's credentials, if they did. Such an answer comes from a living cluster: no
-/// data is lost.
+/// Reports members that rejected the operator's credentials; `None` if no member did. Such an answer proves that the
+/// cluster is alive, so no data is lost.
 pub(super) fn refused(build: Builder<'_>) -> Option<Draft<'_>> {
     let (desired, observed, _) = build.inputs();
     let why = observed.access.refused.as_ref()?;
@@ -33,7 +34,7 @@ pub(super) fn refused(build: Builder<'_>) -> Option<Draft<'_>> {
     Some(draft)
 }
 
-/// Maintains authentication and password of a cluster whose quorum answers.
+/// Maintains the authentication and the password of a cluster whose quorum answers.
 pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
     let (rule, seen) = (&build.desired.access, &build.observed.access);
     let mut draft = Draft::new(build);
@@ -69,7 +70,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
         }
         (Some(true), Login::Off) => {
             draft.say("enable authentication in etcd");
-            // Invariant 21: an earlier attempt may have set another recorded password in etcd, so it is kept.
+            // Invariant 21: an earlier attempt may have set another recorded password in etcd, so the record keeps
+            // that password.
             let record = (!is_recorded).then(|| actions::record_passwords(true));
             let enable = build.auth(AuthChange::Enable);
             draft.chain(record.into_iter().chain([enable]).collect());
@@ -83,7 +85,7 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
             let change = build.auth(AuthChange::ChangePassword);
             draft.chain(record.into_iter().chain([change]).collect());
         }
-        // The operator disables only what it enabled.
+        // The operator disables authentication only if it has enabled it.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
             let text = "spec.auth.enabled is false, but the operator did not enable authentication: it stays \
              enabled; disable it with: etcdctl auth disable";
@@ -149,7 +151,7 @@ mod tests {
         access.collect()
     }
 
-    /// Invariant 21: whatever an earlier attempt left, the password is recorded before etcd gets it.
+    /// Invariant 21: after any earlier attempt, the password is recorded before the operator sets it in etcd.
     #[test]
     fn invariant_21_records_password_before_etcd_gets_it() {
         use AccessWrite::{ChangePassword, Enable, Record as Note};
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(former(Record::WantedFirst), [ChangePassword]);
     }
 
-    /// Invariant 21: the former password is dropped only when etcd accepts the new one.
+    /// Invariant 21: the operator drops the former password only after etcd has accepted the new one.
     #[test]
     fn invariant_21_keeps_former_password_until_etcd_accepts_new_one() {
         let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));

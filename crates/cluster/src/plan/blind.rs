@@ -1,7 +1,7 @@
-//! Planning for a formed cluster without a trustworthy member list.
+//! Plans for a formed cluster without a trustworthy member list.
 //!
-//! Invariant 1: no member is removed, added or deleted here. Failed pods hold nothing, and the seed of a cancelled
-//! recovery is not a member of this cluster.
+//! Invariant 1: this module removes, adds and deletes no member. It may delete failed pods, which contain no data, and
+//! the seed of a cancelled recovery, which is no member of this cluster.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Intent, Observed, Pod, Role};
 
-/// Plans without a trustworthy member list: nothing is removed, added or deleted (invariant 1). Pods are recreated on
-/// their volumes, because a quorum of volumes is a cluster (invariant 8).
+/// Plans without a trustworthy member list: the operator removes, adds and deletes no member (invariant 1). It
+/// recreates pods on their volumes, because a quorum of volumes is a cluster (invariant 8).
 pub(super) fn blind<'a>(
     build: Builder<'a>,
     identity: (&Intent, ClusterId),
@@ -60,7 +60,7 @@ pub(super) fn blind<'a>(
     draft.join(ended::clear(build, &initial));
     draft.join(roll::in_the_dark(build, intent));
     draft.join(objects::troubles(build, &initial));
-    // Members that refuse the operator's login are alive, and a refusal says nothing about the quorum.
+    // Members that reject the operator's login are alive, but the rejection is no information about the quorum.
     if let Some(end) = auth::refused(build).or_else(|| adoption::is_joining(build, why)) {
         draft.join(end);
         return draft;
@@ -80,7 +80,8 @@ pub(super) fn blind<'a>(
 /// Invariant 7: an object with the ID of another cluster, or with another token, is neither adopted nor started. A
 /// volume of the cluster before a recovery has another token.
 ///
-/// Invariant 25: a volume whose member was removed from etcd by other software is not started either.
+/// Invariant 25: if other software removed the member of a volume from etcd, the operator does not start the volume
+/// either.
 fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
     if observed.disks.get(name).is_some_and(Disk::is_evidence) {
         return false;
@@ -95,7 +96,7 @@ fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && token.is_none_or(|token| *token == intent.token)
 }
 
-/// Adopts orphaned objects of a deleted EtcdCluster if they carry the token of this cluster.
+/// Adopts the orphaned objects of a deleted EtcdCluster if they have the token of this cluster.
 fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, ClusterId)) -> Draft<'a> {
     let observed = build.observed;
     let mut draft = Draft::new(build);

@@ -1,7 +1,7 @@
-//! Planning before the cluster ID is recorded: the intent, the first members, and abandoning a bootstrap.
+//! Plans until the cluster ID is recorded: records the intent, starts the first members, or abandons the bootstrap.
 //!
-//! Invariant 6: a member is started with state `new` only inside the recorded bootstrap, and only once on an empty
-//! volume. Invariant 7: no bootstrap starts while a formed cluster may exist.
+//! Invariant 6: the operator starts a member with state `new` only within the recorded bootstrap, and only once on an
+//! empty volume. Invariant 7: no bootstrap starts while a formed cluster may exist.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +19,10 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 
-/// Time without endpoints for the Services of first members if no member is seen running.
+/// Maximum time for which the Services of first members have no endpoints, if no running member is observed.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
-/// Starts a bootstrap, or restores a lost record, when no bootstrap is recorded.
+/// Starts a bootstrap, or restores a lost record, if no bootstrap is recorded.
 pub(super) fn unrecorded<'a>(
     build: Builder<'a>,
     recorded: Option<ClusterId>,
@@ -35,7 +35,7 @@ pub(super) fn unrecorded<'a>(
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
-        // The other clusters were never formed.
+        // The clusters without a cluster ID were never formed.
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
@@ -46,10 +46,10 @@ pub(super) fn unrecorded<'a>(
         });
     }
     if let [(token, members, found)] = traces.as_slice() {
-        // Invariant 7: the token on pods and volumes proves that a cluster exists; it is recorded again.
+        // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records it again.
         draft.say(format!("record the cluster found on {}", join(members)));
         let cluster_id = recorded.or(*found);
-        // A joined cluster has no first members, and the operator continues to ask its external members.
+        // A joined cluster has no first members. The operator continues to call its external members.
         let joined = !observed.join.is_empty()
             && cluster_id.is_some_and(|id| adoption::token(observed, id) == *token);
         let intent = Intent {
@@ -81,7 +81,7 @@ pub(super) fn unrecorded<'a>(
         return draft;
     }
     if !observed.recovery.named_before.is_empty() {
-        // Invariant 7: a cluster may have existed although no object of it is left.
+        // Invariant 7: a cluster may have existed, although no object of it exists any more.
         let text = format!(
             "the status names members ({}), but no object of them exists: restore the cluster from a backup with an \
              EtcdRestore, or delete the EtcdCluster and create it again",
@@ -91,7 +91,7 @@ pub(super) fn unrecorded<'a>(
         return draft;
     }
     if !observed.strangers.is_empty() {
-        // Invariant 7: a cluster may exist although no pod belongs to this object.
+        // Invariant 7: a cluster may exist, although no pod belongs to this EtcdCluster.
         let text = format!(
             "{} have the labels of this cluster and belong to another object: the bootstrap waits until they are \
              deleted",
@@ -114,7 +114,7 @@ pub(super) fn unrecorded<'a>(
 fn begin(names: &mut NewNames, draft: &mut Draft) {
     let count = draft.build.desired.first;
     draft.say(format!("record the names of the first {count} members"));
-    // Invariant 10: token and names are in the API server before the first object is created.
+    // Invariant 10: the token and the names are recorded before the first object is created.
     let intent = Intent {
         token: names.token(),
         members: (0..count).map(|_| names.member()).collect(),
@@ -122,7 +122,7 @@ fn begin(names: &mut NewNames, draft: &mut Draft) {
     draft.add(draft.build.record_intent(&intent, None));
 }
 
-/// Plans while a bootstrap is recorded and no cluster ID is.
+/// Plans while a bootstrap is recorded and the cluster ID is not.
 pub(super) fn unformed<'a>(build: Builder<'a>, intent: &Intent, names: &mut NewNames) -> Draft<'a> {
     let (desired, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -171,8 +171,8 @@ pub(super) fn unformed<'a>(build: Builder<'a>, intent: &Intent, names: &mut NewN
     draft
 }
 
-/// Whether the list contains a first member. Only pods with the recorded token are asked, so this settles the
-/// identity.
+/// True if the list contains a first member. The operator calls only pods with the recorded token, so the list then
+/// belongs to the recorded cluster.
 fn answers_for(list: &Members, intent: &Intent) -> bool {
     let names = list.members.iter().flat_map(|member| &member.peer_urls);
     names
@@ -180,8 +180,8 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
         .any(|name| intent.members.contains(name))
 }
 
-/// Whether pods or volumes carry a cluster ID. Invariant 7: the ID of this bootstrap is recorded again. The ID of
-/// another cluster is a problem that requires manual action.
+/// Handles cluster IDs on pods and volumes. Invariant 7: if the ID belongs to this bootstrap, the operator records it
+/// again. The ID of another cluster is a problem that a person must resolve. Returns true if an ID was found.
 fn remember(intent: &Intent, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let pods = observed
@@ -218,15 +218,16 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The Service comes first and is created with the mark: without it, no pod and no PVC was created.
+        // The Service is created first, and with the mark. Without a Service, neither a pod nor a PVC was ever
+        // created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
 }
 
-/// Whether the member cannot start. Its data is damaged, its volume was lost before it was mounted, or a node is
-/// lost: its own, or that of its volume, for the time set by the user. No write was acknowledged yet, so the operator
-/// does not wait longer.
+/// True if the member cannot start: its data is damaged, its volume was lost before a pod mounted it, or a node has
+/// been lost for the time that the user has set. The node is that of the pod or of the volume. No write is
+/// acknowledged during a bootstrap, so the operator does not wait longer.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -239,7 +240,7 @@ fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestam
     damaged || bare || lost.is_some_and(|since| age(since, now) >= desired.replace_after)
 }
 
-/// Why this bootstrap can never succeed; `None` while it can.
+/// Why this bootstrap can never succeed; `None` while it can succeed.
 fn given_up(
     desired: &Desired,
     observed: &Observed,
@@ -291,8 +292,8 @@ fn give_up(why: &str, names: &mut NewNames, draft: &mut Draft) {
     begin(names, draft);
 }
 
-/// Deletes the remains of an abandoned bootstrap. Each of its pods and PVCs carries its token. Objects without a
-/// token were created by other software and may serve (invariant 7).
+/// Deletes the remains of an abandoned bootstrap. All its pods and PVCs have its token. Other software created the
+/// objects without a token, and they may serve (invariant 7).
 fn discard_others(intent: &Intent, draft: &mut Draft) {
     let observed = draft.build.observed;
     for name in member_objects::all_names(observed) {
@@ -312,10 +313,11 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
     }
 }
 
-/// Whether the Services of the first members get their endpoints. They start without endpoints: a first member asks
-/// the others one after another, for a second each, whether it was bootstrapped before. Members that start together
-/// listen and do not answer yet. If connections are refused, each member starts at once. A running member has asked
-/// the others. After a time limit the Services open in any case, so that no member depends on one pod.
+/// True if the Services of the first members get their endpoints. Before it starts, a first member asks all other
+/// members, one after another and for one second each, whether it was bootstrapped before. Members that start together
+/// accept these connections, but do not answer yet. Without endpoints, the connections are refused, and each member
+/// starts at once. A running member has asked the others. After a time limit, the Services get their endpoints in any
+/// case, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = intent
         .members
@@ -339,7 +341,7 @@ fn start_first<'a>(
         initial: intent.members.clone(),
         role: Role::Voter,
         durable: desired.durable || observed.disks.contains_key(name),
-        // The data on a volume belongs to the last version that used it.
+        // The data on a volume belongs to the version that last used the volume.
         version: match observed.disks.get(name) {
             Some(disk) => versions::noted(desired, observed, Some(disk)),
             None => desired.version.clone(),
@@ -365,7 +367,7 @@ fn start_first<'a>(
                 member_objects::pod_on_disk(service, &start, draft);
             }
         }
-        // Invariant 6: the member may have voted already, so it is not restarted under its name.
+        // Invariant 6: the member may have voted already, so it is not started again under its name.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
                 "{name} lost its volume before the cluster was formed; it is replaced after the cluster has formed"
@@ -399,18 +401,19 @@ fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
     );
 }
 
-/// The first members of the cluster with this token, according to its pods and volumes.
+/// The first members of the cluster with this token, as its pods and volumes name them.
 pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String> {
     let traces = traces(observed).into_iter();
     let of_token = traces.filter(|(found, ..)| found == token);
     of_token.flat_map(|(_, members, _)| members).collect()
 }
 
-/// A token on pods and volumes that belong to this object or to no object, with the members that carry it.
+/// A token on pods and volumes that belong to this EtcdCluster or have no owner, with the members that the objects
+/// name, and with their cluster ID if any.
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    // The pod and the PVC of a first member name all first members, including those whose objects are lost.
+    // The pod and the PVC of a first member name all first members, including members whose objects are lost.
     let named = |name: &String, initial: &BTreeSet<String>| {
         let all = std::iter::once(name).chain(initial);
         all.cloned().collect::<BTreeSet<String>>()

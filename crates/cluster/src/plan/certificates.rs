@@ -1,18 +1,19 @@
-//! Generated certificates: created before the first member, renewed in time, and their certificate authorities (CAs)
-//! rotated without locking out any member or client.
+//! Generated certificates. The operator creates them before the first member, renews them in time, and rotates their
+//! certificate authorities (CAs) without locking out a member or a client.
 //!
-//! This module does not depend on answers of etcd, so a cluster whose certificates have expired, and which answers no
-//! request, gets new certificates.
+//! This module does not depend on answers of etcd. A cluster whose certificates have expired answers no request, but
+//! still gets new certificates.
 //!
-//! A CA is rotated in four steps. Each step waits until the previous one has reached every member (invariant 20):
-//! 1. Members trust the next CA in addition to the signing CA, and every member is restarted with both.
+//! The rotation of a CA has four steps. Each step starts only after the previous step has reached every member
+//! (invariant 20):
+//! 1. Members trust the next CA in addition to the signing CA. Every member is restarted with both.
 //! 2. The next CA becomes the signing CA.
-//! 3. Every certificate is reissued, and clients get time to load theirs.
-//! 4. Members no longer trust the former CA, and every member is restarted again.
+//! 3. All certificates are reissued. Clients get time to load their new certificates.
+//! 4. Members no longer trust the former CA. Every member is restarted again.
 //!
-//! A lost CA is replaced in the same steps. The new CA could sign at once, but does not before every member trusts
-//! it. Until then members keep their certificates, and only their trust bundles are rewritten. [`rejoin`] restarts
-//! members that these steps cannot reach: their CAs have expired or are not shared.
+//! A lost CA is replaced in the same steps. The operator does not use the new CA as the signing CA before every member
+//! trusts it. Until then, members keep their certificates, and only their trust bundles are rewritten. [`rejoin`]
+//! restarts the members that these steps cannot reach, because their CAs have expired or are not shared.
 
 mod notify;
 mod rejoin;
@@ -30,19 +31,20 @@ use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
 
-/// Minimum time for clients to load certificates of the new CA.
+/// Minimum time in which clients can load certificates of the new CA.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
 
 /// The result of resolving conflicts with other phases (`plan::conflicts`).
 #[derive(Default)]
 pub(super) struct Settled {
-    /// Members whose start includes their certificates.
+    /// Members whose start, in another phase, includes their certificates.
     pub(super) started: BTreeSet<String>,
-    /// The addition of a member was removed, because the other members would reject it.
+    /// True if the addition of a member was removed from the plan, because the other members would reject the new
+    /// member.
     pub(super) adds: bool,
-    /// Certificates block starts: no serving member is restarted.
+    /// True if certificates prevent starts: no serving member may be restarted.
     pub(super) held: bool,
-    /// Other phases create or delete a pod.
+    /// True if another phase creates or deletes a pod.
     pub(super) touches_pods: bool,
 }
 
@@ -54,7 +56,7 @@ pub(super) struct Keeper<'a> {
     now: Timestamp,
 }
 
-/// Maintains the certificates. The certificates of members to start are already part of their start.
+/// Maintains the certificates. For members that this plan starts, the certificates are already part of the start.
 pub(super) fn keep<'a>(
     build: Builder<'a>,
     keeper: Option<&Keeper>,
@@ -88,7 +90,8 @@ pub(super) fn keep<'a>(
     draft
 }
 
-/// Renews existing certificates in time and does nothing else. An invalid spec must not let certificates expire.
+/// Renews existing certificates in time, and does nothing else, so that certificates do not expire while the spec is
+/// invalid.
 pub(super) fn renew(build: Builder<'_>) -> Draft<'_> {
     let mut draft = Draft::new(build);
     let Some(keeper) = Keeper::of(build) else {
@@ -125,7 +128,7 @@ fn say(write: CertificateWrite, draft: &mut Draft) {
 }
 
 impl<'a> Keeper<'a> {
-    /// `None` if the operator issues no certificates.
+    /// Returns `None` if the operator generates no certificates.
     pub(super) fn of(build: Builder<'a>) -> Option<Self> {
         let observed = build.observed;
         let certificates = &observed.certificates;
@@ -139,7 +142,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// The members of which any object exists.
+    /// The members of which at least one object exists.
     fn members(&self) -> BTreeSet<String> {
         let pods = self.observed.pods.keys().cloned();
         let held = self.certificates.secrets.values();
@@ -152,7 +155,7 @@ impl Keeper<'_> {
             .collect()
     }
 
-    /// Whether no object of the member exists and no list contains it.
+    /// True if no object of the member exists, and no list contains the member.
     fn is_gone(&self, member: &str) -> bool {
         let observed = self.observed;
         let first = observed.intent.as_ref();
@@ -172,10 +175,10 @@ impl Keeper<'_> {
             && !observed.services.contains_key(member)
     }
 
-    /// Maintains one CA: creates it if missing, and rotates it in time.
+    /// Maintains one CA: creates it if it is missing, and rotates it in time.
     fn authority(&self, scope: CaScope, draft: &mut Draft) {
         let Some(held) = self.certificates.authority(scope) else {
-            // Trusted CAs stay trusted until every member trusts the new one.
+            // The existing CAs stay trusted until every member trusts the new CA.
             let beside = self.trusted_already(scope);
             say(
                 CertificateWrite::Authority {
@@ -265,7 +268,7 @@ impl Keeper<'_> {
                 _ => made = false,
             }
         }
-        // Invariant 20: no CA is retired before every running member was started with its successor.
+        // Invariant 20: a CA is retired only after every running member was started with its successor.
         if !made || !self.reached_all(scope, held) {
             let text = format!(
                 "members are restarted with the new {} certificate authority, and all certificates are reissued by it",
@@ -294,7 +297,7 @@ impl Keeper<'_> {
         draft.wait(Reason::AuthorityRotating, text, left.clamp(BLIND, STEADY));
     }
 
-    /// All required certificates: owner and usage.
+    /// All certificates that the cluster needs, by owner and use.
     fn all(&self) -> Vec<(String, CertificateUse)> {
         let of_members = self.members().into_iter().flat_map(|member| {
             let uses = self.rule.uses_of_member();
@@ -305,13 +308,13 @@ impl Keeper<'_> {
         of_members.chain(own).collect()
     }
 
-    /// The required certificates of one CA.
+    /// All certificates that the cluster needs from one CA.
     fn all_of(&self, scope: CaScope) -> impl Iterator<Item = (String, CertificateUse)> {
         let all = self.all().into_iter();
         all.filter(move |(_, used)| CaScope::of(*used) == scope)
     }
 
-    /// The existing Secrets with certificates of one CA.
+    /// The existing Secrets with certificates from one CA.
     fn leaves(&self, scope: CaScope) -> Vec<&Held> {
         self.all_of(scope)
             .filter_map(|(owner, used)| self.certificates.leaf(&owner, used))
@@ -324,8 +327,8 @@ impl Keeper<'_> {
         uses.into_iter().filter(move |_| clients)
     }
 
-    /// The CAs in the trust bundles of existing Secrets, without expired ones: an expired CA allows no connections,
-    /// so a gradual rotation is not possible with it.
+    /// The CAs in the trust bundles of the existing Secrets. Expired CAs are excluded: they allow no connections, so a
+    /// gradual rotation with them is impossible.
     fn trusted_already(&self, scope: CaScope) -> Vec<Vec<u8>> {
         let leaves = self.leaves(scope);
         let all = leaves.iter().flat_map(|leaf| &leaf.trusts);
@@ -335,8 +338,9 @@ impl Keeper<'_> {
         pem.collect()
     }
 
-    /// The additional CAs for the trust bundle of a CA, apart from its signing CA and its next CA. `None` unless the
-    /// bundle lacks one of these two or the issuer of a certificate in use: then its Secret was replaced.
+    /// The CAs that the trust bundle of a CA must contain in addition to its signing CA and its next CA. `None` if the
+    /// bundle contains these two CAs and the issuer of every certificate in use. Otherwise the Secret of the CA was
+    /// replaced.
     fn incomplete(&self, scope: CaScope, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();
@@ -355,7 +359,7 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // Former CAs stay trusted while clients have time to load new certificates.
+        // Former CAs stay trusted while clients load their new certificates.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
@@ -366,7 +370,7 @@ impl Keeper<'_> {
         Some(beside.map(|(_, anchor)| anchor.pem.clone()).collect())
     }
 
-    /// Whether a pod was started with this CA, or may have been. Without pods, no member needs to trust the new CA
+    /// True if a pod was started with this CA, or if that is unknown. Without pods, no member must trust the new CA
     /// first.
     fn is_trusted(&self, scope: CaScope, fingerprint: &str) -> bool {
         self.observed.pods.keys().any(|member| {
@@ -375,7 +379,7 @@ impl Keeper<'_> {
         })
     }
 
-    /// The signing CA, if its Secret is complete.
+    /// The signing CA; `None` unless its Secret is complete and its certificate is valid.
     fn signer(&self, scope: CaScope) -> Option<(&Held, &Leaf)> {
         let held = self.certificates.signer(scope)?;
         let signs = held.certificate.as_ref()?;
@@ -383,21 +387,21 @@ impl Keeper<'_> {
         (valid && self.incomplete(scope, held).is_none()).then_some((held, signs))
     }
 
-    /// The members whose etcd may run.
+    /// The members whose etcd may be running.
     fn running(&self) -> impl Iterator<Item = (&String, &Pod)> {
         let pods = self.observed.pods.iter();
         pods.filter(|(_, pod)| pod.running && !pod.failed)
     }
 
-    /// Invariant 20: whether every member that must trust a CA was started with it. Every certificate Secret contains
-    /// the CA, and every pod was created afterwards.
+    /// Invariant 20: true if every member that must trust a CA was started with it. Every Secret with a certificate
+    /// contains the CA, and every pod was created afterwards.
     fn reached_all(&self, scope: CaScope, held: &Held) -> bool {
         let in_secrets = self
             .leaves(scope)
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
-        // Reads only the annotation for this CA: the other CA may be lost at the moment.
+        // Compares only the annotation for this CA, because the Secret of the other CA may be missing at the moment.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
             pod.stays() && pod.ready && with.started_with_bundle(member, scope, held)
@@ -405,7 +409,7 @@ impl Keeper<'_> {
         in_secrets && started.all(|one| one)
     }
 
-    /// The change that a certificate Secret needs now.
+    /// The change that the Secret of a certificate needs now; `None` if it needs none.
     fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
         let scope = CaScope::of(used);
         let (authority, signs) = self.signer(scope)?;
@@ -416,8 +420,8 @@ impl Keeper<'_> {
             over,
             by: by.clone(),
         };
-        // Invariant 20: a running member continues with the files in its pod, which survive the loss of their Secret,
-        // until every member accepts a certificate signed now.
+        // Invariant 20: a running member continues with the files in its pod, which survive the loss of their Secret.
+        // The operator issues a new certificate only when every member accepts it.
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);
@@ -443,7 +447,7 @@ impl Keeper<'_> {
             let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
             due || !wanted.iter().all(covers)
         } else if leaf.not_after <= self.now {
-            // The certificate is worthless.
+            // An expired certificate has no use, so it is replaced at once.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
             self.reached_all(scope, authority)
@@ -466,7 +470,7 @@ impl Keeper<'_> {
         uses.filter_map(|used| self.issue(member, used)).collect()
     }
 
-    /// Issues the certificates of the operators and of the clients.
+    /// Issues the certificates of the operator and of clients.
     fn of_cluster(&self, draft: &mut Draft) {
         for used in self.uses_of_cluster() {
             if let Some(write) = self.issue(&self.rule.cluster, used) {
@@ -475,19 +479,19 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether every CA can sign, so that every member can start.
+    /// True if every CA can sign, so that every member can start.
     pub(super) fn is_ready(&self) -> bool {
         let mut scopes = self.rule.scopes();
         scopes.all(|scope| self.signer(scope).is_some())
     }
 
-    /// Whether every running member would accept the certificates of a new member.
+    /// True if every running member would accept the certificates of a new member.
     pub(super) fn accepts_new_members(&self) -> bool {
         let running = self.running().map(|(member, _)| member);
         self.certificates.accepts_new_members(running)
     }
 
-    /// The Secrets with certificates of a member.
+    /// The Secrets with the certificates of a member.
     pub(super) fn held_of(&self, member: &str) -> impl Iterator<Item = (&String, &Held)> {
         let held = self.certificates.secrets.iter();
         held.filter(move |(_, held)| held.owned && held.member.as_deref() == Some(member))

@@ -1,4 +1,4 @@
-//! The requests to etcd that change its members or its leader. A plan contains at most one.
+//! Requests to etcd that change the members or the leader. A plan contains at most one such change.
 
 use crate::action::{Action, Change};
 use crate::plan::view::{MemberState, View};
@@ -38,7 +38,7 @@ pub(super) fn remove(view: &View, member: &MemberState, why: &str, draft: &mut D
     )
 }
 
-/// Removes a voter. A leader first transfers its leadership, so that no client waits for an election.
+/// Removes a voter. A leader first transfers its leadership, so that clients need not wait for an election.
 pub(super) fn remove_voter(
     view: &View,
     member: &MemberState,
@@ -49,7 +49,7 @@ pub(super) fn remove_voter(
     (leads && decide_leader(view, member, draft)) || remove(view, member, why, draft)
 }
 
-/// Transfers the leadership of a member to another healthy member, if one exists.
+/// Transfers the leadership of a member to another healthy member. Returns false if there is none.
 pub(super) fn decide_leader(view: &View, from: &MemberState, draft: &mut Draft) -> bool {
     let able = |next: &&MemberState| next.is_healthy() && next.id() != from.id();
     let next = view.voters().filter(able).min_by_key(|next| next.leaves());

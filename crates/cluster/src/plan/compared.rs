@@ -1,4 +1,4 @@
-//! The comparison of the data of all voters.
+//! Compares the data of all voters.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::plan::{BLIND, Draft, SHORTLY, SOON};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Seen};
 
-/// Whether all voters hold the same data: compares etcd's hash of every voter at one revision. It is requested last,
-/// because each member reads its whole database to compute it.
+/// True if all voters have the same data: etcd's hashes of all voters at one revision are equal. A phase requests this
+/// comparison last, because each member reads its whole database for the hash.
 pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     if view.voters().count() < 2 {
@@ -65,8 +65,8 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     true
 }
 
-/// Releases before 3.4.34 and 3.5.16 drop a deletion made at the revision of the compaction, and later releases keep
-/// it (etcd pull requests 18274 and 18475). Their hashes differ although no member has lost data.
+/// Releases before 3.4.34 and 3.5.16 drop a deletion that was made at the revision of the compaction. Later releases
+/// keep it (etcd pull requests 18274 and 18475). The hashes of such releases differ although no member has lost data.
 fn compacts_like(observed: &Observed, member: &MemberState) -> bool {
     let version = member
         .pod

@@ -1,17 +1,18 @@
-//! Conflicts between the phases of a plan. Only this module resolves them.
+//! Resolves conflicts between the phases of a plan. No other module resolves them.
 //!
-//! 1. **Priority** is the order in which the phases are called. A phase returns its actions. It neither sees nor
-//!    changes the actions of another phase.
-//!    At most one phase changes the members (invariant 2): the first that requests it.
-//! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets them as
-//!    [`Earlier`], which says what it gives way to: any action, a change of the members, or a member that is taken out
-//!    of service.
-//! 3. **Certificates forbid** (invariant 20). [`settle`] removes forbidden actions once, after all other phases. It
-//!    removes whole chains, because the mark on a Service announces the pod of the same chain, and it removes the
-//!    membership change.
-//! 4. **Certificates come first.** [`settle`] puts the certificates of a member before its pod and before the mark on
-//!    its Service, and deletes them before the Service that is needed to find them.
-//! 5. The certificates themselves are the last phase. Nothing is removed from it.
+//! 1. **Priority** is the order in which the phases are called. A phase returns its actions. It neither reads nor
+//!    changes the actions of another phase. At most one phase changes the members (invariant 2): the first phase that
+//!    requests a change.
+//! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets an
+//!    [`Earlier`] that summarizes them. Depending on its work, the phase waits if there is any action, a change of the
+//!    members, or a member that is taken out of service.
+//! 3. **Certificates forbid actions** (invariant 20). [`settle`] removes forbidden actions once, after all other
+//!    phases. It removes whole chains, because the mark on a Service belongs to the pod in the same chain. It also
+//!    removes a forbidden change of the members.
+//! 4. **Certificates come first.** [`settle`] puts the certificates of a member before its pod, and before the mark on
+//!    its Service. It deletes the certificates before the Service, because the operator needs the Service to find
+//!    them.
+//! 5. The certificates themselves are the last phase. No action of this phase is removed.
 
 use std::collections::BTreeSet;
 
@@ -22,25 +23,26 @@ use crate::plan::{BLIND, Draft, STEADY, actions};
 use crate::reason::Reason;
 use crate::snapshot::Observed;
 
-/// The work of earlier phases, to which deferrable work gives way.
-#[allow(clippy::struct_excessive_bools)] // Each is a question of another phase.
+/// A summary of the actions of earlier phases, for phases whose work can wait.
+#[allow(clippy::struct_excessive_bools)] // Each flag is used by another phase.
 pub(super) struct Earlier {
-    /// Nothing is sent.
+    /// True if no action is planned.
     pub(super) is_idle: bool,
-    /// The members or the leader are changed.
+    /// True if the members or the leader are changed.
     pub(super) changes_members: bool,
-    /// Members are added to etcd.
+    /// True if members are added to etcd.
     pub(super) adds: bool,
-    /// The members that are removed from etcd.
+    /// Names of the members that are removed from etcd.
     pub(super) removed: BTreeSet<String>,
-    /// A member is taken out of service, or the members are changed.
+    /// True if a member is taken out of service, or if the members are changed.
     pub(super) disturbs_members: bool,
-    /// A pod is created or deleted.
+    /// True if a pod is created or deleted.
     pub(super) touches_pods: bool,
 }
 
 impl Earlier {
-    /// An action that cannot be built counts as well: its obstacle may be gone in the next plan.
+    /// Summarizes a draft. An action that cannot be built counts as well, because the next plan may be able to build
+    /// it.
     pub(super) fn of(draft: &Draft) -> Self {
         let of_objects = || draft.chains.iter().flatten();
         let of_etcd = || draft.change.iter().flat_map(|change| &change.chain);
@@ -61,7 +63,8 @@ impl Earlier {
 }
 
 impl Draft<'_> {
-    /// Requests a change of the members or of the leader. Invariant 2: the first request counts.
+    /// Requests a change of the members or of the leader. Invariant 2: only the first request counts. Returns false
+    /// for a later request.
     pub(super) fn request_change(&mut self, change: Change, said: String) -> bool {
         if self.change.is_some() {
             return false;
@@ -71,7 +74,7 @@ impl Draft<'_> {
         true
     }
 
-    /// Removes the membership change if one of its actions is forbidden, and returns it.
+    /// Removes the change of the members from the plan and returns it, if one of its actions is forbidden.
     fn forbid_change(&mut self, forbidden: impl Fn(&Action) -> bool) -> Option<Vec<Action>> {
         let change = self
             .change
@@ -80,15 +83,15 @@ impl Draft<'_> {
     }
 }
 
-/// Applies the restrictions of the certificates to the actions of all other phases.
+/// Applies the restrictions that follow from the certificates to the actions of all other phases.
 pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     let held = hold_back_for_faults(draft);
     let Some(keeper) = keeper else {
         return Settled::default();
     };
     if keeper.cuts_off() {
-        // If members reject the operator's certificate, their silence proves no lost quorum. Members that reject each
-        // other's certificates have lost no data.
+        // If members reject the operator's certificate, their silence does not prove a lost quorum. If members reject
+        // each other's certificates, no data is lost.
         drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(keeper, draft);
@@ -102,8 +105,8 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     }
 }
 
-/// Starts no member with invalid certificates, and stops no serving member because a Secret became invalid. Returns
-/// whether certificates block starts.
+/// Removes the start of members with invalid certificates. Also removes the stop of serving members whose Secret
+/// became invalid. Returns true if certificates prevent starts.
 fn hold_back_for_faults(draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     if !observed.tls.faults.is_empty() {
@@ -127,8 +130,8 @@ fn hold_back_for_faults(draft: &mut Draft) -> bool {
     true
 }
 
-/// Stops no serving member that could not be restarted, and adds no member that the others would reject. Returns
-/// whether an addition was removed.
+/// Removes the stop of serving members that could not start again, and the addition of members that the others would
+/// reject. Returns true if an addition was removed.
 fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let ready = keeper.is_ready();
@@ -137,7 +140,7 @@ fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
         |action: &Action| !ready && starts(action, observed) || !joins && action.adds_member();
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        // A start waits for its certificates, and is removed together with them.
+        // The start of a member waits for its certificates, and is removed together with them.
         let begins = |action: &Action| action.creates_pod().is_some();
         chain.iter().any(begins) || !chain.iter().any(held)
     });
@@ -150,7 +153,7 @@ fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
     !joins && change.is_some_and(|change| change.iter().any(Action::adds_member))
 }
 
-/// Creates the certificates of a member before its pod. Returns the members that are started.
+/// Puts the certificates of a member before its pod. Returns the members that the plan starts.
 fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<String> {
     let mut started = BTreeSet::new();
     let ready = keeper.is_ready();
@@ -164,8 +167,8 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // The certificates precede the mark that a pod may exist: a rejected certificate leaves no mark. A new
-        // Service precedes them, because the operator finds the Secrets by it.
+        // The certificates precede the mark that a pod may exist, so that a rejected certificate leaves no mark. A new
+        // Service precedes the certificates, because the operator finds their Secrets by the name of the Service.
         let prepares = |action: &Action| match &action.request {
             Request::Create(object) => matches!(object, Object::VolumeClaim(_)),
             Request::Patch(patch) => patch.kind == Kind::Service,
@@ -187,7 +190,7 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
     started
 }
 
-/// Deletes the certificates of a member before its Service, which is needed to find them.
+/// Deletes the certificates of a member before its Service, because the operator needs the Service to find them.
 fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
     for chain in &mut draft.chains {
         let all = chain.iter().enumerate();
@@ -206,8 +209,8 @@ fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
     }
 }
 
-/// Starts no recovery if certificates may be the only reason for the silence of members. A recovery in progress
-/// continues.
+/// Removes the start of a recovery if certificates may be the only reason why members do not answer. A recovery in
+/// progress continues.
 fn drop_recovery(draft: &mut Draft) {
     let begins = |action: &Action| begins(action, Begins::Recovery);
     draft.chains.retain(|chain| !chain.iter().any(begins));
@@ -217,7 +220,7 @@ fn begins(action: &Action, what: Begins) -> bool {
     matches!(&action.request, Request::Record(record) if record.begins == Some(what))
 }
 
-/// Whether an action starts a member, or leads to the start of one.
+/// True if the action starts a member, or leads to the start of a member.
 fn starts(action: &Action, observed: &Observed) -> bool {
     let serves = |member: &str| {
         let pod = observed.pods.get(member);
@@ -227,15 +230,15 @@ fn starts(action: &Action, observed: &Observed) -> bool {
         Request::Create(Object::Pod(_))
         | Request::Etcd(EtcdCall::AddMember { .. })
         | Request::Resize(_) => true,
-        // A serving member is not stopped for a replacement that could not start.
+        // A serving member is not stopped in favor of a replacement that could not start.
         Request::Delete(pod) if pod.kind == Kind::Pod => serves(&pod.name),
         Request::Etcd(EtcdCall::Remove { member, .. }) => serves(member),
         _ => action.changes_image(),
     }
 }
 
-/// Whether an action uses names of members without objects: a new bootstrap, or the Service of a future member. The
-/// record of a rediscovered cluster names existing members.
+/// True if the action contains names of members without objects: a new bootstrap, or the Service of a future member.
+/// The record of a rediscovered cluster contains only names of existing members.
 fn names_new_members(action: &Action) -> bool {
     match &action.request {
         Request::Create(Object::Service(_)) => action.start.is_none(),

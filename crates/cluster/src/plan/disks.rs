@@ -1,7 +1,8 @@
-//! The members' volumes: a volume grows in place, or its member is replaced by a member with a new volume.
+//! The members' volumes. A volume grows in place. If that is impossible, a member with a new volume replaces the
+//! member.
 //!
-//! A member keeps its volume for life. If a volume cannot become what the spec asks for (a smaller size, or another
-//! class), its member is replaced like any other: one at a time, after a transfer of leadership, and never below the
+//! A member always keeps its volume. If a volume cannot meet the spec (a smaller size, or another StorageClass), its
+//! member is replaced like any other member: one at a time, after a transfer of the leadership, and never below the
 //! quorum (invariants 2 and 3).
 
 use crate::plan::actions::{self, Builder};
@@ -12,7 +13,7 @@ use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Claim, Desired, Disk};
 
-/// Why the volume of a member cannot be changed to meet the spec.
+/// Why the volume of a member cannot be changed to meet the spec; `None` if it can, or if it already meets the spec.
 pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     let wanted = desired
         .claim
@@ -27,9 +28,9 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     }
 }
 
-/// Why a PVC cannot be changed to meet the spec.
+/// Why a PVC cannot be changed to meet the spec; `None` if it can, or if it already meets the spec.
 fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
-    // Without a class in the spec, any class is accepted: Kubernetes uses its default class, which may change.
+    // Without a StorageClass in the spec, any class is accepted: Kubernetes uses its default class, which may change.
     if let Some(class) = &wanted.class
         && has.class.as_ref() != Some(class)
     {
@@ -48,7 +49,7 @@ fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
     })
 }
 
-/// Grows volumes, and reports volumes that are growing.
+/// Requests larger volumes, and reports volumes that are growing.
 pub(super) fn grow<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let Some(wanted) = &build.desired.claim else {

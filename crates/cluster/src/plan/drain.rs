@@ -1,11 +1,12 @@
-//! Takes a member out of the client Service before it stops or becomes busy: new connections reach another member,
-//! and clients that it disconnects do not return to it.
+//! Drains a member from the client Service before it stops or becomes busy. New connections then reach another member,
+//! and clients that the member disconnects do not return to it.
 //!
-//! The drain has no memory. Each plan computes from the observed state which members must be out ([`is_drained`],
-//! [`keep`]), and puts all others back ([`settle`]), whichever process took them out.
+//! The drain has no state of its own. Each plan computes from the observed state which members must be drained
+//! ([`is_drained`], [`keep`]). It makes all other members endpoints again ([`settle`]), no matter which process
+//! drained them.
 //!
 //! Existing connections stay: neither Kubernetes nor etcd moves them. A member that stops closes its connections. A
-//! member that is defragmented does not: its clients depend on their own deadlines.
+//! member that is being defragmented does not: its clients depend on their own deadlines.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,18 +21,18 @@ use crate::plan::{Draft, Label, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
 
-/// Time until new connections certainly reach other members: kube-proxy updates its rules at most once a second.
+/// Time after which new connections certainly reach other members: kube-proxy updates its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
 
-/// Whether new clients already reach other members. If not, the plan drains the member and waits.
+/// True if new clients already reach other members. If not, the plan drains the member and waits.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // The member is run by other software, which also routes clients to it.
+        // Other software runs the member, and also routes clients to it.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());
     if !{ others }.any(|other| is_endpoint(other) && !is_out(other)) {
-        // No other member would accept its clients.
+        // There is no other endpoint for the clients of this member.
         return true;
     }
     draft.drained.insert(member.name.clone());
@@ -48,14 +49,14 @@ pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -
     false
 }
 
-/// Keeps a drained member out, because its change is not finished.
+/// Keeps a drained member out of the endpoints, because the change of this member is not finished.
 pub(super) fn keep(member: &MemberState, draft: &mut Draft) {
     if is_out(member) {
         draft.drained.insert(member.name.clone());
     }
 }
 
-/// Takes out the members that must be out, and puts all others back. `drained`: the members that other phases need out.
+/// Drains the members in `drained`, which other phases need, and makes all other members endpoints again.
 pub(super) fn settle<'a>(
     build: Builder<'a>,
     view: &View,
@@ -67,15 +68,16 @@ pub(super) fn settle<'a>(
         drained,
         ..Draft::new(build)
     };
-    // Invariant 24: a voter that has not served yet stays out, and so does a drained voter that went down.
+    // Invariant 24: a voter that has not served yet stays out of the endpoints. So does a drained voter that has
+    // failed.
     for member in view
         .voters()
         .filter(|member| joining::is_yet_to_serve(member))
     {
         keep(member, &mut draft);
     }
-    // Invariant 22: clients always find a serving member. A member that this plan puts back does not count yet: the
-    // labels of one plan are written concurrently.
+    // Invariant 22: clients always reach a serving member. A member that this plan makes an endpoint again does not
+    // count yet, because the labels of one plan are written concurrently.
     let stays = |member: &MemberState| {
         is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };
@@ -84,7 +86,7 @@ pub(super) fn settle<'a>(
     } else {
         [].into()
     };
-    // The member reports that it does not serve yet.
+    // The member itself reports that it does not serve yet.
     let joining = view.voters().filter(|member| member.is_joining());
     out.extend(joining.map(|member| member.name.clone()));
     for member in view.voters() {
@@ -93,7 +95,7 @@ pub(super) fn settle<'a>(
         };
         let role = match (pod.role, out.contains(&member.name)) {
             (Some(Role::Voter), true) => Role::Busy { since: now },
-            // The timestamp was written by a clock that is ahead.
+            // A clock that is ahead wrote the timestamp.
             (Some(Role::Busy { since }), true) if since > now => Role::Busy { since: now },
             (Some(Role::Busy { .. }), false) => Role::Voter,
             _ => continue,
@@ -114,7 +116,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// Whether the member is out, and has been for at most this long.
+/// True if the member has been drained for at most this time.
 pub(super) fn is_out_since(now: Timestamp, member: &MemberState, most: Duration) -> bool {
     match member.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,
@@ -132,7 +134,7 @@ fn is_in(member: &MemberState) -> bool {
     member.pod.is_some_and(|pod| pod.role == Some(Role::Voter))
 }
 
-/// Whether the Service would route to the member and the member would answer.
+/// True if the client Service would route to the member, and the member would answer.
 fn is_endpoint(member: &MemberState) -> bool {
     member.is_healthy() && member.pod.is_some_and(|pod| pod.stays() && pod.ready)
 }

@@ -1,8 +1,8 @@
-//! Failed pods whose data is on volumes: evicted by node pressure, ended by a graceful node shutdown, or rejected by
-//! a kubelet. Kubernetes does not restart their containers and keeps the objects. The operator deletes the pods, and
-//! the members get new pods on their volumes.
+//! Failed pods whose data is on volumes. Kubernetes evicted them, ended them in a graceful node shutdown, or a kubelet
+//! rejected them. Kubernetes keeps the pod objects and does not restart their containers. The operator deletes the
+//! pods, and creates new pods on the volumes.
 //!
-//! The deletion loses nothing, with or without a quorum: such a pod runs nothing and holds nothing.
+//! The deletion loses no data, with or without a quorum: such a pod has no running container and contains no data.
 
 use crate::plan::Draft;
 use crate::plan::actions::{self, Builder};
@@ -24,7 +24,7 @@ pub(super) fn clear<'a, 'm>(
     draft
 }
 
-/// Whether the pod will never run again and is not deleted yet.
+/// True if the pod will never run again, and its deletion was not requested yet.
 pub(super) fn has_ended(pod: &Pod) -> bool {
     pod.failed && !pod.terminating
 }

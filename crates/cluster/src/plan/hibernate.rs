@@ -1,7 +1,7 @@
-//! Hibernation: no pods, while volumes, Services and the members' identities stay.
+//! Hibernation: the cluster has no pods, but keeps its volumes, its Services and the identities of its members.
 //!
-//! Hibernation loses nothing: the cluster returns like a cluster whose pods were all deleted (invariant 8). A
-//! hibernating cluster reports no lost quorum and is not recovered.
+//! Hibernation loses no data: the cluster returns like a cluster whose pods were all deleted (invariant 8). The
+//! operator reports no lost quorum of a hibernating cluster, and does not recover it.
 
 use api::cluster::RecoveryPhase;
 
@@ -10,7 +10,7 @@ use crate::plan::{Draft, STEADY, objects, recovery};
 use crate::reason::Reason;
 use crate::snapshot::Disk;
 
-/// Stops the members, or leaves them stopped. Also returns `false` if the cluster does not hibernate, or not yet.
+/// Stops the members, or keeps them stopped. Returns false if the cluster does not hibernate, or not yet.
 pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
@@ -18,7 +18,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     let Some(intent) = &observed.intent else {
-        // A cluster that lost its status is identified first; that starts nothing.
+        // A cluster that lost its status is identified first, which starts no member.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);
@@ -27,14 +27,14 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.wait(Reason::Hibernated, text, STEADY);
         return (draft, true);
     };
-    // A bootstrap or recovery in progress finishes first.
+    // A bootstrap or a recovery in progress is completed first.
     let recovers = observed.recovery.record.as_ref();
     if observed.cluster_id.is_none()
         || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
     {
         return (draft, false);
     }
-    // Invariant 9: only members whose data is on a volume that stays are stopped.
+    // Invariant 9: the operator stops only members whose data is on a volume that stays.
     let at_risk: Vec<&str> = observed
         .pods
         .iter()
@@ -54,14 +54,14 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.problem(Reason::HibernationRefused, text);
         return (draft, false);
     }
-    // Without a volume there is no data to return to: this is a lost quorum and is reported as one.
+    // Without a volume, no data exists from which the cluster could return. The operator reports a lost quorum then.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));
-    // All members stop together: the rest would have no quorum anyway.
+    // All members are stopped at once, because the last ones would have no quorum anyway.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
         draft.add(actions::delete_pod(member, &pod.uid));

@@ -1,5 +1,5 @@
-//! Token and cluster ID: recorded in the status, and marked on each pod and volume. A record that contradicts all
-//! marks was edited by hand and is corrected.
+//! Corrects the recorded token and cluster ID. Both are recorded in the status, and in annotations of each pod and
+//! volume. If the record contradicts all annotations, a person has edited the record.
 
 use etcd::ClusterId;
 
@@ -7,11 +7,11 @@ use crate::plan::actions::Builder;
 use crate::plan::{Draft, bootstrap};
 use crate::snapshot::{Intent, Observed};
 
-/// Invariant 26. Corrects the record; `None` if it is right.
+/// Invariant 26: corrects the record; `None` if the record is correct.
 ///
-/// Token and cluster ID are always recorded and marked together: a recovery or a restore replaces both. So a record
-/// and a mark that agree on one of them belong to the same cluster. The marks, which are many and unanimous, are then
-/// right about the other.
+/// The token and the cluster ID are always written together: a recovery or a restore replaces both. If the record and
+/// the annotations agree on one of the two values, they therefore belong to the same cluster. The annotations are
+/// numerous and equal, so they are then correct about the other value.
 pub(super) fn correct<'a>(
     build: Builder<'a>,
     (intent, recorded): (&Intent, ClusterId),
@@ -40,7 +40,8 @@ pub(super) fn correct<'a>(
     Some(draft)
 }
 
-/// The token and the cluster ID on all pods and volumes that carry both; `None` if they differ.
+/// The token and the cluster ID in the annotations of all pods and volumes that have both; `None` if the annotations
+/// differ.
 fn marked(observed: &Observed) -> Option<(&String, ClusterId)> {
     let pods = observed
         .pods

@@ -1,13 +1,14 @@
-//! Volumes of members that other software removed from etcd: kept as evidence, not deleted as leftovers.
+//! Volumes of members that other software removed from etcd. The operator keeps them as evidence, and does not delete
+//! them as leftovers.
 //!
-//! Invariant 25: before the operator asks etcd to remove a member, it records the removal on the PVC. A PVC without
-//! that note whose member is missing from etcd's list was removed by `--force-new-cluster`, `etcdctl member remove`
-//! or a manual restore. That volume may hold the only copy of acknowledged writes, so the operator annotates, reports
-//! and keeps the PVC, and starts nothing on it.
+//! Invariant 25: before the operator removes a member from etcd, it records the removal on the member's PVC. If the
+//! PVC has no such record and etcd's list lacks its member, other software removed the member: `--force-new-cluster`,
+//! `etcdctl member remove`, or a manual restore. The volume may contain the only copy of acknowledged writes. The
+//! operator therefore annotates, reports and keeps the PVC, and starts no pod on it.
 //!
-//! The PVC is deleted when the cluster has its full size, is healthy, its data were compared, and
-//! `spec.memberReplacement.keepVolumes` has passed. If a majority of the voters was missing, only a person deletes
-//! it.
+//! The operator deletes the PVC when the cluster has its full size and is healthy, the data of its members was
+//! compared, and `spec.memberReplacement.keepVolumes` has passed. If a majority of the voters was missing, only a
+//! person may delete the PVC.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ use crate::plan::view::View;
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Disk, Observed, Removal};
 
-/// The PVCs of members that other software removed, by member.
+/// The PVCs of members that other software removed from etcd, by member.
 pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str, &'a Disk> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let of_this_cluster = |disk: &Disk| {
@@ -44,7 +45,7 @@ pub(super) fn find<'a>(observed: &'a Observed, view: &View) -> BTreeMap<&'a str,
         .collect()
 }
 
-/// Annotates, reports and eventually deletes the PVCs.
+/// Annotates and reports the PVCs, and deletes them when the conditions are met.
 pub(super) fn settle<'a>(
     build: Builder<'a>,
     view: &View,
@@ -87,7 +88,7 @@ pub(super) fn settle<'a>(
     if over.is_empty() {
         return draft;
     }
-    // Invariant 9.
+    // Invariant 9 (verify before destroying).
     if view.is_complete(desired.size) && holds_the_same(view, &mut draft) {
         for (name, _) in over {
             member_objects::discard(name, &mut draft);
@@ -98,7 +99,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// Removes the note from the PVC of a member that etcd lists and that stays.
+/// Deletes the record from the PVC of a member that etcd lists and that stays.
 pub(super) fn clear<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let shrinks = view.staying().count() > build.desired.size;
@@ -122,9 +123,9 @@ fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> 
     let until = from.and_then(|since| since.checked_add(desired.keep_volumes).ok());
     let until = until.map_or_else(String::new, |until| format!(", not before {until}"));
     format!(
-        "someone other than the operator removed {} from etcd's member list; the volume claims are kept and are deleted \
-         when all {} members are healthy and hold the same data{until}; to delete them now: kubectl delete pvc {} \
-         (EtcdCluster {})",
+        "other software or a person removed {} from etcd's member list. The operator deletes the volume claims when all \
+         {} members are healthy and have the same data{until}. To delete them now: kubectl delete pvc {} (EtcdCluster \
+         {})",
         names.join(", "),
         desired.size,
         names.join(" "),
@@ -134,10 +135,10 @@ fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> 
 
 fn by_person(observed: &Observed, names: &[&str]) -> String {
     format!(
-        "a majority of the voters is missing from etcd's member list and the operator did not remove them: {}; \
-         acknowledged writes may be on their volumes alone, so the volume claims are kept until you delete them; check \
-         the cluster's data, restore a backup or one of these volumes if it is incomplete, then: kubectl delete pvc {} \
-         (EtcdCluster {}; docs/recovery.md)",
+        "a majority of the voters is missing from etcd's member list, and the operator did not remove them: {}. Their \
+         volumes may be the only place of acknowledged writes, so the operator keeps the volume claims until you \
+         delete them. Check the cluster's data. If data is missing, restore a backup or one of these volumes. Then: \
+         kubectl delete pvc {} (EtcdCluster {}; docs/recovery.md)",
         names.join(", "),
         names.join(" "),
         observed.cluster

@@ -1,4 +1,4 @@
-//! The objects of one member, and the actions that create and delete them.
+//! The Kubernetes objects of a member, and the actions that create and delete them.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::plan::view::View;
 use crate::plan::{Draft, Start, actions};
 use crate::snapshot::{Observed, Seen, Service};
 
-/// The names of all members with at least one object.
+/// The names of all members of which at least one object exists.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
     let pods = observed.pods.keys();
     pods.chain(observed.disks.keys())
@@ -18,8 +18,8 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
         .collect()
 }
 
-/// Whether etcd lists a member of this name, or the etcd in the pod answers as a listed member, whatever its peer
-/// URLs are.
+/// True if etcd lists a member of this name, or if the etcd in the pod answers as a listed member. The peer URLs make
+/// no difference.
 pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     if view.members.iter().any(|member| member.name == name) {
         return true;
@@ -36,8 +36,8 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
 }
 
-/// Whether the Service was created for a future member: no mark, no pod and no volume. The name of a first member
-/// does not qualify, because it was used.
+/// True if the Service was created for a future member: it has no mark, and neither a pod nor a volume exists. The
+/// names of first members are excluded, because they were used.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent
@@ -72,19 +72,20 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
     }
 }
 
-/// Renews the mark before a member is started whose start another process has begun and may take back. At most once:
-/// each renewal is a change, which would requeue at once if the API server refuses the following write.
+/// Renews the mark before the operator starts a member whose start another process has begun. That process could
+/// remove its own mark. The mark is renewed at most once: each renewal is an event, which would trigger a reconcile at
+/// once if the API server rejects the following write.
 pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
     (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }
 
-/// Starts a member: after these actions, its PVC, if it has one, and its pod are created.
+/// Starts a member: adds the actions `first`, then the creation of its PVC, if it has one, and of its pod.
 pub(super) fn start(first: impl IntoIterator<Item = Action>, start: &Start, draft: &mut Draft) {
     let rest = draft.build.create_volume_and_pod(start);
     draft.try_chain(rest.map(|rest| first.into_iter().chain(rest).collect()));
 }
 
-/// Starts a member on an existing volume, after these actions.
+/// Starts a member on an existing volume, after the actions `first`.
 pub(super) fn start_on_disk(
     first: impl IntoIterator<Item = Action>,
     start: &Start,
@@ -94,7 +95,7 @@ pub(super) fn start_on_disk(
     draft.try_chain(pod.map(|pod| first.into_iter().chain([pod]).collect()));
 }
 
-/// Creates a pod on an existing volume. As before every pod, the mark is set first.
+/// Creates a pod on an existing volume. As before the creation of every pod, the mark is set first.
 pub(super) fn pod_on_disk(service: Option<&Service>, start: &Start, draft: &mut Draft) {
     let mark = service
         .filter(|service| !service.started)
@@ -102,7 +103,7 @@ pub(super) fn pod_on_disk(service: Option<&Service>, start: &Start, draft: &mut 
     start_on_disk(mark, start, draft);
 }
 
-/// Deletes the objects of this name, with the observed UIDs as preconditions.
+/// Deletes all objects of this name, with the observed UIDs as preconditions.
 pub(super) fn discard(name: &str, draft: &mut Draft) {
     let disk = draft
         .build
@@ -114,7 +115,7 @@ pub(super) fn discard(name: &str, draft: &mut Draft) {
     discard_with(name, disk, draft);
 }
 
-/// Deletes the same objects except the volume.
+/// Deletes all objects of this name except the PVC.
 pub(super) fn discard_all_but_disk(name: &str, draft: &mut Draft) {
     discard_with(name, None, draft);
 }
@@ -128,7 +129,8 @@ fn discard_with(name: &str, disk: Option<Action>, draft: &mut Draft) {
         chain.push(actions::delete_pod(name, &pod.uid));
     }
     chain.extend(disk);
-    // The name resolves as long as the pod exists, so that a removed member learns of its removal.
+    // The Service stays as long as the pod exists, so that a removed member can connect to the others and is informed
+    // of its removal.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {

@@ -1,7 +1,7 @@
-//! The members of a formed cluster: removes dead members, recreates pods on their volumes, and selects the next
-//! change.
+//! The members of a formed cluster. Removes dead members, recreates pods on their volumes, and selects the next change
+//! of the members.
 //!
-//! A plan has at most one change (invariant 2); each change asks the quorum guard (invariant 3).
+//! A plan has at most one change (invariant 2), and each change needs the consent of the quorum guard (invariant 3).
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::plan::{BLIND, Draft, NewNames, SHORTLY, SOON, STEADY, Start, State, r
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
 
-/// Creates pods for members without one, on the existing volume or for the first time.
+/// Creates the pods of members without a pod: on the existing volume, or for the first time.
 pub(super) fn start<'a>(
     build: Builder<'a>,
     view: &View,
@@ -33,7 +33,7 @@ pub(super) fn start<'a>(
 ) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
-    // A joining member compares `--initial-cluster` with the list: all additions precede the pods.
+    // A joining member compares `--initial-cluster` with etcd's list, so all additions precede the creation of pods.
     for member in view
         .members
         .iter()
@@ -64,7 +64,7 @@ pub(super) fn start<'a>(
         };
         match (member.data, member.service, disk) {
             (Data::There, _, Some(_)) => {
-                // Invariant 5: the volume exists, so the member gets its pod back and stays in the list.
+                // Invariant 5: the volume exists, so the member gets a new pod on it and stays in etcd's list.
                 draft.say(format!("restart {} on its volume", member.name));
                 member_objects::pod_on_disk(member.service, &start, &mut draft);
             }
@@ -104,7 +104,7 @@ pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) 
     part
 }
 
-/// Reports a voter that does not serve, stays a member and is not lost.
+/// Reports a voter that does not serve, but neither is replaced nor counts as lost.
 fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
     if let Some(at) = member.gone_at {
         let text = format!(
@@ -112,7 +112,7 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
             member.name
         );
         let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
-        // Requeue exactly when the member counts as lost, and not before.
+        // Requeues exactly when the member counts as lost.
         draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;
     }
@@ -130,14 +130,14 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
     );
 }
 
-/// Reports members that other software added and that never started. They count for the quorum if they vote. The
-/// operator cannot know whether they are wanted, so it reports them and changes nothing.
+/// Reports members that other software added and that never started. The quorum depends on them if they are voters.
+/// The operator cannot know whether a person still needs them, so it changes nothing.
 fn foreigners(view: &View, draft: &mut Draft) {
     let unstarted = |member: &&MemberState| member.data == Data::Elsewhere && !member.joined();
     for member in view.members.iter().filter(unstarted) {
         let (id, urls) = (member.id(), member.listed.peer_urls.join(", "));
         let counts = if member.votes() {
-            ", it has a vote, so the quorum counts on it, and no member can be added meanwhile"
+            ". It is a voter, so the quorum depends on it, and no member can be added before it runs"
         } else {
             ""
         };
@@ -149,7 +149,7 @@ fn foreigners(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Before etcd 3.4, a member joins as a voter: the quorum depends on it before it runs.
+/// Before etcd 3.4, a new member is a voter at once: the quorum depends on it before it runs.
 fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     let joins = |member: &&MemberState| !member.joined() && member.fate == Fate::Stays;
     if rules.learners {
@@ -167,13 +167,13 @@ fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     }
 }
 
-/// Removes learners that can never catch up. They have no vote, so their removal has no precondition.
+/// Removes learners that can never catch up. Learners have no vote, so the quorum guard is not needed.
 fn settle_learners(view: &View, draft: &mut Draft) -> bool {
     let lost = view.learners().find(|member| member.fate != Fate::Stays);
     lost.is_some_and(|member| remove(view, member, member.why(), draft))
 }
 
-/// Recreates a pod on its volume if it was made for an older list of members and its etcd has refused that list. A
+/// Recreates a pod on its volume if the pod was built for an older member list and etcd has refused that list. A
 /// member without a volume counts as lost instead.
 fn renew(view: &View, draft: &mut Draft) {
     let names = view.names();
@@ -197,7 +197,7 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     let Some(dead) = view.voters().find(|member| member.is_lost()) else {
         return false;
     };
-    // Invariant 3.
+    // Invariant 3 (quorum guard).
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
         draft.wait(
             Reason::QuorumAtRisk,
@@ -209,25 +209,25 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     remove_voter(view, dead, dead.why(), draft)
 }
 
-/// Removes a voter that serves and must be replaced, if the cluster has a quorum with one voter fewer. In a smaller
-/// cluster the replacement joins first: `grow` adds it, and `shrink` removes the old member.
+/// Removes a voter that serves and must be replaced, if the other voters form a quorum without it. In a smaller
+/// cluster, the replacement joins first: `grow` adds it, and `shrink` removes the old member.
 fn replace(view: &View, draft: &mut Draft) -> bool {
     let desired = draft.build.desired;
     let Some(old) = view.voters().find(|member| member.leaves()) else {
         return false;
     };
-    // One replacement at a time: the last replacement is a voter before the next starts.
+    // Members are replaced one at a time: the previous replacement must be a voter before the next replacement starts.
     let complete = view.members.len() >= desired.size && view.learners().next().is_none();
     if comes_first(desired, view) || !complete {
         return false;
     }
-    // Invariant 3.
+    // Invariant 3 (quorum guard).
     if let Some(risk) = view.quorum().unsafe_without(old.id()) {
         let text = format!("{} is not replaced ({}): {risk}", old.name, old.why());
         draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return true;
     }
-    // Invariant 2.
+    // Invariant 2 (one change of the voters at a time).
     let what = format!("{} is replaced", old.name);
     if wait_for_voters(view, &what, draft) || wait_for_connections(view, draft) {
         return true;

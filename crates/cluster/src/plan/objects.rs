@@ -1,4 +1,4 @@
-//! Kubernetes objects that follow the membership: Services, the disruption budget, labels and leftovers.
+//! Kubernetes objects that depend on the members: Services, the PodDisruptionBudget, labels and leftovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::plan::{Draft, Label, STEADY, adoption, concurrent_join, joining, memb
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 
-/// Time after which the operator reports a pod that does not start; pulling a large image takes time.
+/// Time after which the operator reports a pod that does not start. Pulling a large image takes time.
 const SLOW: Duration = Duration::from_secs(20);
-/// Time after which a pod without a node is a problem; provisioning a node takes time.
+/// Time after which a pod without a node is a problem. Provisioning a node takes time.
 const UNPLACED: Duration = Duration::from_mins(1);
 
-/// Maintains the Services of the whole cluster. The client Service gets endpoints once the cluster ID is recorded in
-/// the status and on the pods and volumes: no write can be acknowledged through it before.
+/// Maintains the Services of the whole cluster. The client Service gets endpoints only after the cluster ID is
+/// recorded in the status and on the pods and volumes. Before that, no client can write through it.
 pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
     let observed = build.observed;
     let mut draft = Draft::new(build);
@@ -35,11 +35,11 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
         taken("Service", &client_service(&observed.cluster), &mut draft);
         return draft;
     }
-    // Clients of a cluster under adoption continue to use the unchanged Service.
+    // Clients of a cluster that is being adopted continue to use the unchanged Service.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return draft;
     }
-    // Invariant 7: whatever is lost later, including the status, the remaining objects prove that a cluster existed.
+    // Invariant 7: even if the status is lost later, the remaining objects prove that a cluster existed.
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
@@ -50,7 +50,7 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
     draft
 }
 
-/// Whether at least one pod or volume exists and all carry the cluster ID.
+/// True if at least one pod or volume exists, and all of them have the cluster ID.
 fn is_marked(observed: &Observed) -> bool {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let pods = observed.pods.values().filter(|pod| pod.stays());
@@ -65,7 +65,7 @@ fn is_marked(observed: &Observed) -> bool {
     ours.peek().is_some() && ours.all(|(_, cluster_id)| cluster_id == observed.cluster_id)
 }
 
-/// Maintains the disruption budget: a node drain leaves a quorum of voters.
+/// Maintains the PodDisruptionBudget: a node drain leaves a quorum of the voters.
 pub(super) fn budget<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let quorum = quorum_of(view.voters().count());
     let (wanted, kept) = (build.desired.budget, build.observed.shared.budget);
@@ -82,9 +82,9 @@ pub(super) fn budget<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Reports that the name of a cluster object is in use. The operator neither changes nor deletes the other object:
-/// another cluster may need it. For example, the client Service of `db` and the headless one of `db-client` have the
-/// same name.
+/// Reports that an object of another owner uses the name of a cluster object. The operator neither changes nor deletes
+/// that object, because another cluster may need it. For example, the client Service of `db` and the headless Service
+/// of `db-client` have the same name.
 fn taken(kind: &str, name: &str, draft: &mut Draft) {
     let text = format!(
         "{kind} {name} belongs to another owner and is not changed, so this cluster runs without it: delete it if it \
@@ -93,7 +93,7 @@ fn taken(kind: &str, name: &str, draft: &mut Draft) {
     draft.problem(Reason::NameTaken, text);
 }
 
-/// Updates owner, role and cluster ID on pods and volumes from etcd's member list.
+/// Updates the owner, the role and the cluster ID on pods and volumes, according to etcd's member list.
 pub(super) fn labels<'a>(
     build: Builder<'a>,
     view: &View,
@@ -103,9 +103,9 @@ pub(super) fn labels<'a>(
     let mut draft = Draft::new(build);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
-            // `drain` decides last whether the member must stay out.
+            // `drain` decides later whether the member stays out of the endpoints.
             Some(role @ Role::Busy { .. }) if member.votes() => role,
-            // Invariant 24.
+            // Invariant 24 (members that do not serve clients yet).
             Some(Role::Learner) if joining::is_yet_to_serve(member) => Role::Busy { since: now },
             _ if member.votes() => Role::Voter,
             _ => Role::Learner,
@@ -138,7 +138,7 @@ pub(super) fn labels<'a>(
     draft
 }
 
-/// Maintains the Service of every listed member, as long as the member has an object that needs it.
+/// Maintains the Service of every listed member that has another object.
 pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -146,7 +146,7 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
         if member.data == Data::There {
             let open = concurrent_join::may_be_reached((observed, now), view, member);
             let service = observed.services.get(&member.name);
-            // Invariant 26: the mark on the Service of a pod that exists.
+            // Invariant 26: restores the mark on the Service of an existing pod.
             if let Some(service) = service.filter(|it| member.pod.is_some() && !it.started) {
                 draft.add(actions::mark_service(&member.name, service));
                 continue;
@@ -158,8 +158,8 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     draft
 }
 
-/// Deletes pods, volumes and Services of members that are no longer listed. The list was read after the objects, so
-/// none of them belongs to a member that was just added (invariant 5).
+/// Deletes the pods, volumes and Services of members that etcd no longer lists. The list was read after the objects,
+/// so no object belongs to a member that was just added (invariant 5).
 pub(super) fn leftovers<'a>(
     build: Builder<'a>,
     view: &View,
@@ -173,7 +173,7 @@ pub(super) fn leftovers<'a>(
         {
             continue;
         }
-        // Invariant 25.
+        // Invariant 25 (volumes as evidence).
         if kept.contains_key(name.as_str()) {
             member_objects::discard_all_but_disk(&name, &mut draft);
             continue;
@@ -190,7 +190,7 @@ pub(super) fn leftovers<'a>(
                 continue;
             }
         }
-        // Invariant 7: an object with the ID of another cluster is not deleted.
+        // Invariant 7: the operator does not delete an object with the ID of another cluster.
         if let Some(other) = member_objects::another_cluster(observed, &name) {
             let text = format!(
                 "{name} carries the ID of cluster {other} and is not changed: delete it if it is not needed"
@@ -203,7 +203,7 @@ pub(super) fn leftovers<'a>(
     draft
 }
 
-/// Reports pods that do not run, with the reason. A problem pod blocks nothing else. Equal reports are combined.
+/// Reports pods that do not run, with the reason. The report blocks no other action. Equal reports are combined.
 pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Draft<'a> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -254,7 +254,7 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
             Some((Kind::Image, text))
         }
         Some(Trouble::Unschedulable(text)) => {
-            // A node may be in provisioning.
+            // The cluster autoscaler may be provisioning a node.
             let kind = if age(pod.created, now) > UNPLACED {
                 Kind::Unplaced
             } else {
@@ -287,7 +287,7 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
     }
 }
 
-/// Whether the pod's etcd may answer at any moment, so that frequent requests are useful.
+/// True if the pod's etcd may answer at any moment, so that frequent requests are useful.
 pub(super) fn is_about_to_answer(pod: &Pod, now: Timestamp) -> bool {
     pod.addressed && pod.trouble.is_none() && age(pod.created, now) < SLOW
 }

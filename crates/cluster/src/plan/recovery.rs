@@ -1,11 +1,12 @@
-//! Recovery from a lost quorum: a new cluster that starts with the data of the most advanced survivor.
+//! Recovery from a lost quorum. A new cluster starts with the data of the most advanced survivor.
 //!
 //! The operator decides everything before it creates an object, and records the decision first (invariant 10). The
 //! survivor and all other remains stay unchanged until the new cluster answers and is recorded (invariant 9). Until
-//! then the operator deletes only the pod of an abandoned seed, and a returning quorum cancels the recovery.
+//! then, the operator deletes only the pod of an abandoned seed. If the quorum returns, the operator cancels the
+//! recovery.
 //!
-//! Invariant 16: clients never reach two clusters. The client Service has no endpoints from the record of the
-//! recovery until the old pods are deleted.
+//! Invariant 16: clients never reach two clusters. The client Service has no endpoints from the time at which the
+//! recovery is recorded until the old pods are deleted.
 
 mod given_up;
 mod leftover;
@@ -34,7 +35,7 @@ pub(super) use leftover::{Leftover, leftover};
 enum Approval<'a> {
     None,
     Given,
-    /// The approval existed before the quorum was lost.
+    /// The approval was set before the quorum was lost.
     Stale,
     /// The approval names another cluster.
     Wrong(&'a str),
@@ -45,7 +46,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        // This value approved the recovery that created this cluster, and may stay.
+        // This value approved the recovery that created this cluster. It may stay in the annotation.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -68,8 +69,8 @@ pub(super) fn in_progress(observed: &Observed) -> Option<&RecoveryStatus> {
     (record.phase == RecoveryPhase::InProgress).then_some(record)
 }
 
-/// Whether the client Service may have endpoints. Invariant 16: not while a recovery is in progress, and not while a
-/// pod of the former cluster could be an endpoint.
+/// True if the client Service may have endpoints. Invariant 16: it has none while a recovery is in progress, or while
+/// a pod of the former cluster could be an endpoint.
 pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     if in_progress(observed).is_some() || replaced::may_serve(observed) {
         return false;
@@ -79,12 +80,13 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     }
     // Pods of the old cluster, and seeds of abandoned recoveries.
     let other = |pod: &Pod| pod.token.is_some() && pod.token.as_ref() != Some(&intent.token);
-    // A pod that is terminating and not ready is not an endpoint, however long it stays on its node.
+    // A terminating pod that is not ready is no endpoint, even if it stays on its node for a long time.
     let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
     !observed.pods.values().any(|pod| counts(&pod))
 }
 
-/// A quorum answers: cancels a recovery in progress, and invalidates the current approval for later losses.
+/// Handles a quorum that answers: cancels a recovery in progress, and marks the current approval as stale, so that it
+/// does not count for a later loss.
 pub(super) fn settle(build: Builder<'_>, cluster_id: ClusterId) -> Draft<'_> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -115,7 +117,7 @@ fn write(recovery: Option<&RecoveryStatus>, stale_approval: Option<&String>, dra
     draft.add(draft.build.record_recovery(recovery, stale_approval, None));
 }
 
-/// No quorum answers: reports the remains, and the planned recovery or the decision that the user must make.
+/// Handles a missing quorum: reports the remains, and the planned recovery or the decision that the user must make.
 pub(super) fn without_quorum<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -125,7 +127,7 @@ pub(super) fn without_quorum<'a>(
     let (desired, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
-        // The approval was removed: the next one is valid.
+        // The user has removed the stale approval, so the next approval counts.
         write(observed.recovery.record.as_ref(), None, &mut draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
@@ -154,7 +156,7 @@ pub(super) fn without_quorum<'a>(
     draft
 }
 
-/// The survivor from which a recovery begins, and the kind of approval.
+/// The survivor from which a recovery starts, and the kind of approval.
 type Beginning<'a> = ((&'a str, &'a Status), RecoveryApproval);
 
 /// Reports why an approval is not accepted.
@@ -184,18 +186,19 @@ struct Scene<'a> {
     now: Timestamp,
     cluster_id: ClusterId,
     evidence: &'a Evidence,
-    /// The seed of the previous recovery is being stopped.
+    /// True if the seed of the previous recovery is being stopped.
     stops: bool,
 }
 
 impl<'a> Scene<'a> {
-    /// Whether the quorum has been lost for the time set in the spec.
+    /// True if the quorum has been lost for the time in `spec.recovery.after`.
     fn is_overdue(&self) -> bool {
         let since = self.observed.recovery.unavailable_since;
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// The volumes of a quorum may exist: the operator waits for the members, unless a person approves the recovery.
+    /// Handles the case that the volumes of a quorum may exist. The operator waits for the members, unless a person
+    /// approves the recovery.
     fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
             .observed
@@ -230,7 +233,7 @@ impl<'a> Scene<'a> {
         None
     }
 
-    /// The cluster cannot recover on its own.
+    /// Handles the case that the cluster cannot recover without a new cluster.
     fn lost(&self, approval: Approval, draft: &mut Draft) -> Option<Beginning<'a>> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {
@@ -257,12 +260,12 @@ impl<'a> Scene<'a> {
         by.map(|by| (survivor, by))
     }
 
-    /// Describes the next step. Returns the kind of approval if the recovery can start.
+    /// The text about the next step, and the kind of approval if the recovery can start.
     fn decide(&self, approval: Approval) -> (String, Option<RecoveryApproval>) {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();
         if approval == Approval::Given {
-            // A member that may still answer, or may get its volume back, may be more advanced.
+            // A member that may still answer, or whose volume may be restored, may have newer data.
             let bare = self.evidence.without_volume(self.observed);
             let bare = bare.into_iter().map(|name| {
                 (
@@ -301,7 +304,10 @@ impl<'a> Scene<'a> {
             );
         };
         (
-            format!("the automatic recovery {why}; or {}", self.how()),
+            format!(
+                "the automatic recovery {why}. To recover earlier, {}",
+                self.how()
+            ),
             None,
         )
     }
@@ -354,7 +360,7 @@ impl<'a> Scene<'a> {
         text
     }
 
-    /// Invariant 10: the decision is in the API server before any object is created.
+    /// Invariant 10: the decision is recorded before the operator creates any object.
     fn begin(
         &self,
         intent: &Intent,

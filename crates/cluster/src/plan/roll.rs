@@ -1,12 +1,12 @@
-//! Rolling updates: changes running members to the spec one at a time, first the followers, then the leader after it
-//! has handed over its leadership.
+//! Rolling updates. The operator changes running members one at a time: first the followers, and then the leader,
+//! after it has transferred the leadership.
 //!
-//! The operator patches a new image into the running pod: the kubelet restarts the container in place, and the pod
-//! keeps its address and its `emptyDir`. Other changes recreate the pod. A member with a volume then restarts on that
-//! volume. A member without one is replaced: a learner joins first ([`outdated`]).
+//! For a new image, the operator patches the running pod. The kubelet then restarts the container in place, and the
+//! pod keeps its address and its `emptyDir`. Other changes need a new pod. A member with a volume restarts on that
+//! volume. A member without a volume is replaced: a learner joins first ([`outdated`]).
 //!
-//! The next member is changed when all members serve, run the version of their pods, have caught up and hold the same
-//! data. If a member does not recover, only its own repair continues.
+//! The operator changes the next member when all members serve, run the version of their pods, have caught up and have
+//! the same data. If a member does not recover, the operator only continues to repair that member.
 
 use std::time::Duration;
 
@@ -28,22 +28,22 @@ use crate::snapshot::{
     Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Seen, Trouble,
 };
 
-/// Number of log entries by which a member may lag and still count as caught up: clients write while the operator
-/// asks the members one after another.
+/// Number of log entries by which a member may lag and still counts as caught up. The entries differ because clients
+/// write while the operator calls the members.
 const CAUGHT_UP: u64 = 500;
-/// For how long a comparison of the members' data is valid.
+/// Time for which a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
-/// Longer than etcd's leader takes to detect that all members run a later release.
+/// Time in which etcd's leader certainly detects that all members run a later release.
 const GOES_OVER: Duration = Duration::from_secs(10);
-/// How long a member may take to recover before the operator reports that the rollout waits for it.
+/// Time for which a member may recover before the operator reports that the rolling update waits for it.
 const SLOW: Duration = Duration::from_mins(1);
 
 /// The change that a member's pod needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Need {
-    /// Another image in the same pod.
+    /// The pod needs another image, for this version.
     Image(EtcdVersion),
-    /// A new pod, and the reason.
+    /// The member needs a new pod for this version, for this reason.
     Pod(EtcdVersion, String),
 }
 
@@ -55,9 +55,9 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
     let other_image = pod.image != version.image(&desired.repository);
     let fits = versions::fits(pod, &version);
-    // Patch the image into the existing pod: if the image is not available or does not start, the pod annotation
-    // records the previous version, and the operator can roll back. A new pod has no such record, and without a
-    // quorum no other record exists.
+    // The image is patched into the existing pod first. If the image is not available or does not start, the
+    // annotation of the pod contains the previous version, and the operator can roll back. A new pod has no such
+    // annotation, and without a quorum no other record of the previous version exists.
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -75,8 +75,8 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     Some(Need::Pod(version, why))
 }
 
-/// Changes the next member, or reports what the change waits for. `busy`: another step is changing the members.
-/// Broken members are still repaired, because that other step may be waiting for them.
+/// Changes the next member, or reports what the change waits for. `busy`: another phase changes the members. The
+/// operator still repairs broken members then, because that phase may be waiting for them.
 pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let (desired, observed, now) = draft.build.inputs();
     let course = versions::course(desired, observed);
@@ -113,7 +113,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let Some((member, need)) = in_place.min_by_key(by_turn) else {
         return;
     };
-    // The data were compared before the member was removed from the endpoints of the client Service.
+    // The members' data was compared before this member was drained from the client Service.
     let compared = drain::is_out_since(now, member, COMPARED);
     if !compared && !holds_the_same(view, draft) {
         return;
@@ -121,7 +121,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     if !drain::is_drained(view, member, draft) {
         return;
     }
-    // Invariant 18: the leader is last and hands over first, preferably to a member that was already changed.
+    // Invariant 18: the leader is changed last. It first transfers the leadership, preferably to a member that was
+    // already changed.
     if view.leader == Some(member.id()) {
         let able = view.voters().filter(|next| next.id() != member.id());
         let waits = |next: &&MemberState| needs.iter().any(|(other, _)| other.id() == next.id());
@@ -130,18 +131,19 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
             return;
         }
     }
-    // `stopped` records that the member has recovered, together with the other writes.
+    // While the pod has the annotation about an image change, `stopped` deletes it in this plan, and the next change
+    // waits.
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
         change(member, need, draft);
     }
 }
 
-/// Whether the change touches the member's own pod.
+/// True if the change affects the pod of the member itself, and not a replacement.
 fn touches(member: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
 
-/// Stops at a member that was changed and has not recovered, and reports it.
+/// Stops the rolling update at a member that was changed and has not recovered, and reports this member.
 fn stopped(view: &View, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     for member in view
@@ -168,8 +170,8 @@ fn stopped(view: &View, draft: &mut Draft) {
         if fails || slow {
             let from = &changed.from;
             let text = format!(
-                "{why}; it was changed from {from} to {version}, and no other member is changed until it is healthy: \
-                 correct spec.version, or set it to {from} to roll back"
+                "{why}. The member was changed from {from} to {version}. The operator changes no other member until \
+                 this member is healthy: correct spec.version, or set spec.version to {from} to roll back"
             );
             draft.problem(Reason::UpgradeStopped, text);
         } else {
@@ -178,15 +180,15 @@ fn stopped(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Applies the spec at once to a member that does not serve: this costs no availability, and setting the version back
-/// must reach the broken member first. A member that is down is not upgraded to another minor release, unless its pod
-/// was made for that release.
+/// Applies the spec at once to a member that does not serve. This costs no availability, and a version that is set
+/// back must reach the broken member first. A member that is down does not change to another minor release, unless its
+/// pod was already built for that release.
 fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) -> bool {
     let mut repaired = false;
     for (member, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
         let down = |pod: &&Pod| !member.serves() && !pod.ready && failed(pod);
-        // Includes members to be replaced: no member is replaced while one is down.
+        // Members that must be replaced are included, because no member is replaced while another one is down.
         let Some(pod) = member.pod.filter(down).filter(|_| !member.is_lost()) else {
             continue;
         };
@@ -201,8 +203,8 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
     repaired
 }
 
-/// Invariant 18: one member at a time. Every other member must serve, have recovered from its own change and have
-/// caught up, so that the quorum survives the restart (invariant 3).
+/// Invariant 18: members are changed one at a time. Every other member must serve, must have recovered from its own
+/// change, and must have caught up, so that the quorum survives the restart (invariant 3).
 fn at_rest(view: &View, draft: &mut Draft) -> bool {
     let (desired, observed, _) = draft.build.inputs();
     let wait = |what: String, draft: &mut Draft| {
@@ -235,7 +237,7 @@ fn at_rest(view: &View, draft: &mut Draft) -> bool {
     true
 }
 
-/// Why a member is not in its final state after its last change.
+/// Why a member has not completed its last change; `None` if it has.
 fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<String> {
     let name = &member.name;
     let Some(pod) = member.pod else {
@@ -277,10 +279,10 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
         .then(|| format!("{name} has applied {applied} of {newest} log entries"))
 }
 
-/// Invariant 18: no minor release is skipped. etcd's leader checks every few seconds whether all members run a later
-/// release, and only then raises the cluster version (`monitorVersionInterval` in its server). From 3.6 on, the
-/// storage version follows and members report it. Before 3.6, the members must have run for longer than that
-/// interval.
+/// Invariant 18: no minor release is skipped. Every few seconds, etcd's leader checks whether all members run a later
+/// release, and only then raises the cluster version (`monitorVersionInterval` in etcd's server). From etcd 3.6 on,
+/// members report the storage version, which follows the cluster version. Before 3.6, the operator requires that the
+/// members have run for longer than that interval.
 fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
     let (_, observed, now) = draft.build.inputs();
     let answers = view.members.iter().filter_map(|member| {
@@ -309,7 +311,8 @@ fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
     true
 }
 
-/// Requests the downgrade from etcd, or waits for it, before members return to the previous minor release.
+/// Requests the downgrade from etcd, or waits for it, before members change to the previous minor release. Returns
+/// true if the rolling update must wait.
 fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
     let (to, said) = match downgrade {
         Downgrade::None | Downgrade::Ready => return false,
@@ -326,8 +329,8 @@ fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> 
     decide(view, vec![actions::downgrade(to)], None, said, draft)
 }
 
-/// Changes one member. The version is recorded on its volume first, so that after an interruption the member does not
-/// start with another version.
+/// Changes one member. The version is first recorded on the member's volume, so that the member starts with the same
+/// version after an interruption.
 fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
     let Some(pod) = member.pod else {
         return;
@@ -343,7 +346,7 @@ fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
     with_note((&member.name, member.disk), version, change, draft);
 }
 
-/// Adds the change of a member after the record of its version on its volume.
+/// Adds the change of a member to the plan, after the record of its version on its volume.
 fn with_note(
     (member, disk): (&str, Option<&Disk>),
     version: &EtcdVersion,
@@ -365,7 +368,8 @@ fn change_image(
     let from = versions::runs(draft.build.observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
-        // If no container runs, the next start is the one to wait for, whether or not it counts as a restart.
+        // If no container runs, the operator must wait for the next start, even if Kubernetes does not count that
+        // start as a restart.
         restarts: pod.restarts - i32::from(!pod.running),
         unreadable: is_unreadable(pod),
     };
@@ -375,8 +379,8 @@ fn change_image(
         .change_image((member, &pod.uid), &version, &changed)
 }
 
-/// Whether the version that a pod was made for could not read its data. Failures of versions that were patched in
-/// later do not count: the image may be their cause. A ready pod has read its data.
+/// True if the version for which the pod was built could not read the data. Failures of versions that were patched
+/// into the pod later do not count, because their image may be the cause. A ready pod has read its data.
 fn is_unreadable(pod: &Pod) -> bool {
     let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
     let noted = match &pod.changed {
@@ -386,8 +390,8 @@ fn is_unreadable(pod: &Pod) -> bool {
     noted && !pod.ready
 }
 
-/// The member whose replacement joins first, because its pod must be recreated and holds the data; and the reason.
-/// The choice depends on the members alone, so it stays the same until the replacement is complete.
+/// The member whose pod must be recreated and contains the data, so that its replacement joins first, and the reason.
+/// The choice depends only on the members, so it stays the same until the replacement is complete.
 pub(super) fn outdated(
     (desired, observed): (&Desired, &Observed),
     members: &[MemberState],
@@ -402,7 +406,7 @@ pub(super) fn outdated(
         versions::downgrade(&course, observed),
         Downgrade::None | Downgrade::Ready
     );
-    // Images first: they cost no member.
+    // Changes of images come first, because they replace no member.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
     if !ready || images {
         return None;
@@ -417,8 +421,8 @@ pub(super) fn outdated(
     })
 }
 
-/// Repairs a bad image while no quorum answers: in a cluster of one or two members, one bad image takes the quorum
-/// away. Setting the version back still reaches that member.
+/// Repairs a bad image while no quorum answers. In a cluster of one or two members, a single bad image causes the loss
+/// of the quorum. A version that is set back must still reach that member.
 pub(super) fn in_the_dark<'a>(build: Builder<'a>, intent: &Intent) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);

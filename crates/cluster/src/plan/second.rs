@@ -1,5 +1,5 @@
-//! The second member of a cluster before etcd 3.4, which joins as a voter: from its addition until it runs, the first
-//! member has no quorum. Only the first member's own list contains the second member.
+//! The second member of a cluster before etcd 3.4. It joins as a voter, so the first member has no quorum from the
+//! addition until the second member runs. Only the local list of the first member contains the second member.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use crate::plan::{Draft, Start, State};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Pod, Role, Seen, Service};
 
-/// Starts members that were added and do not run. If the list is stale, etcd finds a different list and does not
-/// start. Also returns the members that are handled.
+/// Starts members that were added to etcd and do not run. If the local list is stale, etcd finds another list at its
+/// start and exits. Also returns the names of the members that this phase handles.
 pub(super) fn start_added<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -29,7 +29,7 @@ pub(super) fn start_added<'a>(
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
     for member in view.voters().filter(|member| !member.joined()) {
-        // No member can start on a PVC whose volume is lost, and the name of the PVC is taken.
+        // A lost volume cannot be mounted, and the PVC uses the name of the member.
         let taken = member.disk.is_some_and(|disk| disk.lost);
         let Some(service) = member.service.filter(|_| member.pod.is_none() && !taken) else {
             continue;
@@ -56,7 +56,7 @@ pub(super) fn start_added<'a>(
         } else if disk.is_some() {
             member_objects::start_on_disk(None, &start, &mut draft);
         } else {
-            // Invariant 6: the process that set the mark may have been suspended since.
+            // Invariant 6: the process that set the mark may be suspended, and could still remove the mark.
             let mark = member_objects::mark_again(&member.name, service, &draft);
             member_objects::start(mark, &start, &mut draft);
         }
@@ -66,7 +66,7 @@ pub(super) fn start_added<'a>(
     (draft, started)
 }
 
-/// Reports the remedy for an added member whose PVC has lost its volume: without that member the cluster has no
+/// Reports the remedy for an added member whose PVC has lost its volume. Without that member, the cluster has no
 /// quorum, and no pod can start on that PVC.
 pub(super) fn without_volume<'a>(
     build: Builder<'a>,
@@ -83,7 +83,7 @@ pub(super) fn without_volume<'a>(
         // A pod without an address never mounted the volume.
         let bare = member.disk.is_some_and(|disk| disk.lost)
             && member.pod.is_none_or(|pod| !pod.addressed);
-        // Without the PVC, the member would be started as one without data.
+        // If a person deletes the PVC, the operator can start the member without data.
         let again = |service: &Service| {
             let fresh = view::data(None, None, Some(service), false) == Data::NeverMade;
             fresh && !intent.members.contains(&member.name)
@@ -102,16 +102,17 @@ pub(super) fn without_volume<'a>(
     draft
 }
 
-/// Whether the second member may start without data although its Service is marked, so that a pod of it may have run:
-/// the operator may have died between the mark and the pod.
+/// True if the second member may start without data although its Service is marked. The mark means that a pod may have
+/// run: the operator may have crashed between the mark and the creation of the pod.
 ///
-/// The member was added to a cluster of one, according to that member's own list, and no Kubernetes object indicates
-/// a third member. Both voters must agree, so every acknowledged write and membership change is in the log of the
-/// first member, which answers.
+/// According to the first member's own list, the second member was added to a cluster of one, and no Kubernetes object
+/// indicates a third member. A commit needs both voters. The log of the first member, which answers, therefore
+/// contains every acknowledged write and every membership change.
 ///
-/// If the second member has run before, it loses nothing that counts. Without an entry it is never elected: the first
-/// member would not vote for it, and one vote elects no leader. The member was never reported as started, so this
-/// rule covers only members lost before they joined. In a larger cluster none of this holds (invariant 6).
+/// If the second member has run before, it has lost no acknowledged data. Without entries in its log, it is never
+/// elected: the first member would not vote for it, and its own vote is not enough. The member was never reported as
+/// started, so this rule covers only members that were lost before they joined. None of this holds in a larger cluster
+/// (invariant 6).
 fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &MemberState) -> bool {
     let [one, other] = &list.members[..] else {
         return false;
@@ -138,7 +139,7 @@ mod tests {
     use crate::plan::tests::scene::{self, Scene};
     use crate::plan::tests::writes::Write;
 
-    /// The second member was added to `a`, and only `a` answers, without a leader.
+    /// The second member was added to `a`. Only `a` answers, and it has no leader.
     fn added(durable: bool) -> Scene {
         let mut scene = Scene::formed(&["a"]);
         if durable {
@@ -176,7 +177,8 @@ mod tests {
         }
     }
 
-    /// An operator that marked the member and was suspended beyond its lease may still remove that mark.
+    /// Another operator process has set the mark. That process was suspended for longer than its lease, and may still
+    /// remove the mark.
     #[test]
     fn invariant_6_renews_mark_before_pod_of_second_member() {
         let again =
@@ -196,7 +198,8 @@ mod tests {
             };
             assert!(!writes.iter().any(marks), "{writes:?}");
             assert!(!added(durable).writes().iter().any(again));
-            // At most once: if the API server refuses the PVC, each renewal would requeue at once.
+            // The mark is renewed at most once. If the API server rejects the PVC, each renewal would trigger a
+            // reconcile at once.
             let mut renewed = added(durable).marked("d");
             renewed.observed.services.get_mut("d").unwrap().renewed = true;
             let writes = renewed.writes();
@@ -205,7 +208,7 @@ mod tests {
         }
     }
 
-    /// No member can start on this PVC, and a person can resolve that.
+    /// No pod can start on this PVC until a person resolves the problem.
     #[test]
     fn second_member_with_lost_volume_starts_after_remedy() {
         for scene in [added(true), added(true).marked("d")] {
@@ -222,7 +225,7 @@ mod tests {
                     .iter()
                     .any(|one| one.reason == Reason::NoQuorum)
             );
-            // Applies the reported remedy.
+            // The reported remedy is applied: the PVC is deleted.
             assert_eq!(starts(&scene).len(), 1);
             assert_eq!(scene.plan().problems, []);
         }

@@ -1,5 +1,5 @@
-//! Parts of the spec that are applied to running pods in place: labels and annotations at once, CPU and memory one
-//! member at a time. `roll` handles changes that need a new pod.
+//! Applies settings of the spec to running pods in place: labels and annotations at once, CPU and memory one member at
+//! a time. `roll` handles changes that need a new pod.
 
 use crate::plan::actions::{self, Builder};
 use crate::plan::conflicts::Earlier;
@@ -8,7 +8,7 @@ use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
 use crate::snapshot::Pod;
 
-/// Applies labels and annotations. They restart nothing and have no precondition.
+/// Applies labels and annotations. They restart no container, so they have no precondition.
 pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {
@@ -23,8 +23,8 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Invariant 26: the version on a volume is that of the pod that has it mounted. During a version change, the volume
-/// is written before the pod.
+/// Invariant 26: the version recorded on a volume must equal the version of the pod that has mounted it. During a
+/// version change, the record on the volume is written before the pod is changed.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let target = versions::course(build.desired, build.observed).target;
@@ -44,9 +44,9 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     draft
 }
 
-/// Resizes CPU and memory. A resize normally restarts nothing, but a limit below the current usage ends the
-/// container. So members are resized one at a time, and only while the quorum would survive such a restart (invariant
-/// 18). A member that does not serve is resized at once: too little memory may be the cause.
+/// Resizes CPU and memory. A resize normally restarts no container, but a limit below the current usage ends the
+/// container. The operator therefore resizes one member at a time, and only while the quorum would survive a restart
+/// (invariant 18). A member that does not serve is resized at once, because too little memory may be the cause.
 pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
     let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {
@@ -75,8 +75,8 @@ pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) 
     let Some((member, pod)) = all.first() else {
         return draft;
     };
-    // Invariant 24: the quorum may count on a member that follows and does not serve yet. A learner counts if it is
-    // promoted in this step.
+    // Invariant 24: the quorum may depend on a member that follows the leader and does not serve yet. That includes a
+    // learner that this step promotes.
     let counts = member.serves() || (member.is_joining() && member.votes());
     if (counts || member.is_joining()) && earlier.disturbs_members {
         return draft;

@@ -1,7 +1,7 @@
-//! The number of voters: reserves names, adds members, promotes learners, removes members.
+//! Changes the number of voters: reserves names, adds members, promotes learners and removes members.
 //!
-//! The operator waits instead of sending requests that etcd's `mayAddMember`, `mayRemoveMember` or `mayPromoteMember`
-//! would refuse.
+//! The operator does not send a request that etcd would reject by `mayAddMember`, `mayRemoveMember` or
+//! `mayPromoteMember`. It waits instead.
 
 use jiff::Timestamp;
 
@@ -19,7 +19,7 @@ use crate::reason::Reason;
 use crate::snapshot::Desired;
 
 /// Creates the Services of new members before the members, so that DNS never caches a missing name. The Services are
-/// created while dead members are still being removed, so that no later step waits for them.
+/// created while dead members are still being removed, so that no later step waits for the Services.
 pub(super) fn reserve(
     view: &View,
     rules: VersionRules,
@@ -48,7 +48,7 @@ pub(super) fn reserve(
         let count = needed - reserved.len();
         draft.say(format!("create the Services of {count} new members"));
         let apart = concurrent_join::begin_apart(view, needed);
-        // The Services are independent of each other.
+        // The Services do not depend on each other.
         for _ in 0..count {
             let member = new_names.member();
             draft.add(draft.build.create_service(&member, false, apart));
@@ -57,9 +57,9 @@ pub(super) fn reserve(
     reserved
 }
 
-/// Whether the replacement joins before the old member is removed. This is so if the remaining voters would survive
-/// no failure, and if only the pod of the old member is to blame. Otherwise larger clusters remove first: a node for
-/// one more member may not exist.
+/// True if the replacement joins before the old member is removed. That is the case if the remaining voters would
+/// tolerate no failure, or if the member is replaced only because of its pod. Otherwise the old member is removed
+/// first, because no node may be available for an additional member.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3
         || view
@@ -68,12 +68,12 @@ pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
             .any(|member| member.followed && member.leaves())
 }
 
-/// Removes surplus members: members to be replaced first, then learners, unhealthy voters, the newest. The leader is
-/// removed only if it must be replaced, after it has handed over the leadership.
+/// Removes surplus members in this order: members to be replaced, learners, unhealthy voters, and the newest members.
+/// The leader is removed only if it must be replaced, and only after it has transferred the leadership.
 pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
     let (stay, size) = (view.staying().count(), draft.build.desired.size);
     let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
-    // A member to be replaced stays until its replacements are voters, and as long as the quorum depends on it.
+    // A member that must be replaced stays until its replacements are voters, and as long as the quorum depends on it.
     let spared = |member: &MemberState| {
         !member.votes() || view.quorum().unsafe_without(member.id()).is_none()
     };
@@ -93,7 +93,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         return true;
     };
     if victim.votes() {
-        // Invariant 3.
+        // Invariant 3 (quorum guard).
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
             draft.wait(
                 Reason::QuorumAtRisk,
@@ -102,7 +102,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
             );
             return true;
         }
-        // Invariant 2: the member that changed last is healthy before the next change.
+        // Invariant 2: the member that was changed last must be healthy before the next change.
         let waits = |draft: &mut Draft| {
             wait_for_voters(view, "the cluster shrinks", draft) || wait_for_connections(view, draft)
         };
@@ -137,7 +137,7 @@ fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v MemberState<'a>> {
     view.members.iter().filter(may_go).min_by_key(first)
 }
 
-/// Whether a change of the voters must wait for one of the voters.
+/// True if a change of the voters must wait, because a voter is not healthy. `what` describes the change.
 pub(super) fn wait_for_voters(view: &View, what: &str, draft: &mut Draft) -> bool {
     let healthy = |member: &MemberState| member.is_healthy();
     wait_for_all(view, &healthy, what, draft)
@@ -163,7 +163,8 @@ fn wait_for_all(
     true
 }
 
-/// Waits as long as etcd's rule of five seconds would refuse the change. A single voter is connected to itself.
+/// Waits while etcd would reject the change, because not all voters have been connected for five seconds. The rule
+/// does not apply to a single voter.
 pub(super) fn wait_for_connections(view: &View, draft: &mut Draft) -> bool {
     let now = draft.build.now;
     if view.voters().count() == 1 {
@@ -212,10 +213,11 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
             .and_then(|seen| seen.known())
             .map(|s| s.raft_applied_index)
             .or(member.follows)
-            // The planner assumes that a voter without a reported start was added as a voter (`second`).
+            // A learner that is not reported as started is not promoted: `second` treats a voter without a reported
+            // start as a member that was added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
-            // Invariant 24.
+            // Invariant 24 (members that do not serve clients yet).
             Some(_) if joining::is_cut_off(member, observed) => {
                 let text = format!("{} is not connected to the leader", member.name);
                 draft.wait(Reason::LearnerCutOff, text, SHORTLY);
@@ -223,7 +225,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
             Some(has)
                 if joining::takes_part(member, committed) && has_caught_up(has, committed) =>
             {
-                // A learner that serves is promoted first.
+                // A learner that serves clients is promoted before a learner that only follows the leader.
                 ready = ready.filter(|first| first.serves() || !member.serves());
                 ready = ready.or(Some(member));
             }
@@ -244,7 +246,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
     let Some(member) = ready.filter(|_| voters < desired.size) else {
         return false;
     };
-    // Invariants 2 and 24.
+    // Invariants 2 and 24 (one change of the voters at a time; members that do not serve clients yet).
     let takes_part = |member: &MemberState| joining::takes_part(member, committed);
     let what = format!("{} becomes a voter", member.name);
     if wait_for_all(view, &takes_part, &what, draft) {
@@ -280,7 +282,7 @@ fn wait_for_start(member: &MemberState, now: Timestamp, draft: &mut Draft) {
     draft.wait(Reason::LearnerStarting, text, delay);
 }
 
-/// Adds members that are missing. Invariant 4: they join as learners if the version of etcd has learners.
+/// Adds missing members. Invariant 4: they join as learners, if the etcd version has learners.
 pub(super) fn grow(
     view: &View,
     rules: VersionRules,
@@ -305,9 +307,9 @@ pub(super) fn grow(
         return false;
     }
     if names.len() < count {
-        return false; // The other Services are not created yet; all members join together.
+        return false; // All members join in one step, after all of their Services exist.
     }
-    // etcd refuses an addition unless every voter has been connected for 5 s.
+    // etcd rejects an addition unless every voter has been connected for 5 s.
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {
         draft.wait(
             Reason::VoterNotHealthy,

@@ -1,9 +1,9 @@
 //! Switches TLS on or off while members run.
 //!
-//! Invariant 23: every member is dialed where it listens, by members that can dial it. Members start with the next
-//! stage only when two conditions hold: all members run the current or the next stage, and every peer URL in etcd's
-//! list names the listener that both stages have. The decision is recorded in one write before the first member
-//! starts. The rest is an ordinary rolling update, and every new pod uses the recorded stage.
+//! Invariant 23: every member listens at its listed peer URL, and the other members can connect to that URL. Members
+//! start with the next stage only under two conditions. All members run the current or the next stage. Every peer URL
+//! in etcd's list names the listener that both stages have. One write records the decision before the first member
+//! starts with the next stage. An ordinary rolling update follows, and every new pod uses the recorded stage.
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
@@ -16,7 +16,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsMode, TlsRollout};
 
-/// Records the TLS settings with which members start, and takes the next step of a switch.
+/// Records the TLS settings with which members start, and takes the next step of a TLS switch.
 pub(super) fn settle<'a>(
     build: Builder<'a>,
     intent: &Intent,
@@ -55,7 +55,7 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: a member that is being added got its URL for the stage that is recorded now.
+    // Invariant 2: a member that is being added got its peer URL for the stage that is recorded now.
     if earlier.changes_members {
         return;
     }
@@ -76,14 +76,14 @@ fn record(intent: &Intent, policy: Option<&TlsPolicy>, draft: &mut Draft) {
     draft.add(draft.build.record_tls(&record));
 }
 
-/// Why the next step has to wait.
+/// Why the next step must wait; `None` if it may start.
 fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<String> {
     let next = rollout.next.as_ref()?;
     let modes = [
         TlsMode::of(rollout.at.as_ref()),
         TlsMode::of(next.to.as_ref()),
     ];
-    // The second port exists before any member is dialed on it.
+    // The second port must exist before a member connects to it.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
     }
@@ -101,7 +101,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         if !serves(member) {
             return Some(format!("{name} serves"));
         }
-        // The answer of a member that is cut off is stale.
+        // The answer of a member that is not connected to the leader is stale.
         if joining::is_cut_off(member, observed) {
             return Some(format!("{name} is connected to the leader"));
         }
@@ -117,9 +117,9 @@ fn serves(member: &MemberState) -> bool {
     ready && member.is_healthy()
 }
 
-/// Repairs invariant 23: a serving member whose URL names a listener that only other stages have gets the URL of its
-/// real listener. The seed of a recovery can be in this state. Its pod may be lost before its TLS settings are
-/// recorded, while the spec changes. New members could not reach such a seed.
+/// Repairs invariant 23. If the peer URL of a serving member names a listener of another stage, the member gets the
+/// URL of its real listener. The seed of a recovery can be in this state: its pod may be lost before its TLS settings
+/// are recorded, while the spec changes. New members could not connect to such a seed.
 fn cache(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let (mode, here) = (
         TlsMode::of(rollout.at.as_ref()),
@@ -140,13 +140,14 @@ fn cache(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     redirect(view, is_astray, here.usual(), draft)
 }
 
-/// Whether one of the member's peer URLs names such a listener.
+/// True if one of the member's peer URLs names a listener for which `such` returns true.
 fn names_any(member: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) -> bool {
     let mut urls = member.listed.peer_urls.iter();
     urls.any(|url| such(listener_of(url)))
 }
 
-/// Gives the next such member the peer URL of this listener; `false` if there is none.
+/// Sets the peer URL of the next member for which `such` returns true to this listener. Returns false if there is no
+/// such member.
 fn redirect(
     view: &View,
     such: impl Fn(&MemberState) -> bool,
@@ -175,19 +176,19 @@ fn parts(url: &str) -> Option<(bool, &str, u16)> {
     Some((scheme == "https", host, port.parse().ok()?))
 }
 
-/// The listener that a peer URL names.
+/// The listener that a peer URL names; `None` if the URL cannot be parsed.
 fn listener_of(url: &str) -> Option<PeerListener> {
     parts(url).map(|(tls, _, port)| (tls, port))
 }
 
-/// The URL of the same host for another listener.
+/// The URL of the same host at another listener.
 fn at_listener(url: &str, (tls, port): PeerListener) -> Option<String> {
     let (_, host, _) = parts(url)?;
     let scheme = if tls { "https" } else { "http" };
     Some(format!("{scheme}://{host}:{port}"))
 }
 
-/// Whether a member at this stage listens on that URL.
+/// True if a member at this stage listens at this URL.
 #[cfg(test)]
 pub(super) fn listens(stage: PeerStage, url: &str) -> bool {
     listener_of(url).is_some_and(|listener| stage.listeners().contains(&listener))

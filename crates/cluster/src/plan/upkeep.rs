@@ -1,9 +1,10 @@
-//! Maintenance of the members' databases: alarms and defragmentation.
+//! Maintains the members' databases: handles alarms and defragments.
 //!
-//! Invariant 19: a member answers no requests while it is defragmented. So members are defragmented one at a time,
-//! when every voter is healthy and nothing else is changing. The leader is last and transfers its leadership first.
-//! The member is recorded in the status before the call (invariant 10): if the process dies, its successor calls the
-//! same member again. An alarm is disarmed when its cause is removed, and never earlier.
+//! Invariant 19: a member answers no requests while it is being defragmented. The operator therefore defragments one
+//! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last, and
+//! transfers the leadership first. The operator records the member in the status before the call (invariant 10). If
+//! the operator process crashes, the next process calls the same member again. An alarm is disarmed only after its
+//! cause is resolved.
 
 mod alarms;
 mod schedule;
@@ -25,28 +26,28 @@ use crate::upkeep::Call;
 pub(super) use alarms::corrupt_members;
 use alarms::{disarm, of_kind, report_corrupt_members};
 
-/// Minimum free bytes for a scheduled defragmentation.
+/// Minimum number of free bytes for a scheduled defragmentation.
 const SENSIBLE: i64 = 1 << 20;
-/// Delay before a run for a full database is repeated after a run without effect.
+/// Minimum delay between two runs for a full database, if the first run had no effect.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Delay after a run with effect: clients may fill the database again.
+/// Minimum delay after a run with effect. Clients may have filled the database again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// Delay after a run without effect if there is new history to compact, as a multiple of the run's duration. If
-/// clients delete keys one by one, each deletion is history, and members must not be defragmented without effect most
-/// of the time.
+/// Minimum delay after a run without effect if there is new history to compact, as a multiple of the run's duration.
+/// If clients delete keys one by one, each deletion adds history. Without the delay, members would be defragmented
+/// without effect most of the time.
 const REST: i32 = 3;
-/// Time for a member's status to show the space that a compaction has freed. The status may never show it: a member
-/// counts pages as free one commit after the commit that freed them. That may be the compaction's last commit, and a
-/// full database accepts no writes that would cause another (`begin` in etcd's `backend.go`, `scheduleCompaction` in
-/// its `kvstore_compaction.go`). After this time one member is defragmented regardless, and the others if that freed
-/// space.
+/// Time in which a member's status should show the space that a compaction has freed. The status may never show it,
+/// because a member counts pages as free one commit after the commit that freed them. That commit may be the last
+/// commit of the compaction, and a full database accepts no writes that would cause another commit (`begin` in etcd's
+/// `backend.go`, `scheduleCompaction` in etcd's `kvstore_compaction.go`). After this time, the operator defragments
+/// one member in any case. It defragments the other members if that freed space.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
-/// Time that a member under defragmentation may be silent: the longest duration of a call.
+/// Time for which a member that is being defragmented may not answer: the maximum duration of a call.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum interval between runs that are started by the share of free bytes.
+/// Minimum interval between runs that the share of free bytes triggers.
 const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
-/// Plans the maintenance of the databases, after all other phases.
+/// Plans the maintenance of the databases. Called after all other phases.
 pub(super) fn keep_up<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let disarms = report_corrupt_members(view, &mut draft);
@@ -67,7 +68,7 @@ pub(super) fn keep_up<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) ->
 struct Run<'a> {
     build: Builder<'a>,
     view: &'a View<'a>,
-    /// Nothing else is sent.
+    /// True if no other phase sends an action.
     is_idle: bool,
 }
 
@@ -89,7 +90,7 @@ impl Run<'_> {
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
-    /// A tenth of the quota: less does not count as free space.
+    /// A tenth of the quota. A smaller part does not count as free space.
     fn room(&self) -> i64 {
         (self.build.desired.upkeep.quota / 10).max(1)
     }
@@ -98,7 +99,7 @@ impl Run<'_> {
         size <= self.build.desired.upkeep.quota - self.room()
     }
 
-    /// Starts a run, or disarms an alarm, while no run is in progress.
+    /// Starts a run or disarms an alarm. Called while no run is in progress.
     fn begin(&self, draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let Some(databases) = self.databases() else {
@@ -146,8 +147,8 @@ impl Run<'_> {
         }
     }
 
-    /// The limit of repetition: a run starts if it would free space, or if there is history to compact that the last
-    /// run did not compact. After a run without effect, the next one is delayed.
+    /// Starts a run for a full database, and limits its repetition. A run starts if it would free space, or if there
+    /// is history to compact that the last run did not compact. After a run without effect, the next run is delayed.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();
@@ -168,7 +169,7 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // More space can be freed now than the last run could free.
+        // Members could now free more space than in the last run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -198,7 +199,7 @@ impl Run<'_> {
         self.record_run(Cause::NoSpace, compact_to, draft);
     }
 
-    /// Whether nothing else is changing and every member is healthy. Reports the reason if not.
+    /// True if no other change is in progress and every member is healthy. Otherwise reports the reason.
     fn is_quiet(&self, draft: &mut Draft) -> bool {
         let observed = self.build.observed;
         let waits = |draft: &mut Draft, text: String| {
@@ -245,7 +246,7 @@ impl Run<'_> {
         draft.chain(compact.into_iter().chain([record]).collect());
     }
 
-    /// Whether defragmenting a member is worthwhile.
+    /// True if the defragmentation of a member would free enough space.
     fn is_worth_it(&self, cause: &Cause, status: &Status) -> bool {
         let desired = self.build.desired;
         let free = status.db_size - status.db_size_in_use;
@@ -265,17 +266,17 @@ impl Run<'_> {
         }
     }
 
-    /// Continues a run: the current member, or the next one.
+    /// Continues a run with the current member or the next one.
     fn go_on(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         match record.members.last() {
             Some(last) if last.completion_time.is_none() => self.attend(record, last, draft),
-            // A failure ends the run: the next member might fail for the same reason.
+            // A failure ends the run, because the next member might fail for the same reason.
             Some(last) if last.error.is_some() => self.finish(record, draft),
             _ => self.record_next(record, draft),
         }
     }
 
-    /// Handles the member whose defragmentation was recorded.
+    /// Handles the member whose defragmentation is recorded as started.
     fn attend(
         &self,
         record: &DefragmentationStatus,
@@ -292,8 +293,8 @@ impl Run<'_> {
         let error = match (&observed.upkeep.call, member) {
             (_, None) => Some("it is no longer a member".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
-            // The member is silent: it may still be working for a former process, or was asked just before it
-            // finished.
+            // The member does not answer. It may still execute the call of a former operator process, or the call may
+            // just have ended.
             (_, Some(member)) if member.health != Health::Busy => {
                 let may_be_done = member.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
@@ -312,7 +313,7 @@ impl Run<'_> {
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
-            // Invariant 19: the conditions under which the member was recorded may have changed before the call.
+            // Invariant 19: after the member was recorded, the conditions for its defragmentation may have changed.
             (None, Some(member)) if !self.may_defragment(member) => {
                 let mut record = record.clone();
                 record.members.pop();
@@ -321,7 +322,7 @@ impl Run<'_> {
                 return;
             }
             (None, Some(member)) if !drain::is_drained(self.view, member, draft) => return,
-            // A former process sent the call, or no call was sent yet.
+            // Either a former operator process sent the call, or no call was sent yet.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
                 draft.add(actions::defragment(&last.name, last.start_time.0));
@@ -338,7 +339,7 @@ impl Run<'_> {
         draft.add(draft.build.record_defragmentation(&record));
     }
 
-    /// Whether every other voter serves and the member is not the leader of others.
+    /// True if every other voter serves, and the member is not the leader of other voters.
     fn may_defragment(&self, member: &MemberState) -> bool {
         let mut others = self.view.voters().filter(|other| other.id() != member.id());
         let leads = self.view.leader == Some(member.id()) && self.view.voters().count() > 1;
@@ -348,7 +349,7 @@ impl Run<'_> {
     fn record_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         let now = self.build.now;
         let Some(databases) = self.databases() else {
-            // Reports the reason.
+            // This call reports the reason.
             self.is_quiet(draft);
             return;
         };
@@ -357,7 +358,7 @@ impl Run<'_> {
         let leads = |member: &MemberState| self.view.leader == Some(member.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
-        // Compares with the current status: the recorded sizes may be slightly older.
+        // The current status is compared, because the recorded sizes may be slightly older.
         let shrank = databases.iter().any(|(member, status)| {
             let mut told = record.members.iter().filter(|one| one.name == member.name);
             told.any(|one| one.size_before - status.db_size >= self.room() / 2)
@@ -379,7 +380,7 @@ impl Run<'_> {
             self.finish(record, draft);
             return;
         };
-        // Invariant 19.
+        // Invariant 19 (defragmentation and alarms).
         if !self.is_quiet(draft) {
             return;
         }
@@ -412,7 +413,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether the file of a member shrank by at least this many bytes.
+/// True if the database file of at least one member has shrunk by at least this number of bytes.
 fn made_room(run: &DefragmentationStatus, bytes: i64) -> bool {
     let freed = |one: &MemberDefragmentation| Some(one.size_before - one.size_after?);
     let mut freed = run.members.iter().filter_map(freed);

@@ -1,4 +1,4 @@
-//! One observation of a cluster and the plan that follows from it.
+//! Observes a cluster once, and plans from the observation.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,10 +21,10 @@ use crate::reconcile::ClusterOperator;
 use crate::snapshot::{Desired, Observed};
 use crate::status::Report;
 
-/// How many observations a reconcile drops because pods end. The next one runs to its end.
+/// Maximum number of observations that a reconcile drops because pods end. The next observation is not interrupted.
 const DROPS: usize = 10;
 
-/// One observation of a cluster and its plan.
+/// One observation of a cluster, and its plan.
 pub(super) struct Round {
     pub(super) snapshot: KubeSnapshot,
     pub(super) etcd: Arc<dyn Etcd>,
@@ -35,7 +35,7 @@ pub(super) struct Round {
 }
 
 impl ClusterOperator {
-    /// Reads the Kubernetes side and caches it for reconciles of an idle cluster.
+    /// Reads the Kubernetes objects, and caches them for reconciles of an idle cluster.
     async fn read(&self, object: &EtcdCluster) -> Result<Option<(KubeSnapshot, Instant)>, Error> {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
@@ -88,7 +88,7 @@ impl ClusterOperator {
         }
     }
 
-    /// The clients for the cluster and for the seed of its recovery; the same client without a recovery.
+    /// The clients for the cluster and for the seed of its recovery. Without a recovery, both are the same client.
     fn clients_of(&self, uid: &str, snapshot: &KubeSnapshot) -> (Arc<dyn Etcd>, Arc<dyn Etcd>) {
         let access = snapshot.access().unwrap_or_default();
         let status = snapshot.cluster.status.as_ref();
@@ -97,8 +97,8 @@ impl ClusterOperator {
         (of(token), of(snapshot.seeds_token().or(token)))
     }
 
-    /// Reads everything and makes a plan, again as long as pods end before etcd answers. Recreating pods with existing
-    /// disks does not wait for the answer; the result contains these early actions.
+    /// Observes and plans. If pods end before etcd has answered, the observation is repeated. Pods that are recreated
+    /// on existing disks do not wait for etcd's answer; the result contains these early actions.
     pub(super) async fn fresh(
         &self,
         object: &EtcdCluster,
@@ -126,7 +126,7 @@ impl ClusterOperator {
             let acted = self
                 .act((&snapshot, &unanswered, &etcd, since), &step)
                 .await;
-            // Failed actions are planned again.
+            // Failed actions are dropped here, because the next plan contains them again.
             early.done.extend(acted.done);
         }
         Ok(None)
@@ -151,7 +151,8 @@ impl ClusterOperator {
         context.execute(step).await
     }
 
-    /// Reconciles an idle cluster from the cache. `None` if the plan has writes, for which everything is read again.
+    /// Reconciles an idle cluster from the cache. `None` if the plan contains writes: the caller then reads everything
+    /// again.
     pub(super) async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
         let uid = object.uid().unwrap_or_default();
         let version = object.metadata.resource_version.as_deref();
@@ -161,7 +162,7 @@ impl ClusterOperator {
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        // Secrets are not watched: a Secret with a problem is read again at each reconcile.
+        // Secrets are not watched. While a Secret has a problem, everything is therefore read again in each reconcile.
         let rests = round.plan.step.is_empty()
             && status == report.current()
             && round.observed.tls.faults.is_empty();
@@ -184,7 +185,7 @@ impl Round {
     }
 }
 
-/// New names for one observation.
+/// Generates the names for one observation.
 fn new_names(snapshot: &KubeSnapshot) -> Seed {
     Seed::new(snapshot.cluster.name_any(), rand::random())
 }

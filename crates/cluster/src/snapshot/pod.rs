@@ -7,13 +7,13 @@ use jiff::Timestamp;
 use member::Difference;
 
 /// A member's pod.
-#[allow(clippy::struct_excessive_bools)] // Independent facts of a pod.
+#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// UID of the pod, the precondition of deletes.
+    /// UID of the pod, the precondition for deleting it.
     pub uid: String,
-    /// `false` if the pod has no owner because its owner was deleted without its children, or if its labels were
-    /// removed.
+    /// True if the EtcdCluster owns the pod and the pod has its labels. False, for example, if the EtcdCluster was
+    /// deleted without its children.
     pub owned: bool,
     /// The cluster token in the pod's annotations.
     pub token: Option<String>,
@@ -23,46 +23,46 @@ pub struct Pod {
     pub version: Option<String>,
     /// The image of the etcd container in the pod's spec.
     pub image: String,
-    /// Set after the image was changed in place, until the member is healthy again.
+    /// The last change of the image in place; `None` after the member has become healthy again.
     pub changed: Option<Changed>,
-    /// The flags of etcd and the names of its environment variables, without values.
+    /// The flags of etcd and the names of its environment variables, without the values.
     pub flags: BTreeSet<String>,
-    /// The readiness probe calls `/readyz`, which not every etcd release serves.
+    /// True if the readiness probe calls `/readyz`, which not every etcd release serves.
     pub readyz: bool,
-    /// The hash of the spec from which the pod was made.
+    /// The hash of the spec from which the pod was built.
     pub spec_hash: Option<String>,
     /// Differences between the pod and the current spec, except the image.
     pub difference: Difference,
-    /// The names in its `--initial-cluster`.
+    /// The names in `--initial-cluster` of the pod.
     pub initial: BTreeSet<String>,
-    /// The pod was made for a joining member (`--initial-cluster-state=existing`). At its first start, etcd compares
-    /// `initial` with the member list. A first member's etcd does not.
+    /// True if the pod was built for a joining member (`--initial-cluster-state=existing`). At its first start, etcd
+    /// in such a pod compares `initial` with the member list. etcd of a first member does not.
     pub joins: bool,
-    /// The data is on a PVC and outlives the pod.
+    /// True if the data is on a PVC, so that it survives the deletion of the pod.
     pub durable: bool,
-    /// The pod is being deleted. Data that is not durable is lost.
+    /// True if the pod is being deleted. Data that is not on a PVC is then lost.
     pub terminating: bool,
-    /// The pod ended permanently (evicted, node lost) and does not run again.
+    /// True if the pod has ended permanently, for example after an eviction. It does not run again.
     pub failed: bool,
-    /// The pod has an IP address. Its etcd may answer before the kubelet reports the container as running, because the
-    /// kubelet checks once a second.
+    /// True if the pod has an IP address. etcd may answer before the kubelet reports the container as running, because
+    /// the kubelet checks once a second.
     pub addressed: bool,
-    /// The etcd container runs.
+    /// True if the etcd container runs.
     pub running: bool,
     /// Time at which the etcd container started.
     pub running_since: Option<Timestamp>,
-    /// The readiness probe passes.
+    /// True if the readiness probe of the etcd container passes.
     pub ready: bool,
     /// Number of restarts of the etcd container.
     pub restarts: i32,
     /// The role in the pod's labels.
     pub role: Option<Role>,
-    /// Why the pod does not run, as Kubernetes reports it.
+    /// Why the pod does not run, as Kubernetes reports it; `None` if Kubernetes reports no reason.
     pub trouble: Option<Trouble>,
     /// Time since which the pod has not been ready, by the clock of the API server.
     pub unready_since: Option<Timestamp>,
-    /// Time since which the pod's node, or the only node that reaches its volume, has been unavailable, as far as the
-    /// pod shows.
+    /// Time since which the pod's node, or the only node that reaches its volume, has been lost, as far as the pod
+    /// shows it.
     pub lost_since: Option<Timestamp>,
     /// The last exit of the etcd container.
     pub ending: Option<Ending>,
@@ -72,22 +72,22 @@ pub struct Pod {
     pub created: Timestamp,
 }
 
-/// Suffix of the annotation about an image change, set if the previous version could not read the data.
+/// Suffix of the annotation about an image change. It is set if the previous version could not read the data.
 const UNREADABLE: &str = "unreadable";
 
 /// A change of a pod's image in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The previous version.
+    /// The version before the change.
     pub from: String,
-    /// The number of restarts of the container at that time.
+    /// Number of restarts of the container at the time of the change.
     pub restarts: i32,
-    /// The previous version could not read the data either.
+    /// True if the previous version could not read the data either.
     pub unreadable: bool,
 }
 
 impl Changed {
-    /// Parses the annotation of a pod.
+    /// Parses the value of the annotation on a pod.
     pub fn read(note: &str) -> Option<Self> {
         let mut words = note.split('/');
         Some(Self {
@@ -97,7 +97,7 @@ impl Changed {
         })
     }
 
-    /// The annotation of a pod.
+    /// The value of the annotation on a pod.
     pub(crate) fn note(&self) -> String {
         let Self { from, restarts, .. } = self;
         let unreadable = if self.unreadable { UNREADABLE } else { "" };
@@ -107,20 +107,21 @@ impl Changed {
 }
 
 impl Pod {
-    /// The pod is not being deleted, so data in it is kept.
+    /// True if the pod is neither being deleted nor permanently ended, so that data in the pod is kept.
     pub fn stays(&self) -> bool {
         !self.terminating && !self.failed
     }
 }
 
-/// A member's role in the quorum, from the label of its pod.
+/// The role of a member in the quorum, from the label of its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// A voter with client endpoints.
     Voter,
-    /// A voter that is drained from the client Service, because it is about to stop or is being defragmented.
+    /// A voter that is drained from the client Service, because it does not serve yet, is about to stop, or is being
+    /// defragmented.
     Busy {
-        /// Start of the drain; a time long ago if unknown.
+        /// Start of the drain. If it is unknown, a time in the distant past.
         since: Timestamp,
     },
     /// A learner.
@@ -159,13 +160,13 @@ pub struct Ending {
 /// Why a member's etcd container exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// Data on its disk is damaged or missing, in etcd's own words.
+    /// The data on the member's disk is damaged or missing. The text is etcd's own message.
     Data(String),
     /// The container exceeded its memory limit.
     Memory,
-    /// The environment does not fit: a full disk, permissions, an address, a flag.
+    /// The environment prevents the start, for example a full disk, permissions, an address or a flag.
     Surroundings(String),
-    /// etcd failed, and it is unknown whether its data is the reason.
+    /// etcd failed for another reason. Its data may or may not be the cause.
     Failed(String),
     /// The container was stopped, or exited normally.
     Ended,

@@ -311,7 +311,7 @@ impl World {
         })
     }
 
-    /// etcd reads its trust bundle.
+    /// When etcd starts, it reads its trust bundle.
     pub(crate) fn loads(&mut self, name: &str) {
         let uid = self.pods[name].uid;
         for (scope, _) in CIRCLES {
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// The readiness probe requires a leader.
+    /// True if the member has a leader, which the readiness probe requires.
     pub(crate) fn has_leader(&self, name: &str) -> bool {
         let data = self.data(name);
         let cluster = data.and_then(|data| Some((data, self.clusters.get(&data.token)?)));
@@ -349,12 +349,12 @@ impl World {
         files.is_some_and(|files| self.accepts(member, CaScope::Peers, &files.issuer))
     }
 
-    /// Whether both members verify each other, whichever side dials.
+    /// True if the two members accept each other's certificates, whichever side connects.
     pub(crate) fn have_authorities_in_common(&self, one: &str, other: &str) -> bool {
         !self.plays_authorities() || self.lets_in(one, other) && self.lets_in(other, one)
     }
 
-    /// Whether a member and the operator accept each other.
+    /// True if the member and the operator accept each other's certificates.
     pub(crate) fn lets_operator_in(&self, name: &str) -> bool {
         if !self.plays_authorities() {
             return true;
@@ -370,7 +370,7 @@ impl World {
             && files.is_some_and(|files| held.trusts_issuer(&files.issuer))
     }
 
-    /// Whether certificates were lost together with their CAs, so that members may need to restart at the same time.
+    /// True if certificates were lost together with their CAs. Members may then need to restart at the same time.
     pub(crate) fn is_torn(&self) -> bool {
         self.pki.torn
     }
@@ -434,7 +434,7 @@ impl World {
         );
     }
 
-    /// Whether every running member was started with the next CA.
+    /// True if every running member was started with the next CA.
     fn judge_retirement(&mut self, scope: CaScope, held: &Held) {
         let signs = held.certificate.as_ref().map(|leaf| leaf.subject.clone());
         let signs = signs.unwrap_or_default();

@@ -1,5 +1,6 @@
-//! Changes by the owner of a cluster at any time, besides its size and version: pausing the operator, deleting the
-//! object, changing volumes, breaking a Secret with certificates. Also pods that end permanently.
+//! Changes by the owner of a cluster at any time, except its size and its version: the owner pauses the operator,
+//! deletes the EtcdCluster, changes the volumes, or breaks a Secret with certificates. This file also contains pods
+//! that end permanently.
 
 use crate::writes::Write;
 use cluster::snapshot::{Claim, Observed, Seen};
@@ -13,7 +14,7 @@ use crate::world::{Power, World, tell};
 use crate::write::Answer;
 use crate::writes::Plan;
 
-/// The requested storage class and size of a PVC.
+/// The StorageClass and the size that a PVC requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Volume {
     class: u8,
@@ -38,7 +39,8 @@ impl Volume {
         }
     }
 
-    /// Whether the volume cannot change in place, because it would have to shrink or change its class.
+    /// True if the volume cannot change to the desired one in place, because it would have to shrink or change its
+    /// StorageClass.
     pub(crate) fn is_unfit_for(self, wanted: Self) -> bool {
         self.class != wanted.class || self.size > wanted.size
     }
@@ -79,8 +81,8 @@ impl World {
         }
     }
 
-    /// Deletes the EtcdCluster, except in two cases: it joins another cluster, because its leftovers would look like
-    /// those of a new cluster; or an earlier cluster of this name has leftovers.
+    /// Deletes the EtcdCluster, except in two cases. If it joins another cluster, its leftovers would look like those
+    /// of a new cluster. If an earlier cluster of this name has left objects, the EtcdCluster also stays.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
         if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
@@ -94,8 +96,8 @@ impl World {
         );
     }
 
-    /// The garbage collector deletes the children of a deleted object one by one. After that, a user creates a new
-    /// object of the same name.
+    /// The garbage collector deletes the children of a deleted EtcdCluster one by one. Afterwards, a user creates a
+    /// new EtcdCluster of the same name.
     pub(crate) fn collect_garbage(&mut self) {
         if !self.deleting || self.api_is_away() {
             return;
@@ -126,7 +128,8 @@ impl World {
         (self.client_token, self.wishes.record) = (None, None);
         self.reported_voters.clear();
         self.named_before.clear();
-        // A process drops a plan that is ten seconds old. The garbage collector deletes objects of a deleted owner.
+        // An operator process drops a plan that is ten seconds old. The garbage collector deletes objects whose owner
+        // was deleted.
         self.late.clear();
         self.memory.forget_all();
         self.want_first_version();
@@ -138,7 +141,7 @@ impl World {
         );
     }
 
-    /// A pod ended permanently: evicted, or rejected by a kubelet. The object stays.
+    /// A pod ends permanently: Kubernetes evicts it, or a kubelet rejects it. The pod object stays.
     pub(crate) fn end_for_good(&mut self, name: &str) {
         let now = self.now;
         let Some(pod) = self.pods.get_mut(name) else {
@@ -181,13 +184,13 @@ impl World {
         Answer::Done(None)
     }
 
-    /// Whether a volume cannot change to the desired one in place.
+    /// True if the volume of the member cannot change to the desired one in place.
     pub(crate) fn has_unfit_volume(&self, name: &str) -> bool {
         let disk = self.disks.get(name);
         disk.is_some_and(|disk| disk.volume.is_unfit_for(self.wishes.volume))
     }
 
-    /// Whether the volumes of all members have the desired class and size.
+    /// True if the volumes of all members have the desired StorageClass and size.
     pub(crate) fn has_wanted_volumes(&self) -> bool {
         let members = self
             .recorded()

@@ -1,4 +1,4 @@
-//! The operator's reads of the world, in their order.
+//! The reads of the world by an operator, in the order in which the operator sends them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,7 +105,7 @@ impl World {
         observed
     }
 
-    /// The client Service, which has drifted if it selects another cluster's pods.
+    /// The client Service as observed. It differs from the desired one if it selects another cluster's pods.
     fn read_shared(&self) -> Shared {
         let mut shared = self.shared.clone();
         let token = self.intent.as_ref().map(|intent| &intent.token);

@@ -1,4 +1,5 @@
-//! Recovery from a lost quorum: its records, the start of a new cluster with a survivor's data, and forbidden changes.
+//! Recovery from a lost quorum: the records, the start of a new cluster with a survivor's data, and the checks of
+//! forbidden changes.
 
 use crate::writes::{RecoveryRecord, Write};
 use cluster::plan::Start;
@@ -14,14 +15,14 @@ use crate::world::{World, tell};
 use crate::write::Answer;
 use crate::writes::Plan;
 
-/// The records of a recovery in the object.
+/// The records of a recovery in the EtcdCluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorded {
     pub(crate) record: Option<RecoveryStatus>,
     pub(crate) stale_approval: Option<String>,
     /// The annotation with which a person approves a recovery.
     pub(crate) approval: Option<String>,
-    /// Time since which Available has been false.
+    /// Time since which the condition Available has been false.
     pub(crate) unavailable_since: Option<u64>,
 }
 
@@ -108,7 +109,7 @@ impl World {
         Answer::Done(None)
     }
 
-    /// The first member of the new cluster fetches the data from the survivor, which must run.
+    /// The seed copies the data from the survivor, which must run.
     pub(crate) fn seed_member(&mut self, start: &Start) -> Option<Data> {
         let record = self
             .recovery
@@ -137,7 +138,8 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// Checks the start of a recovery: a person or the policy has decided, and no answering member has more data.
+    /// Checks the start of a recovery: a person or the policy has decided it, and no member that answers has more
+    /// data.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
         for write in plan.step.chains.iter().flatten() {
             let Write::RecordRecovery(record) = write else {
@@ -205,8 +207,8 @@ impl World {
         }
     }
 
-    /// Checks the write that replaces the old cluster by the new one: the new cluster has the survivor's data, and the
-    /// report names the missing data.
+    /// Checks the write that replaces the record of the old cluster by that of the new one. The new cluster must have
+    /// the survivor's data, and the report must name the missing data.
     fn judge_recovered(&mut self, record: &RecoveryRecord, token: &str) {
         let Some(recovery) = &record.recovery else {
             return;
@@ -257,13 +259,13 @@ impl World {
         }
     }
 
-    /// The cluster ID of the cluster that was recovered.
+    /// The ID of the cluster before the recovery; `None` without a completed recovery.
     pub(crate) fn former(&self) -> Option<&str> {
         let record = self.recovery.record.as_ref()?;
         (record.phase == RecoveryPhase::Complete).then_some(record.from_cluster_id.as_str())
     }
 
-    /// Whether the policy `Automatic` must recover without a person: each lost member is certainly lost, each other
+    /// True if the policy `Automatic` must recover without a person: each lost member is certainly lost, each other
     /// member answers, and all answers contain the same list.
     pub(crate) fn recovers_by_itself(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.setup.automatic) else {

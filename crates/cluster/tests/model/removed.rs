@@ -1,6 +1,6 @@
-//! Runs in which another party removes members from etcd's list: a person removes them with etcdctl, one after the
-//! other, or starts one member with `--force-new-cluster`. The volumes of the removed members are evidence (invariant
-//! 25).
+//! Runs in which other software or a person removes members from etcd's list. A person removes members with etcdctl,
+//! one after another, or starts a member with `--force-new-cluster`. The volumes of the removed members are evidence
+//! (invariant 25).
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// A member that another party removed, and whose volume exists.
+/// A member that the operator did not remove from etcd, and whose volume exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vanished {
     since: u64,
-    /// Whether a majority of the voters was removed together with this member.
+    /// True if a majority of the voters was removed together with this member.
     majority: bool,
 }
 
-/// The members that another party removed, by name.
+/// The members that the operator did not remove from etcd, by name.
 pub(crate) type AllVanished = BTreeMap<String, Vanished>;
 
 impl World {
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// Forgets volumes that were deleted or lost. The remaining removed members may then be a minority.
+    /// Forgets volumes that were deleted or lost. The other removed members may then be a minority.
     pub(crate) fn forget_deleted_evidence(&mut self) {
         let all = self.memory.vanished.len();
         let disks = &self.disks;
@@ -64,7 +64,7 @@ impl World {
         }
     }
 
-    /// Invariant 25, before a volume is deleted.
+    /// Checks invariant 25 before a volume is deleted.
     pub(crate) fn judge_evidence(&mut self, member: &str) {
         let Some(vanished) = self.memory.vanished.get(member).copied() else {
             return;
@@ -93,7 +93,7 @@ impl World {
         );
     }
 
-    /// Invariant 25, before a pod is created.
+    /// Checks invariant 25 before a pod is created.
     pub(crate) fn judge_start_on_evidence(&mut self, start: &Start) {
         let disk = self.disks.get(&start.member);
         let noted = disk.and_then(|disk| disk.removal);
@@ -109,8 +109,8 @@ impl World {
         );
     }
 
-    /// One member is started with `--force-new-cluster`. It continues alone with its data, and informs the others of
-    /// their removal.
+    /// A person starts one member with `--force-new-cluster`. The member continues alone with its data, and informs
+    /// the others of their removal.
     pub(crate) fn force_new_cluster(&mut self, which: u8) {
         let recorded = self.intent.as_ref().filter(|_| self.cluster_id.is_some());
         let Some(token) = recorded.map(|intent| intent.token.clone()) else {
@@ -162,7 +162,7 @@ impl World {
             process.leads = Some(term);
         }
         cluster.running.retain(|id, _| *id == kept);
-        // The person accepts the loss of writes that this member does not have.
+        // The person accepts the loss of writes that this member lacks.
         if cluster
             .acknowledged
             .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))
@@ -202,7 +202,7 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run on volumes. Then another party removes members.
+/// The run of a seed: an ordinary run on volumes, after which other software or a person removes members.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed + 1, false);
     setup.durable = true;

@@ -1,4 +1,5 @@
-//! Runs seeds, on several threads, and prints a failing seed as a story.
+//! Runs the events of many seeds on several threads. Prints the events of a failing seed as a story. A seed is the
+//! number from which all events of a run are generated.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +9,7 @@ use crate::event::{Event, draw};
 use crate::mutation::Mutation;
 use crate::run::{Run, Setup};
 
-/// The result of a run.
+/// The result of the run of a seed.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
     pub(crate) rounds: usize,
@@ -67,7 +68,8 @@ pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, Str
     for seed in 0.. {
         let run = play_seed(seed, mutation.needs_two(), Some(mutation));
         played += run.rounds;
-        // A run that does not converge finds a mistake; a worse violation is a better proof.
+        // Every mistake can prevent the convergence of a run, so only another violation proves that the model detects
+        // this mistake.
         if let Some(broken) = run
             .broken
             .filter(|broken| !["does not", "a lost"].contains(&kind(broken)))
@@ -81,7 +83,7 @@ pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, Str
     None
 }
 
-/// The story of a failing seed.
+/// The seed of a failing run, and its events as a story.
 pub(crate) struct Failure {
     seed: u64,
     setup: Setup,
@@ -121,7 +123,7 @@ pub(crate) fn explore(first: u64, two: bool, rounds: usize) -> Result<(u64, usiz
     }
 }
 
-/// Shrinks a failing seed and prints the rest. Prints a passing seed completely.
+/// Shortens the failing run of a seed and prints the remaining events. Prints all events of a passing run.
 pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure {
     let (setup, mut events) = draw(seed, two);
     let first = play(&setup, &events, mutation, false);
@@ -142,7 +144,7 @@ pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure 
     }
 }
 
-/// Omits halves, quarters and smaller parts of the events, as long as the run fails with the same kind of failure.
+/// Omits halves, quarters and smaller parts of the events, as long as the run still fails in the same way.
 fn shrink(
     setup: &Setup,
     mut events: Vec<Event>,
@@ -174,7 +176,7 @@ fn shrink(
     }
 }
 
-/// The kind of a failure: its first words, with the invariant.
+/// The kind of a failure: its first words, with the number of the invariant.
 pub(crate) fn kind(broken: &str) -> &str {
     let words = broken
         .match_indices(' ')
@@ -186,7 +188,7 @@ pub(crate) fn kind(broken: &str) -> &str {
 /// Generates a special run, for example with TLS changes, from a seed.
 pub(crate) type Draw = fn(u64) -> (Setup, Vec<Event>);
 
-/// Runs special runs, seed by seed, for this number of rounds. Panics with the story of the first failure.
+/// Runs special runs, one seed after another, for this number of rounds. Panics with the story of the first failure.
 pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
     let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
@@ -211,7 +213,8 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
             let run = play(&setup, &events, Some(*mutation), false);
             played += run.rounds;
             let broken = run.broken.as_deref();
-            // A run that does not converge finds a mistake; a worse violation is a better proof.
+            // Every mistake can prevent the convergence of a run, so only another violation proves that the model
+            // detects this mistake.
             let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
             if let Some(broken) = worse {
                 println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");
@@ -257,7 +260,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Combines rounds without changes into one line.
+/// Combines rounds that change nothing into one line.
 fn condensed(story: &[String]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut same: Option<(&str, &str)> = None;
@@ -279,7 +282,8 @@ fn condensed(story: &[String]) -> Vec<String> {
     lines
 }
 
-/// Replaces member names by short ones: `a`, `b` and so on, and `a1` after the last letter.
+/// Replaces the names of members by short names: `a`, `b` and so on. After the last letter, the names are `a1`, `b1`
+/// and so on.
 fn short(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line;

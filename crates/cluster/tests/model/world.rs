@@ -1,4 +1,4 @@
-//! The world: an API server with its controllers, nodes with their kubelets, disks, and etcd.
+//! The world of the model: an API server with its controllers, nodes with their kubelets, disks, and etcd.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ use crate::switch::{Sender, Switch};
 use crate::versions::Versions;
 use crate::wishes::{Wishes, rule};
 
-/// Adds a line to the story, only if the story is printed.
+/// Adds a line to the story, if the story is printed.
 macro_rules! tell {
     ($world:expr, $($text:tt)*) => {
         if $world.telling {
@@ -45,26 +45,26 @@ pub(crate) struct WorldPod {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) node: Option<usize>,
-    /// The pod is being deleted, and the kubelet confirms the deletion after this number of ticks.
+    /// Set if the pod is being deleted: the kubelet confirms the deletion after this number of ticks.
     pub(crate) ends_in: Option<u8>,
-    /// Whether its etcd runs.
+    /// True if the etcd in the pod runs.
     pub(crate) running: bool,
-    /// The last status that the kubelet reported. The kubelet reports nothing while its node is lost.
+    /// The last status that the kubelet has reported. A kubelet on a lost node reports nothing.
     pub(crate) shown: Shown,
-    /// Time from which its etcd serves clients.
+    /// The time from which the etcd in the pod serves clients.
     pub(crate) serves_from: u64,
-    /// The content of an `emptyDir`.
+    /// The content of the pod's `emptyDir`.
     pub(crate) data: Option<Data>,
     pub(crate) created: u64,
-    /// Number of ticks that its image and its volume still need.
+    /// Number of ticks that the image and the volume of the pod still need.
     pub(crate) starts_in: u8,
-    /// The settings from which it was made.
+    /// The settings from which the pod was built.
     pub(crate) settings: u8,
     /// The pod ended permanently and never restarts.
     pub(crate) ended: bool,
-    /// Another operator created it, or it is an external machine.
+    /// True if another operator created the pod, or if it stands for an external machine.
     pub(crate) old: bool,
-    /// It carries the cluster's token.
+    /// True if the pod has the token of the cluster.
     pub(crate) marked: bool,
 }
 
@@ -75,10 +75,10 @@ pub(crate) struct Shown {
     pub(crate) running_since: Option<u64>,
     pub(crate) ready: bool,
     pub(crate) unready_since: u64,
-    /// Time since which its node, or the node of its volume, has been lost.
+    /// Time since which the node of the pod, or the node of its volume, has been lost.
     pub(crate) lost_since: Option<u64>,
     pub(crate) restarts: i32,
-    /// The last exit of its container, with its time.
+    /// The last exit of the container, with its time.
     pub(crate) ended: Option<(End, u64)>,
     pub(crate) failing: bool,
 }
@@ -108,7 +108,7 @@ pub(crate) struct WorldDisk {
     /// The only node of the volume, if volumes are local.
     pub(crate) node: Option<usize>,
     pub(crate) data: Option<Data>,
-    /// It carries the cluster's token.
+    /// True if the PVC has the token of the cluster.
     pub(crate) marked: bool,
     pub(crate) version: u64,
     /// The removal of the member that is recorded on the PVC.
@@ -133,9 +133,9 @@ pub(crate) struct WorldService {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
     On,
-    /// Its machine is switched off, and its disks keep their data.
+    /// The machine of the node is switched off. Its disks keep their data.
     Off,
-    /// The node cannot be reached, but its containers run.
+    /// The node is disconnected, but its containers run.
     Cut,
     /// The machine and its Node object are lost permanently.
     Gone,
@@ -144,7 +144,7 @@ pub(crate) enum Power {
 #[derive(Clone, Debug)]
 pub(crate) struct WorldNode {
     pub(crate) power: Power,
-    /// Time since which it has not reported.
+    /// Time since which the node has not reported.
     pub(crate) silent_since: Option<u64>,
 }
 
@@ -162,11 +162,11 @@ pub(crate) struct Late {
 /// The active reversible faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
-    /// Partitioned members, with the number of their side.
+    /// The partitioned members, with the number of their group.
     pub(crate) cut: BTreeMap<String, usize>,
     /// Members that the operators cannot reach, although other members can.
     pub(crate) hidden: BTreeSet<String>,
-    /// Pods that no node accepts.
+    /// Names of pods that no node accepts.
     pub(crate) held: BTreeSet<String>,
     /// Members that get new log entries only if a quorum needs them.
     pub(crate) lagging: BTreeSet<String>,
@@ -199,7 +199,7 @@ pub(crate) struct World {
     pub(crate) disks: BTreeMap<String, WorldDisk>,
     pub(crate) services: BTreeMap<String, WorldService>,
     pub(crate) shared: Shared,
-    /// The token in the client Service's selector.
+    /// The token in the selector of the client Service.
     pub(crate) client_token: Option<String>,
     pub(crate) nodes: Vec<WorldNode>,
     pub(crate) clusters: BTreeMap<String, Cluster>,
@@ -208,13 +208,13 @@ pub(crate) struct World {
     pub(crate) versions: Versions,
     pub(crate) switch: Switch,
     pub(crate) pki: Pki,
-    /// The token of the cluster that another party started.
+    /// The token of the cluster that this operator did not start.
     pub(crate) others: Option<String>,
     /// The members in the status that coreos/etcd-operator wrote.
     pub(crate) named_before: BTreeSet<String>,
-    /// The object is being deleted.
+    /// True if the EtcdCluster is being deleted.
     pub(crate) deleting: bool,
-    /// Number of deleted objects of this name.
+    /// Number of deleted EtcdClusters of this name.
     pub(crate) lives: u64,
     pub(crate) late: Vec<Late>,
     pub(crate) counter: u64,
@@ -224,7 +224,7 @@ pub(crate) struct World {
     pub(crate) story: Vec<String>,
 }
 
-/// The names for the next plan, which uses them in order.
+/// The names for the next plan, which takes them in order.
 pub(crate) struct UnusedNames {
     member: u64,
     token: u64,
@@ -245,13 +245,13 @@ impl Names for UnusedNames {
     }
 }
 
-/// The names of members in their order: `db-a000000000`, `db-b000000000` and so on.
+/// The name of the member with this number: `db-a000000000`, `db-b000000000` and so on.
 pub(crate) fn member_name(at: u64) -> String {
     let letter = char::from(b'a' + u8::try_from(at % 26).unwrap());
     format!("db-{letter}{:09}", at / 26)
 }
 
-/// The number from which a name was made.
+/// The number of the member with this name.
 pub(crate) fn place(name: &str) -> usize {
     let drawn = name.trim_start_matches("db-").trim_start_matches("vm-");
     let (letter, round) = drawn.split_at(1);
@@ -320,7 +320,7 @@ impl World {
         }
     }
 
-    /// A new name of a member.
+    /// A name that no member has had.
     pub(crate) fn member(&mut self) -> String {
         self.drawn += 1;
         member_name(self.drawn - 1)
@@ -408,7 +408,7 @@ impl World {
         self.now < self.faults.api_away
     }
 
-    /// Whether the Kubernetes API reports the node as ready.
+    /// True if the Kubernetes API reports the node as ready.
     pub(crate) fn is_ready(&self, node: usize) -> bool {
         self.nodes[node].power != Power::Gone
             && self.nodes[node]
@@ -445,7 +445,7 @@ impl World {
         }
     }
 
-    /// Whether the operators get an answer from a member of this group.
+    /// True if the operators get an answer from a member of this group.
     pub(crate) fn operator_reaches(&self, name: &str) -> bool {
         let heard = !self.faults.deaf && !self.faults.operator_secret;
         let heard = heard && self.lets_operator_in(name);

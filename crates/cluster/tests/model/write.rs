@@ -19,7 +19,7 @@ pub(crate) enum Answer {
     Failed,
 }
 
-/// Whether the write is a request to etcd, and not to the API server.
+/// True if the write is a request to etcd, and not to the API server.
 pub(crate) fn is_for_etcd(write: &Write) -> bool {
     matches!(
         write,
@@ -82,8 +82,8 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // Not part of the model: etcd's users, the NetworkPolicy, and the labels, annotations and resources of the
-            // spec.
+            // The model ignores these writes: etcd's users, the NetworkPolicy, and the labels, annotations and resources of
+            // the spec.
             Write::Access(_) | Write::ResizePod { .. } | Write::PatchMetadata { .. } => {
                 Answer::Done(None)
             }

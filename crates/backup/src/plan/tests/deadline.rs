@@ -11,7 +11,7 @@ fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
 }
 
-/// A hundred backups that start at midnight, two at a time, do not exceed their deadlines in the queue.
+/// A hundred backups start at midnight, two at a time. None exceeds its deadline in the queue.
 #[test]
 fn queue_time_does_not_count_for_deadline() {
     let backup = limited();
@@ -30,7 +30,7 @@ fn queue_time_does_not_count_for_deadline() {
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
     assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
-    // The queue time also counts between two attempts.
+    // The queue time is also excluded between two attempts.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
@@ -39,7 +39,7 @@ fn queue_time_does_not_count_for_deadline() {
     );
 }
 
-/// After an hour of downtime the operator reads the store before it reports a failure.
+/// After an hour of downtime, the operator reads the store before it reports a failure.
 #[test]
 fn operator_downtime_does_not_count_for_deadline() {
     let backup = limited();
@@ -56,10 +56,10 @@ fn operator_downtime_does_not_count_for_deadline() {
         plan(&backup, &restarted(Destination::Free), at(3601)).action,
         Action::StartTransfer
     );
-    // The full time limit counts from the start of the process.
+    // The time limit starts again with the process.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
-    // An older process does not change the deadline.
+    // A process that started earlier does not change the deadline.
     let older = Snapshot {
         since: Some(at(-3600)),
         ..known(Work::Idle, Destination::NotRead)
@@ -70,7 +70,7 @@ fn operator_downtime_does_not_count_for_deadline() {
     ));
 }
 
-/// A start that a clock recorded ten days ahead does not extend the deadline by ten days.
+/// A clock that was ten days ahead recorded the start. The deadline must not move by ten days.
 #[test]
 fn start_in_future_does_not_extend_deadline() {
     let ahead = 864_000;
@@ -83,20 +83,20 @@ fn start_in_future_does_not_extend_deadline() {
         ..known(Work::Running(Moved::default()), Destination::NotRead)
     };
     let step = |since, now| plan(&backup, &of(since), at(now)).action;
-    // The time limit counts from the start of this process or from the creation of the object.
+    // The time limit starts with this process, or with the creation of the EtcdBackup if that is later.
     assert_eq!(step(-ahead, 59 - ahead), Action::Nothing);
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // This process started with the same wrong clock, so its start does not count.
+    // This process started with the same wrong clock, so its start time does not count.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
-    // A clock that is correct again counts normally.
+    // After the clock is corrected, the recorded start counts again.
     assert_eq!(step(-ahead, 59), Action::Nothing);
     assert_eq!(step(-ahead, 60), Action::AbandonTransfer);
 }
 
-/// The operator ended while the pod was pending, for example because its volume was deleted. The next process cannot read
-/// its inputs, so it has no worker for the pod.
+/// The operator process ended while the pod was pending, for example because its volume was deleted. The next process
+/// cannot read the inputs, so it has no worker for the pod.
 #[test]
 fn failure_deletes_pending_pod_of_ended_operator() {
     let in_pod = |object: &mut Value| {
@@ -136,10 +136,10 @@ fn failure_deletes_pending_pod_of_ended_operator() {
     let failed = plan(&backup, &unknown, at(60));
     assert!(matches!(failed.verdict, Verdict::Failed(_)), "{failed:?}");
     assert_eq!(failed.job, left);
-    // The worker of this process deletes its pod itself.
+    // The worker of this process deletes its own pod.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
-    // A changed or rejected spec also ends the start.
+    // A changed or rejected spec also ends the recorded start.
     let mut changed = backup.clone();
     changed.metadata.generation = Some(2);
     let restarted = plan(&changed, &Snapshot::default(), at(1));
@@ -151,10 +151,10 @@ fn failure_deletes_pending_pod_of_ended_operator() {
     let rejected = plan(&changed, &Snapshot::default(), at(1));
     assert!(matches!(rejected.verdict, Verdict::Refused(_)));
     assert_eq!(rejected.job, left);
-    // After the end is recorded, nothing is left to delete.
+    // After the end is recorded, no pod must be deleted.
     let ended = after(backup, &failed, at(60));
     assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
-    // A start in a bucket has no pod.
+    // A backup in a bucket has no pod.
     let in_bucket = plan(&limited(), &unknown, at(60));
     assert!(matches!(in_bucket.verdict, Verdict::Failed(_)));
     assert_eq!(in_bucket.job, None);

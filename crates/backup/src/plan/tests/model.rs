@@ -1,5 +1,5 @@
-//! A model of the API server, the store and the process. It runs thousands of reconciles with crashes between any two
-//! writes, lost answers, stale reads and temporarily missing input.
+//! A model of the API server, the store and the operator process. It runs thousands of reconciles with crashes between
+//! any two writes, lost answers, stale reads, and input that is missing for some time.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::status::status;
 
 const PATH: &str = "key";
 
-/// The fault of one round.
+/// The fault of one round of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -34,7 +34,7 @@ enum Fault {
     CrashAfterStatus,
     /// The API server rejects the status.
     StatusRejected,
-    /// The reconcile reads the object from before the last write.
+    /// The reconcile reads the EtcdBackup as it was before its last write.
     Stale,
     /// A Secret, the bucket or the cluster is missing.
     InputMissing,
@@ -49,12 +49,12 @@ struct Process {
     /// The progress of the transfer: 0 reads etcd, 1 has committed the object, 2 has written the manifest.
     stage: u8,
     begun: Option<Timestamp>,
-    /// The key that an earlier attempt left without a manifest.
+    /// The key of an object without a manifest that an earlier attempt has left.
     leftover: Option<String>,
     key: String,
-    /// The remaining deletions of the removal; the last one is next.
+    /// The keys that the removal still has to delete. The last one is deleted next.
     deletions: Vec<String>,
-    /// The result of the removal when it has ended.
+    /// The result of the removal, which is reported when the removal has ended.
     result: RemovalResult,
     /// The start of the process.
     since: Option<Timestamp>,
@@ -62,13 +62,13 @@ struct Process {
 
 struct World {
     object: EtcdBackup,
-    /// The object before its last write.
+    /// The EtcdBackup before its last write.
     stale: EtcdBackup,
     now: Timestamp,
     process: Process,
-    /// The snapshots by key, each with its revision.
+    /// The revisions of the stored snapshots, by key.
     data: BTreeMap<String, i64>,
-    /// The manifests by the key of their snapshot.
+    /// The stored manifests, by the key of their snapshot.
     manifests: BTreeMap<String, Stored>,
     revision: i64,
     transfers: usize,
@@ -123,7 +123,7 @@ impl World {
         };
     }
 
-    /// Models `transfer::earlier_attempt`: the destination, and the leftover of an attempt.
+    /// Models `transfer::earlier_attempt`: the destination, and the incomplete object of an earlier attempt.
     fn destination(&self, begun: Timestamp) -> (Destination, Option<String>) {
         if !self.is_periodic() {
             let found = self.manifests.get(PATH).filter(|stored| {
@@ -180,7 +180,7 @@ impl World {
         if fault == Fault::CrashBeforeStatus {
             return self.crash();
         }
-        // A status is written only over the version from which it was computed.
+        // The write of a status has the resourceVersion from which the status was computed as precondition.
         let conflict = observed.status != self.object.status;
         if fault != Fault::StatusRejected && !conflict {
             if observed.status.as_ref() != Some(&desired) {
@@ -369,7 +369,7 @@ impl World {
         let complete = is_true(&status.conditions, &ConditionType::Complete);
         let failed = is_true(&status.conditions, &ConditionType::Failed);
         assert!(!(complete && failed));
-        // The count includes at most the running attempt and one attempt per crash.
+        // At most the running attempt counts, and one attempt for each crash.
         let counted = status.unfinished_attempts.unwrap_or_default();
         assert!(counted <= self.crashes + 1, "{counted} of {}", self.crashes);
         let exhausted = find(&status.conditions, &ConditionType::Failed)
@@ -401,7 +401,7 @@ impl World {
                 );
             }
             self.begun = begun;
-            // A run results in one backup, regardless of the number of attempts.
+            // Each run results in one backup, after any number of attempts.
             let complete = self.complete();
             let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();
@@ -447,7 +447,8 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// Without the limit such a backup is repeated indefinitely, and interrupts all other transfers each time.
+/// Without the limit, the operator would repeat such a backup indefinitely, and each crash would interrupt all other
+/// transfers.
 #[test]
 fn gives_up_transfer_that_crashes_operator() {
     for interval in [0, 100_000] {
@@ -456,7 +457,7 @@ fn gives_up_transfer_that_crashes_operator() {
             world.reconcile(Fault::None);
             if matches!(world.process.transfer.work, Work::Running(_)) {
                 world.crash();
-                // The longest pause of the kubelet before a restart.
+                // The maximum back-off of the kubelet before it restarts a container.
                 world.now += SignedDuration::from_mins(5);
             }
             world.now += SignedDuration::from_secs(1);
@@ -476,7 +477,7 @@ fn gives_up_transfer_that_crashes_operator() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Invariants 10 and 12 hold after each step. The backup succeeds or fails after the faults stop.
+    /// Invariants 10 and 12 hold after each step. After the faults stop, the backup succeeds or fails.
     #[test]
     fn converges_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..5), 0..40),
@@ -495,7 +496,7 @@ proptest! {
         }
     }
 
-    /// A crash after the manifest causes no second transfer.
+    /// A crash after the manifest is written causes no second transfer.
     #[test]
     fn adopts_completed_transfer(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
         let mut world = World::new(None, interval);
@@ -518,8 +519,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Invariants 9, 10 and 12 hold after each step of a periodic backup. After the faults stop, backups continue, the
-    /// retention rules are met, and no manifests without a backup remain.
+    /// Invariants 9, 10 and 12 hold after each step of a periodic EtcdBackup. After the faults stop, backups continue,
+    /// the retention rules are met, and no manifest without a backup remains.
     #[test]
     fn periodic_backups_continue_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..120),
@@ -535,7 +536,7 @@ proptest! {
             world.round(Fault::None, Fault::None, 1);
         }
         prop_assert!(world.begun.unwrap() > faults_end, "no run started after the faults");
-        // The newest backup exists before retention has run after it.
+        // The newest backup may exist before the retention rules are applied after it.
         let kept = world.complete().len();
         prop_assert!((2..=3).contains(&kept), "{kept} are kept: {:?}", world.data);
         let orphans = world.manifests.keys().filter(|key| !world.data.contains_key(*key)).count();
@@ -543,7 +544,7 @@ proptest! {
         prop_assert!(world.object.status.as_ref().unwrap().last_success_date.is_some());
     }
 
-    /// Invariant 9 with an interval that is shorter than a backup: backups continue, and the retention rules are met.
+    /// Invariant 9, with an interval that is shorter than a backup: backups continue, and the retention rules are met.
     #[test]
     fn retention_runs_if_backup_exceeds_interval(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..60),

@@ -1,5 +1,5 @@
-//! The Services: of the whole cluster, and of each member. The mark on the Service of a member announces that its pod
-//! may exist.
+//! Actions for the Services of the whole cluster and of each member. The mark on the Service of a member records that
+//! its pod may exist.
 
 use api::names;
 use k8s_openapi::api::core::v1;
@@ -23,7 +23,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Applies the client Service. `open`: it has endpoints for clients.
+    /// Applies the client Service. `open`: the Service has endpoints for clients.
     pub(crate) fn apply_client_service(&self, open: bool) -> Action {
         let (reason, text) = if open {
             (
@@ -44,8 +44,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Creates the Service of a member. `started`: it carries the mark that a pod may exist. `closed`: it has no
-    /// endpoints until it is opened.
+    /// Creates the Service of a member. `started`: the Service has the mark that a pod may exist. `closed`: the
+    /// Service has no endpoints yet.
     pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
         let service = member::member_service(&self.members(), member);
         let mut service = member::without_second_port(service);
@@ -67,7 +67,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Gives the Service of a member its endpoints.
+    /// Adds the endpoints of a member's Service.
     pub(crate) fn open_service(&self, member: &str, uid: &str) -> Action {
         apply(
             "before-open-service",
@@ -77,7 +77,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Applies the Service of a member that differs from the builder's object.
+    /// Applies the Service of a member, because it differs from the object that the builder makes.
     pub(crate) fn repair_service(&self, member: &str, uid: &str) -> Action {
         apply(
             "before-repair-service",
@@ -87,16 +87,17 @@ impl Builder<'_> {
         )
     }
 
-    /// Includes the UID, so that a deleted Service is not recreated under a used name.
+    /// Builds the Service of a member with the observed UID. With the UID, the request does not recreate a deleted
+    /// Service under a used name.
     fn member_service(&self, member: &str, uid: &str) -> v1::Service {
         let mut service = member::member_service(&self.members(), member);
         service.metadata.uid = Some(uid.to_owned());
         service
     }
 
-    /// Sets the mark again on a Service that another process marked, to continue that start. The changed
-    /// resourceVersion keeps that process from removing the mark later. The value differs from every earlier mark,
-    /// because a patch without a change keeps the resourceVersion.
+    /// Renews the mark on a Service that another process has marked, in order to continue that start. The
+    /// resourceVersion changes, so that the other process cannot remove the mark later. The value differs from every
+    /// earlier mark, because a patch that changes nothing keeps the resourceVersion.
     pub(crate) fn mark_service_again(&self, member: &str, service: &Service) -> Action {
         let mark = json!(self.now.to_string());
         Action {
@@ -111,7 +112,7 @@ impl Builder<'_> {
     }
 }
 
-/// Sets the mark that a pod may exist.
+/// Sets the mark that a pod of the member may exist.
 pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
     Action {
         start: Some(StartPart::Mark(member.to_owned())),
@@ -124,7 +125,7 @@ pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
     }
 }
 
-/// Removes a mark. The precondition is the resourceVersion of the Service with the mark.
+/// Removes a mark. `version`: the resourceVersion of the Service with the mark, as precondition.
 pub(crate) fn unmark(member: &str, version: &str) -> Patch {
     marked(member, &Value::Null, version)
 }

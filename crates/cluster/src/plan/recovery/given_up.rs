@@ -1,12 +1,12 @@
-//! The seed of an abandoned recovery, for example one whose volume was lost.
+//! Stops the seed of an abandoned recovery, for example a seed whose volume was lost.
 //!
 //! The seed is a separate cluster that no recovery continues. The client Service never routed to it, but clients of
-//! the headless Service may reach it, and its acknowledged writes are discarded. So the operator stops it before
-//! another recovery starts: the current record is the only one that identifies its pod.
+//! the headless Service may reach it, and writes that it acknowledges are discarded. The operator therefore stops the
+//! seed before another recovery starts: only the current record identifies the seed's pod.
 //!
-//! Invariant 9: the initial data of the seed must still exist, so its survivor has to answer. Otherwise the process
-//! of the seed may hold the last copy, from which a person can take a snapshot. In any case its PVC stays until a
-//! quorum answers.
+//! Invariant 9: the operator stops the seed only if its survivor answers, so that the initial data of the seed still
+//! exists. Otherwise the running seed may hold the last copy, of which a person can take a snapshot. In any case, the
+//! PVC of the seed stays until a quorum answers.
 
 use api::cluster::RecoveryPhase;
 
@@ -14,7 +14,7 @@ use crate::plan::evidence::Evidence;
 use crate::plan::{Draft, actions};
 use crate::snapshot::Pod;
 
-/// Deletes the pod of the seed. Returns `true` if this plan deletes it.
+/// Deletes the pod of the seed. Returns true if this plan deletes it.
 pub(super) fn stop(evidence: &Evidence, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let record = observed.recovery.record.as_ref();

@@ -1,5 +1,4 @@
-//! A recovery in progress: creates the seed with the survivor's data, and records the new cluster when the seed
-//! answers.
+//! Continues a recovery: creates the seed with the survivor's data, and records the new cluster when the seed answers.
 
 use std::fmt::Write as _;
 
@@ -17,7 +16,7 @@ use crate::plan::{BLIND, Draft, SHORTLY, Start, State, actions, ended};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed, Pod, Role, Seen};
 
-/// Creates the seed, and records the new cluster when the seed answers.
+/// Creates the seed. When the seed answers, records the new cluster.
 pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) {
     let observed = draft.build.observed;
     let RecoveryStatus {
@@ -57,7 +56,8 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     if give_up(evidence, record, draft) {
         return;
     }
-    // Invariant 9: nothing of this seed is deleted, because it may soon hold the last copy. Another seed is created.
+    // Invariant 9: nothing of this seed is deleted, because the seed may soon hold the last copy. The next recovery
+    // creates another seed.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before it was recorded");
@@ -79,16 +79,18 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     draft.wait(Reason::SeedStarting, text, delay);
 }
 
-/// Whether the data of the seed is permanent. A recovery does not continue with a seed that is being deleted or whose
-/// volume is lost: its data would be lost with it, after the survivor was given up (invariant 9).
+/// True if the data of the seed is on storage that stays. A recovery does not continue with a seed that is being
+/// deleted or whose volume is lost. The survivor would be deleted, and later the seed's data would be lost too
+/// (invariant 9).
 fn keeps_data(observed: &Observed, member: &str) -> bool {
     let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
     let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
     kept && pod.is_some_and(Pod::stays) && !disk.is_some_and(|disk| disk.lost)
 }
 
-/// Handles a survivor that is lost, or has been silent for long, before the seed has its data: selects another
-/// survivor. Without another survivor the seed may hold the last copy, and the operator waits for it.
+/// Abandons a survivor that is lost, or has not answered for a long time, before the seed has copied its data. The
+/// next recovery selects another survivor. If there is no other survivor, the operator waits, because the seed may
+/// hold the last copy.
 fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let survivor = evidence
@@ -125,7 +127,7 @@ fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> b
     true
 }
 
-/// Cancels this attempt. The next recovery starts with a seed of another name.
+/// Cancels this attempt. The next recovery starts a seed with another name.
 fn abandon(record: &RecoveryStatus, why: &str, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     let mut given_up = record.clone();
@@ -151,7 +153,7 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let service = observed.services.get(name);
     let disk = observed.disks.contains_key(name);
     if let Some(pod) = observed.pods.get(name) {
-        // Until it is recorded, the seed may start again: the survivor has all of its data.
+        // Until the new cluster is recorded, the seed may start again, because the survivor still has all of its data.
         if ended::has_ended(pod) {
             ended::delete(name, pod, draft);
             return;
@@ -159,13 +161,14 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
         member_objects::serve(name, service, true, draft);
         return;
     }
-    // Invariant 16: the client Service is closed before the seed can become ready, whatever changed it.
+    // Invariant 16: the client Service has no endpoints before the seed can become ready. A person or other software
+    // may have changed the Service.
     let closes = observed.shared.client != Kept::Others;
     let closes = closes.then(|| draft.build.apply_client_service(false));
     let mark = match service {
         None => Some(draft.build.create_service(name, true, false)),
         Some(service) if !service.started => Some(actions::mark_service(name, service)),
-        // Invariant 6: the process that set the mark may have been suspended since.
+        // Invariant 6: the process that set the mark may be suspended, and could still remove the mark.
         Some(service) if !disk => member_objects::mark_again(name, service, draft),
         Some(_) => None,
     };
@@ -178,7 +181,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     }
 }
 
-/// The seed serves the survivor's data: records the new cluster and the end of the old one in one write.
+/// Completes the recovery: the seed serves the survivor's data. One write records the new cluster and the end of the
+/// old one.
 fn complete(record: &RecoveryStatus, (id, serves): (ClusterId, i64), draft: &mut Draft) {
     let RecoveryStatus {
         survivor,

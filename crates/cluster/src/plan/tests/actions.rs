@@ -1,4 +1,4 @@
-//! The requests of actions.
+//! Tests of the requests in actions.
 
 use kube::ResourceExt;
 use member::{OperatorImage, ResourcesPatch};
@@ -48,7 +48,7 @@ fn same_observation_and_names_give_same_plan() {
     }
 }
 
-/// Phases do not see each other's actions, so each of two phases may return a change.
+/// A phase does not read the actions of another phase, so both phases may request a change.
 #[test]
 fn invariant_2_only_change_of_earlier_phase_counts() {
     let scene = three();
@@ -117,7 +117,7 @@ fn record_contains_complete_identity_and_resource_version() {
     assert_eq!(recorded["survivor"], json!(recovery.survivor));
 }
 
-/// Invariant 11.
+/// Invariant 11 (fencing).
 #[test]
 fn patches_and_deletes_have_preconditions() {
     let precondition = |request: &Request, key: &str| match request {

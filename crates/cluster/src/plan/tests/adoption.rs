@@ -10,7 +10,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 use crate::switch::TlsRollout;
 
-/// The state left by coreos/etcd-operator: no token, no role, no status, and a Service that routes to every pod.
+/// A cluster of coreos/etcd-operator: no token, no role, no status, and a Service that routes to every pod.
 fn left_by_another() -> Scene {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     let observed = &mut scene.observed;
@@ -48,7 +48,7 @@ fn begins(scene: &Scene) -> bool {
     scene::begun(&scene.plan().step.chains).is_some()
 }
 
-/// Invariant 7.
+/// Invariant 7 (no second bootstrap).
 #[test]
 fn records_adopted_cluster_under_its_own_id() {
     let Some(Write::RecordIntent {
@@ -66,7 +66,7 @@ fn records_adopted_cluster_under_its_own_id() {
     );
 }
 
-/// Invariants 1 and 7.
+/// Invariants 1 and 7 (unknown is not empty; no second bootstrap).
 #[test]
 fn never_bootstraps_alongside_pods_without_token() {
     let mut silent = left_by_another().silent();
@@ -169,7 +169,7 @@ fn joined(ours: &[&str]) -> Scene {
     scene.size(3)
 }
 
-/// Invariant 7.
+/// Invariant 7 (no second bootstrap).
 #[test]
 fn records_joined_cluster_without_bootstrap() {
     let Some(Write::RecordIntent {
@@ -282,14 +282,14 @@ fn advertising(mut scene: Scene, host: &str) -> Scene {
     scene
 }
 
-/// Invariant 28.
+/// Invariant 28 (endpoints of other namespaces).
 #[test]
 fn tenant_join_without_grant_records_nothing() {
     let cases: [(&[&str], &str); 4] = [
         (&[], "ns.svc"),
         (&["team-a=*"], "ns.svc"),
         (&["team-b=x:2380"], "ns.svc"),
-        // The annotation is granted, but the answer names a member elsewhere.
+        // The endpoint in the annotation has a grant, but etcd's answer names a member at a host without a grant.
         (&["team-b=x", "team-b=*.ns.svc"], "team-a.svc"),
     ];
     for (grants, theirs) in cases {
@@ -314,7 +314,8 @@ fn tenant_join_without_grant_records_nothing() {
     assert!(recorded(&scene).is_some());
 }
 
-/// Invariant 28: also if the grant was withdrawn after the join began. Own members continue.
+/// Invariant 28: if the grant is withdrawn after the join began, the operator changes no member. The members of the
+/// EtcdCluster continue to run.
 #[test]
 fn withdrawn_grant_stops_changes_of_members() {
     let all = ["team-b=x", "team-b=*.ns.svc"];
@@ -334,7 +335,7 @@ fn withdrawn_grant_stops_changes_of_members() {
     );
 }
 
-/// Invariant 28: an annotation that has no effect is not refused.
+/// Invariant 28: an annotation without effect needs no grant.
 #[test]
 fn annotation_without_effect_needs_no_grant() {
     let mut moved = granted(Scene::formed(&["a", "b", "c"]), &[]);
@@ -344,7 +345,7 @@ fn annotation_without_effect_needs_no_grant() {
     assert!(moved.plan().problems.is_empty(), "no external member");
 }
 
-/// Invariant 16.
+/// Invariant 16 (recovery of a lost quorum).
 #[test]
 fn no_recovery_while_joined_cluster_may_live() {
     let mut scene = joined(&["a"]).silent();
@@ -395,7 +396,7 @@ fn rediscovers_joined_cluster_as_joined() {
     assert_eq!(members(&scene), 1);
 }
 
-/// Invariant 18: a joining member must be compatible with the existing ones.
+/// Invariant 18: a joining member must be compatible with the existing members.
 #[test]
 fn joins_with_version_compatible_with_other_cluster() {
     let started = |theirs: &str, wanted: &str| {
@@ -417,7 +418,7 @@ fn joins_with_version_compatible_with_other_cluster() {
     }
 }
 
-/// Invariant 3.
+/// Invariant 3 (quorum guard).
 #[test]
 fn removes_external_members_one_by_one_leader_last() {
     let scene = joined(&["a", "b", "c"]);
@@ -430,7 +431,7 @@ fn removes_external_members_one_by_one_leader_last() {
         [Write::MoveLeader { from, to, .. }] if from == "x" && ["a", "b", "c"].contains(&to.as_str())
     ));
     assert_eq!(scene.clone().leader("a").changes(), [scene::remove("x")]);
-    // No removal while a member of this cluster is down.
+    // The operator removes no external member while a member of this cluster is down.
     assert_eq!(scene.leader("a").down("b").changes(), []);
 }
 

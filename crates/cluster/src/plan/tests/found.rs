@@ -27,7 +27,7 @@ fn touches(write: &Write, member: &str) -> bool {
     }
 }
 
-/// Invariant 7.
+/// Invariant 7 (no second bootstrap).
 #[test]
 fn ignores_volume_of_another_cluster_without_quorum() {
     let mut scene = silent(three().without_pod("b").with_disk("z"));
@@ -51,7 +51,7 @@ fn opens_client_service_once_all_objects_carry_cluster_id() {
     assert!(opens(&scene));
     scene.observed.disks.get_mut("c").unwrap().cluster_id = None;
     assert!(!opens(&scene));
-    // An open Service is not closed again.
+    // The client Service keeps its endpoints.
     scene.observed.shared.client = Kept::AsMade(true);
     assert!(
         !scene
@@ -103,7 +103,7 @@ fn abandons_bootstrap_with_too_few_usable_volumes() {
     ahead.observed.clock = ApiServerClock(Some(jiff::SignedDuration::from_secs(-590)));
     assert!(!begins(&ahead));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
-    // The volumes were lost before the pods mounted them. A pod that has its volume mounted continues.
+    // The volumes were lost before the pods mounted them. A pod that has already mounted its volume continues to run.
     let bare = || starting().volume_lost("b").volume_lost("c");
     assert!(begins(&bare()));
     let mut open = bare();
@@ -160,7 +160,7 @@ fn starts_second_voter_from_local_list_of_first() {
         writes.iter().position(joins),
     );
     assert!(mark.is_some() && mark < start, "{writes:?}");
-    // A member that may have been started is restarted only in a cluster of two: see `second.rs`.
+    // A member that may have been started is started again only in a cluster of two: see `second.rs`.
     let marked = scene.marked("b").reserved("c");
     assert!(
         !marked

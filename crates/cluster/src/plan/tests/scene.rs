@@ -108,7 +108,7 @@ impl Scene {
         Self { desired, observed }
     }
 
-    /// The first members are recorded, and no object exists.
+    /// The names of the first members are recorded, and no object exists.
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
@@ -137,7 +137,7 @@ impl Scene {
         scene
     }
 
-    /// A healthy cluster; the first member is the leader.
+    /// A healthy cluster, in which the first member is the leader.
     pub(crate) fn formed(members: &[&str]) -> Self {
         let mut scene = Self::starting(members);
         scene.observed.shared.client = Kept::AsMade(true);
@@ -275,7 +275,7 @@ impl Scene {
         self
     }
 
-    /// The spec asks for volumes.
+    /// The spec requests volumes.
     pub(crate) fn asks_for_volumes(mut self) -> Self {
         self.desired.durable = true;
         self.desired.object.spec.pod = Some(with_volumes());
@@ -319,7 +319,7 @@ impl Scene {
         self
     }
 
-    /// The node of the pod has been lost for this many seconds, and its etcd does not answer.
+    /// The node of the pod has been lost for this number of seconds, and etcd in the pod does not answer.
     pub(crate) fn node_lost(self, member: &str, seconds: i64) -> Self {
         self.down(member).with_pod(member, |pod| {
             pod.ready = false;
@@ -328,14 +328,14 @@ impl Scene {
         })
     }
 
-    /// The pod was deleted, its grace period ended this many seconds ago, and it still exists.
+    /// The pod was deleted and its grace period ended this number of seconds ago, but the pod still exists.
     pub(crate) fn stuck(self, member: &str, seconds: i64) -> Self {
         self.terminating(member).with_pod(member, |pod| {
             pod.lost_since = Some(at(1000 - seconds));
         })
     }
 
-    /// The container has been crashing for this many seconds.
+    /// The container has been crashing for this number of seconds.
     pub(crate) fn crashes(self, member: &str, cause: Cause, restarts: i32, seconds: i64) -> Self {
         self.not_running(member).with_pod(member, |pod| {
             pod.unready_since = Some(at(1000 - seconds));
@@ -345,7 +345,7 @@ impl Scene {
         })
     }
 
-    /// The PVC is being deleted; Kubernetes keeps it as long as the pod exists.
+    /// The PVC is being deleted. Kubernetes keeps it as long as its pod exists.
     pub(crate) fn claim_deleted(mut self, member: &str) -> Self {
         self.observed.disks.get_mut(member).unwrap().terminating = true;
         self
@@ -383,13 +383,13 @@ impl Scene {
         self.pod(member, Role::Voter)
     }
 
-    /// The member was added to etcd as a voter and never started.
+    /// The member was added to etcd as a voter, and has never started.
     pub(crate) fn added_with_vote(mut self, member: &str) -> Self {
         self.enlist(member, false, false);
         self
     }
 
-    /// The member answers and knows no leader.
+    /// The member answers, but reports no leader.
     pub(crate) fn silent_voter(mut self, member: &str) -> Self {
         if let Some(Seen::Known(status)) = self.observed.statuses.get_mut(member) {
             status.leader = None;
@@ -431,13 +431,13 @@ impl Scene {
         self
     }
 
-    /// The member was added to etcd as a learner and never started.
+    /// The member was added to etcd as a learner, and has never started.
     pub(crate) fn added(mut self, member: &str) -> Self {
         self.enlist(member, true, false);
         self
     }
 
-    /// A learner that runs and has caught up.
+    /// Adds a learner that runs and has caught up.
     pub(crate) fn learner(mut self, member: &str) -> Self {
         self = self
             .reserved(member)
@@ -455,7 +455,7 @@ impl Scene {
         self
     }
 
-    /// A pod and a Service whose member is not in the list.
+    /// Adds a pod and a Service of a member that is not in the list.
     pub(crate) fn leftover(self, member: &str) -> Self {
         self.reserved(member)
             .marked(member)
@@ -470,7 +470,7 @@ impl Scene {
         self
     }
 
-    /// The members that the plan drains have been drained for long enough.
+    /// The members that the plan drains have been drained for a sufficient time.
     pub(crate) fn drained(&self) -> Self {
         let mut scene = self.clone();
         for write in self.writes() {
@@ -507,14 +507,14 @@ impl Scene {
         self.plan().step.chains.concat()
     }
 
-    /// The membership change, without the note that precedes a removal.
+    /// The change of the members, without the record that precedes a removal.
     pub(crate) fn changes(&self) -> Vec<Write> {
         let mut writes = self.all_changes();
         writes.retain(|write| !matches!(write, Write::NoteRemoval { .. }));
         writes
     }
 
-    /// The membership change, with the note that precedes a removal.
+    /// The change of the members, with the record that precedes a removal.
     pub(crate) fn all_changes(&self) -> Vec<Write> {
         let change = self.plan().step.change;
         change.map(|change| change.chain).unwrap_or_default()
@@ -545,7 +545,7 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
     }
 }
 
-/// The first new member is `n`, the next one `o`, and so on.
+/// Names of new members: the first is `n`, the next is `o`, and so on.
 pub(crate) struct Letters;
 
 impl Names for Letters {
@@ -558,7 +558,7 @@ impl Names for Letters {
     }
 }
 
-/// The number of new first members that the plan records, and the resourceVersion it is based on.
+/// The number of first members that the plan records, and the resourceVersion precondition of the record.
 pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
     chains.iter().flatten().find_map(|write| match write {
         Write::RecordIntent {
@@ -570,7 +570,7 @@ pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
     })
 }
 
-/// Whether each Service for a future member starts without endpoints.
+/// For each Service of a future member that the plan creates: true if it has no endpoints yet.
 pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
     let writes = chains.iter().flatten();
     let closed = writes.filter_map(|write| match write {
@@ -584,7 +584,7 @@ pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
     closed.collect()
 }
 
-/// Whether the plan starts a recovery.
+/// True if the plan starts a recovery.
 pub(crate) fn begins_recovery(scene: &Scene) -> bool {
     let known = scene.observed.recovery.record.as_ref();
     scene.writes().iter().any(|write| match write {
@@ -632,7 +632,7 @@ fn with_volumes() -> PodPolicy {
     serde_json::from_value(spec).unwrap()
 }
 
-/// The object of a cluster without volumes.
+/// The EtcdCluster of a cluster without volumes.
 fn object() -> EtcdCluster {
     let spec = serde_json::json!({ "size": 3, "version": "3.6.16", "repository": "etcd" });
     let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());

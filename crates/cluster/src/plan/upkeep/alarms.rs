@@ -1,4 +1,4 @@
-//! The alarms of etcd: a full database, and data that differs.
+//! Handles the alarms of etcd: a full database, and members whose data differs.
 
 use etcd::{Alarm, AlarmKind, MemberId};
 
@@ -10,9 +10,9 @@ use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::Observed;
 
-/// The members to replace because etcd reports that their data differs. Only if the correct data is known: fewer than
-/// a quorum are reported, and there are three or more voters. In a smaller cluster the replacement might copy the
-/// wrong data.
+/// The members to replace because etcd reports that their data differs. The list is empty unless the correct data is
+/// known: fewer than a quorum are reported, and there are at least three voters. In a smaller cluster, the replacement
+/// might copy the wrong data.
 pub(in crate::plan) fn corrupt_members(
     members: &[MemberState],
     observed: &Observed,
@@ -44,7 +44,7 @@ fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
     of_kind(observed, AlarmKind::Corrupt)
 }
 
-/// Reports members that etcd marks as corrupt, and the planned action. Returns whether an alarm is disarmed.
+/// Reports members that etcd marks as corrupt, and the planned action. Returns true if this plan disarms an alarm.
 pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let mut named = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
         let member = view.members.iter().find(|member| member.id() == id);
         match member {
             Some(member) => named.push(member),
-            // Invariant 19: the reported member was removed, together with its data.
+            // Invariant 19: the corrupt member was removed together with its data.
             None if id != MemberId(0) => {
                 disarm(view, AlarmKind::Corrupt, id, draft);
                 disarms = true;
@@ -73,7 +73,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
             "it is not replaced, because the remaining members would form no quorum: restore a backup"
         };
         let text = format!(
-            "etcd reports that the data of {} differs from the other members (alarm CORRUPT): {then}",
+            "etcd reports that the data of {} differs from that of the other members (alarm CORRUPT): {then}",
             member.name
         );
         draft.problem(Reason::Corrupt, text);
@@ -89,7 +89,7 @@ pub(super) fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut
 }
 
 impl Run<'_> {
-    /// Reports a full database as long as the alarm is raised, whatever action is in progress.
+    /// Reports a full database while the alarm is active, whichever action is in progress.
     pub(super) fn report_full_database(&self, draft: &mut Draft) {
         let (desired, observed, _) = self.build.inputs();
         if !self.is_full() {
@@ -103,7 +103,8 @@ impl Run<'_> {
             .iter()
             .any(|reason| reason.reason == Reason::DefragmentationWaits);
         let then = if desired.upkeep.only_reports {
-            "spec.upkeep.noSpace.policy is Report: compact, defragment and disarm it by hand, or set Cure"
+            "spec.upkeep.noSpace.policy is Report: compact and defragment the members and disarm the alarm by hand, or \
+             set the policy to Cure"
         } else if busy || waits {
             "the operator frees space"
         } else {

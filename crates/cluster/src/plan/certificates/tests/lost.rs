@@ -1,4 +1,4 @@
-//! Scenarios of lost authorities: deleted, emptied or replaced by another one, alone and together with other Secrets.
+//! Scenarios of lost authorities: their Secret is deleted, emptied or replaced, alone or together with other Secrets.
 
 use api::names::{CertificateUse, certificate_secret};
 
@@ -31,7 +31,7 @@ impl Story {
         leaf.unwrap().subject
     }
 
-    /// The only pod that a plan deletes, if any.
+    /// The pod that the plan deletes. The plan must not delete more than one.
     fn deletes(&self) -> Option<String> {
         let writes = self.writes();
         let mut members = writes.iter().filter_map(|write| match write {
@@ -43,7 +43,7 @@ impl Story {
         first
     }
 
-    /// No member accepts the operator's certificate.
+    /// No member accepts the operator's certificate, so no member answers.
     fn silent(&mut self) {
         self.scene.observed.statuses.clear();
         self.scene.observed.members = Seen::Unknown("bad certificate".into());
@@ -55,7 +55,7 @@ impl Story {
         (pod.ready, pod.unready_since) = (ready, (!ready).then_some(now));
     }
 
-    /// Deletes the pod; the next plan restarts it.
+    /// Deletes the pod of a member. The next plan must create it again.
     fn comes_back(&mut self, member: &str) {
         let pod = self.scene.observed.pods.remove(member).unwrap();
         let noted = self.certificates().pods.remove(member).unwrap();
@@ -76,8 +76,8 @@ impl Story {
         self.restart(member);
     }
 
-    /// Plays all steps from the loss to the last certificate of the new authority, while the rollout restarts the
-    /// members.
+    /// Plays all steps from the loss to the last certificate of the new authority. The rolling update restarts the
+    /// members meanwhile.
     fn replaced(&mut self, scope: CaScope, uses: &[(&str, CertificateUse)]) {
         let before = self.issuer(uses[0].0, uses[0].1);
         self.settle();
@@ -171,7 +171,7 @@ fn authority_missing_in_its_own_bundle_is_added() {
     assert_eq!((story.told.len(), story.outdated()), (1, 0));
 }
 
-/// A certificate put into a Secret by other software does not make its authority trusted.
+/// Other software has put a certificate into a Secret. The operator does not trust the authority of that certificate.
 #[test]
 fn foreign_certificate_is_replaced_and_its_authority_not_trusted() {
     let mut story = Story::formed(true);
@@ -199,7 +199,7 @@ fn invariant_20_member_lost_with_authority_restarts_with_its_certificate() {
     assert_eq!(story.outdated(), 2);
 }
 
-/// A running member keeps the files in its pod, which the others accept.
+/// A running member continues with the files in its pod, which the other members accept.
 #[test]
 fn invariant_20_lost_certificate_of_running_member_waits_for_trust() {
     let mut story = Story::formed(true);
@@ -229,7 +229,7 @@ fn reissues_lost_certificate_at_once_if_authority_exists() {
     assert_eq!((story.count(issues), story.outdated()), (1, 0));
 }
 
-/// The operator has no certificate that members accept, and no member has one that the others accept.
+/// The operator has no certificate that members accept, and no member has a certificate that the other members accept.
 #[test]
 fn invariant_20_all_secrets_lost_restarts_members_one_by_one() {
     let mut story = Story::formed(true);
@@ -309,7 +309,7 @@ fn members_without_volumes_are_not_restarted_for_lost_authority() {
     }
 }
 
-/// Knowledge about one authority does not depend on the Secret of the other one.
+/// The operator's knowledge about one authority does not depend on the Secret of the other one.
 #[test]
 fn invariant_20_second_lost_authority_hastens_nothing() {
     let mut story = Story::formed(true);
@@ -322,7 +322,7 @@ fn invariant_20_second_lost_authority_hastens_nothing() {
     assert_eq!(story.count(issues), 0);
 }
 
-/// The former authority stays until every member was started with the new one, also in the presence of other faults.
+/// The former authority stays trusted until every member was started with the new one, even if other faults occur.
 #[test]
 fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
     let mut story = Story::formed(true);
@@ -356,7 +356,7 @@ fn foreign_authority_restarts_no_member() {
     );
 }
 
-/// Only the digest of the authorities remains on the pods.
+/// The pods have only the digest of the authorities.
 #[test]
 fn restores_deleted_annotation_with_authorities() {
     let mut story = Story::formed(true);
