@@ -19,6 +19,7 @@ pub mod reader;
 mod retry;
 pub mod rolling_check;
 pub mod sandbox;
+pub mod soak;
 pub mod store_state;
 pub mod testbed;
 pub mod tls;

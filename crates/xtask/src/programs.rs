@@ -146,6 +146,15 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
+    // The checker of `cargo xtask soak`.
+    Module {
+        name: "linearize",
+        builds: &[Build {
+            output: "linearize",
+            packages: &["."],
+            ..PLAIN
+        }],
+    },
     Module {
         name: "helm",
         builds: &[Build {

@@ -1,0 +1,143 @@
+//! The history of a soak: operations with their times, and the events of the watches.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::Serialize;
+
+/// One operation of a client, in the form that the checker of the testbed reads (`e2e/testbed/linearize`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Operation {
+    /// The number of the client.
+    pub client: u64,
+    /// The key.
+    pub key: String,
+    /// `get`, `put` or `swap`. A swap writes if the key has the expected value.
+    pub kind: &'static str,
+    /// The value of a put or a swap. Every value is written by one operation.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub value: String,
+    /// The value that a swap expects.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub expect: String,
+    /// Nanoseconds from the start of the soak to the request.
+    pub call: u64,
+    /// Nanoseconds from the start of the soak to the response. `None` if the outcome is unknown.
+    #[serde(rename = "return")]
+    pub end: Option<u64>,
+    /// True if a swap has written.
+    pub swapped: bool,
+    /// The value that a get or a failed swap has read. Empty if the key does not exist.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub found: String,
+    /// The modification revision of the value that was written or read.
+    pub revision: i64,
+}
+
+impl Operation {
+    /// True if the operation is known to have written.
+    #[must_use]
+    pub fn has_written(&self) -> bool {
+        self.end.is_some() && (self.kind == "put" || self.swapped)
+    }
+
+    /// True if the operation may have written.
+    #[must_use]
+    pub fn may_have_written(&self) -> bool {
+        self.kind != "get" && (self.end.is_none() || self.has_written())
+    }
+}
+
+/// A change of a key, as a watch reports it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// The modification revision.
+    pub revision: i64,
+    /// The key.
+    pub key: String,
+    /// The value. Empty for a deletion, which no client requests.
+    pub value: String,
+    /// The number of writes of the key since its creation.
+    pub version: i64,
+}
+
+/// A key with its value and its modification revision.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Pair {
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: String,
+    /// The modification revision.
+    pub revision: i64,
+}
+
+/// The keys of a restored cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// The name of the restored cluster.
+    pub name: String,
+    /// The revision of the restored store.
+    pub revision: i64,
+    /// The keys, sorted.
+    pub pairs: Vec<Pair>,
+}
+
+/// Records the operations of all clients with one clock.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    start: Instant,
+    operations: Arc<Mutex<Vec<Operation>>>,
+}
+
+impl Recorder {
+    /// An empty history that begins now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            operations: Arc::default(),
+        }
+    }
+
+    /// Nanoseconds since the start.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Adds an operation that ended.
+    pub fn add(&self, operation: Operation) {
+        let mut all = self
+            .operations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.push(operation);
+    }
+
+    /// The number of answered operations.
+    #[must_use]
+    pub fn answered(&self) -> usize {
+        let all = self
+            .operations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter(|one| one.end.is_some()).count()
+    }
+
+    /// All operations so far.
+    #[must_use]
+    pub fn operations(&self) -> Vec<Operation> {
+        let all = self
+            .operations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        all.clone()
+    }
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        Self::new()
+    }
+}

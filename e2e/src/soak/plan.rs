@@ -1,0 +1,361 @@
+//! Plans the faults of a soak. The plan depends only on the seed, so a failed soak can be repeated.
+//!
+//! Every planned step leaves a quorum that returns with all data: at most one volume is lost, and the next step begins
+//! when the cluster is healthy again.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::dice::Dice;
+
+/// The sizes of the cluster. With three members, a lost volume leaves a quorum.
+const SIZES: [usize; 3] = [3, 4, 5];
+/// The values of `spec.etcd.snapshotCount`. After few writes, a member that returns needs a snapshot of the leader.
+const SNAPSHOT_COUNTS: [u32; 4] = [500, 2_000, 10_000, 50_000];
+/// The share of steps with a change of the spec or a backup.
+const CHANGE_PERCENT: u64 = 60;
+/// The share of changes during which a fault happens.
+const FAULT_PERCENT: u64 = 70;
+/// The most pods that a fault takes at the same time.
+const MOST_PODS: u64 = 2;
+
+/// A change by the user, which is in progress while the fault happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Sets `spec.size`.
+    Size(usize),
+    /// Sets `spec.version`.
+    Version(String),
+    /// Sets `spec.etcd.snapshotCount`, which restarts the members.
+    SnapshotCount(u32),
+    /// Switches TLS on or off. Members always accept clients without TLS.
+    Tls(bool),
+    /// Runs an EtcdBackup, and restores it into a new cluster if `restore` is set.
+    Backup {
+        /// Restore the backup.
+        restore: bool,
+    },
+}
+
+/// A failure. `pick` selects the victim among those that exist at the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Deletes pods of members at the same time.
+    DeletePods {
+        /// The number of pods.
+        count: usize,
+        /// The first victim.
+        pick: usize,
+        /// With the grace period of the pods.
+        graceful: bool,
+    },
+    /// Kills the containers of members at the same time.
+    KillContainers {
+        /// The number of pods.
+        count: usize,
+        /// The first victim.
+        pick: usize,
+    },
+    /// Deletes the volume of one member together with its pod.
+    LoseVolume {
+        /// The victim.
+        pick: usize,
+    },
+    /// Stops a node like a power failure. Its disks return with it.
+    StopNode {
+        /// The victim.
+        pick: usize,
+        /// How long the node is down.
+        seconds: u64,
+    },
+    /// Kills the container of an operator: 0 is the cluster operator, 1 the backup operator, 2 the restore operator.
+    KillOperator {
+        /// The operator.
+        which: usize,
+    },
+    /// Stops the API server.
+    StopApiServer {
+        /// How long the API server is down.
+        seconds: u64,
+    },
+}
+
+/// One step. The next step begins when the cluster is healthy again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The number of the step, from 1.
+    pub number: usize,
+    /// The change that begins the step.
+    pub change: Option<Change>,
+    /// The time from the change to the fault.
+    pub delay: Duration,
+    /// The fault.
+    pub fault: Option<Fault>,
+}
+
+/// The spec that the changes so far lead to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Desired {
+    /// `spec.size`.
+    pub size: usize,
+    /// `spec.version`.
+    pub version: String,
+    /// True if TLS is switched on.
+    pub tls: bool,
+}
+
+/// Draws the steps of a seed.
+#[derive(Clone, Debug)]
+pub struct Planner {
+    dice: Dice,
+    versions: Vec<String>,
+    version: usize,
+    snapshot_count: u32,
+    desired: Desired,
+    number: usize,
+}
+
+impl Planner {
+    /// The plan of a seed. `versions` are successive minor releases, of which each can be upgraded to the next one and
+    /// back. The cluster starts with one of them.
+    #[must_use]
+    pub fn new(seed: u64, versions: &[String]) -> Self {
+        let mut dice = Dice::new(seed, 0);
+        let version = usize::try_from(dice.below(versions.len() as u64)).unwrap_or(0);
+        Self {
+            dice,
+            version,
+            snapshot_count: 0,
+            desired: Desired {
+                size: SIZES[0],
+                version: versions.get(version).cloned().unwrap_or_default(),
+                tls: false,
+            },
+            versions: versions.to_vec(),
+            number: 0,
+        }
+    }
+
+    /// The spec after the last drawn step.
+    #[must_use]
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// Draws the next step.
+    pub fn step(&mut self) -> Step {
+        self.number += 1;
+        let change = self
+            .dice
+            .percent(CHANGE_PERCENT)
+            .then(|| self.change())
+            .flatten();
+        let fails = change.is_none() || self.dice.percent(FAULT_PERCENT);
+        let fault = fails.then(|| self.fault());
+        let delay = match (&change, &fault) {
+            (Some(_), Some(_)) => Duration::from_millis(self.dice.below(8_000)),
+            _ => Duration::ZERO,
+        };
+        Step {
+            number: self.number,
+            change,
+            delay,
+            fault,
+        }
+    }
+
+    fn change(&mut self) -> Option<Change> {
+        Some(match self.dice.below(10) {
+            0..=2 => {
+                let now = self.desired.size;
+                let others: Vec<usize> = SIZES.into_iter().filter(|size| *size != now).collect();
+                self.desired.size = self.dice.one_of(&others)?;
+                Change::Size(self.desired.size)
+            }
+            3..=4 => {
+                let last = self
+                    .versions
+                    .len()
+                    .checked_sub(1)
+                    .filter(|last| *last > 0)?;
+                let up = self.version == 0 || (self.version < last && self.dice.percent(50));
+                self.version = if up {
+                    self.version + 1
+                } else {
+                    self.version - 1
+                };
+                self.desired
+                    .version
+                    .clone_from(self.versions.get(self.version)?);
+                Change::Version(self.desired.version.clone())
+            }
+            5 => {
+                let now = self.snapshot_count;
+                let others = SNAPSHOT_COUNTS.into_iter().filter(|count| *count != now);
+                self.snapshot_count = self.dice.one_of(&others.collect::<Vec<_>>())?;
+                Change::SnapshotCount(self.snapshot_count)
+            }
+            6..=7 => {
+                self.desired.tls = !self.desired.tls;
+                Change::Tls(self.desired.tls)
+            }
+            _ => Change::Backup {
+                restore: self.dice.percent(50),
+            },
+        })
+    }
+
+    fn fault(&mut self) -> Fault {
+        let pick = self.small(60);
+        match self.dice.below(12) {
+            0..=2 => Fault::DeletePods {
+                count: 1 + self.small(MOST_PODS),
+                pick,
+                graceful: self.dice.percent(50),
+            },
+            3..=5 => Fault::KillContainers {
+                count: 1 + self.small(MOST_PODS),
+                pick,
+            },
+            6..=7 => Fault::LoseVolume { pick },
+            8 => Fault::StopNode {
+                pick,
+                // A node that is down for long counts as lost, and its members are replaced.
+                seconds: 5 + self.dice.below(40),
+            },
+            9..=10 => Fault::KillOperator {
+                which: self.small(3),
+            },
+            _ => Fault::StopApiServer {
+                seconds: 3 + self.dice.below(12),
+            },
+        }
+    }
+
+    fn small(&mut self, end: u64) -> usize {
+        usize::try_from(self.dice.below(end)).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(size) => write!(to, "set spec.size to {size}"),
+            Self::Version(version) => write!(to, "set spec.version to {version}"),
+            Self::SnapshotCount(count) => write!(to, "set spec.etcd.snapshotCount to {count}"),
+            Self::Tls(true) => write!(to, "switch TLS on"),
+            Self::Tls(false) => write!(to, "switch TLS off"),
+            Self::Backup { restore: true } => write!(to, "back up, and restore into a new cluster"),
+            Self::Backup { restore: false } => write!(to, "back up"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DeletePods {
+                count, graceful, ..
+            } => {
+                let how = if *graceful { "gracefully" } else { "now" };
+                write!(to, "delete {count} pods {how}")
+            }
+            Self::KillContainers { count, .. } => write!(to, "kill the containers of {count} pods"),
+            Self::LoseVolume { .. } => write!(to, "delete a volume and its pod"),
+            Self::StopNode { seconds, .. } => write!(to, "stop a node for {seconds} s"),
+            Self::KillOperator { which } => write!(to, "kill operator {which}"),
+            Self::StopApiServer { seconds } => write!(to, "stop the API server for {seconds} s"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn versions() -> Vec<String> {
+        ["3.5.35", "3.6.16", "3.7.3"].map(str::to_owned).to_vec()
+    }
+
+    fn plan(seed: u64, steps: usize) -> Vec<Step> {
+        let mut planner = Planner::new(seed, &versions());
+        (0..steps).map(|_| planner.step()).collect()
+    }
+
+    #[test]
+    fn plan_depends_only_on_seed() {
+        assert_eq!(plan(7, 200), plan(7, 200));
+        assert_ne!(plan(7, 200), plan(8, 200));
+    }
+
+    /// A changed plan would make the seeds of old reports worthless. Update this test only with the planner.
+    #[test]
+    fn plan_of_seed_is_stable() {
+        let steps: Vec<String> = plan(1, 3).iter().map(|step| format!("{step:?}")).collect();
+        assert_eq!(steps.join("\n"), STEPS_OF_SEED_1);
+    }
+
+    const STEPS_OF_SEED_1: &str = "\
+Step { number: 1, change: Some(Size(4)), delay: 0ns, fault: None }
+Step { number: 2, change: None, delay: 0ns, fault: Some(DeletePods { count: 1, pick: 56, graceful: false }) }
+Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some(LoseVolume { pick: 16 }) }";
+
+    #[test]
+    fn changes_are_possible_from_the_spec_before() {
+        for seed in 0..200 {
+            let mut planner = Planner::new(seed, &versions());
+            for _ in 0..50 {
+                let before = planner.desired().clone();
+                let step = planner.step();
+                let index = |version: &str| versions().iter().position(|known| known == version);
+                match &step.change {
+                    Some(Change::Size(size)) => assert_ne!(*size, before.size),
+                    Some(Change::Version(version)) => {
+                        let (from, to) = (index(&before.version), index(version));
+                        assert_eq!(from.unwrap().abs_diff(to.unwrap()), 1);
+                    }
+                    Some(Change::Tls(on)) => assert_ne!(*on, before.tls),
+                    _ => {}
+                }
+                assert!(SIZES.contains(&planner.desired().size));
+                assert!(step.change.is_some() || step.fault.is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn every_step_leaves_a_recoverable_quorum() {
+        for step in (0..200).flat_map(|seed| plan(seed, 50)) {
+            match step.fault {
+                Some(Fault::DeletePods { count, .. } | Fault::KillContainers { count, .. }) => {
+                    assert!((1..=2).contains(&count));
+                }
+                Some(Fault::StopNode { seconds, .. } | Fault::StopApiServer { seconds }) => {
+                    assert!((1..60).contains(&seconds));
+                }
+                Some(Fault::KillOperator { which }) => assert!(which < 3),
+                Some(Fault::LoseVolume { .. }) | None => {}
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_of_step_is_drawn() {
+        let kind = |text: String| text.split([' ', '(']).next().map(str::to_owned);
+        let steps = plan(3, 400);
+        let changes: BTreeSet<_> = steps
+            .iter()
+            .filter_map(|step| step.change.as_ref())
+            .map(|change| kind(format!("{change:?}")))
+            .collect();
+        let faults: BTreeSet<_> = steps
+            .iter()
+            .filter_map(|step| step.fault.as_ref())
+            .map(|fault| kind(format!("{fault:?}")))
+            .collect();
+        assert_eq!(changes.len(), 5, "{changes:?}");
+        assert_eq!(faults.len(), 6, "{faults:?}");
+    }
+}
