@@ -369,7 +369,9 @@ fn with_quorum<'a>(
     }
     let refusal = adoption::is_not_granted(build);
     let is_closed = refusal.is_some();
-    refusal.into_iter().for_each(|part| draft.join(part));
+    if let Some(refusal) = refusal {
+        draft.join(refusal);
+    }
     if !is_closed {
         draft.join(auth::settle(build));
         draft.join(membership::change(build, view, names));

@@ -251,7 +251,7 @@ impl World {
 
     /// True if the peer URLs in the member's flags equal those in the member list. etcd compares them at the first
     /// start.
-    pub(crate) fn was_defragmented(&self, name: &str, config: &Config) -> bool {
+    pub(crate) fn has_listed_peer_urls(&self, name: &str, config: &Config) -> bool {
         let made = self.pods.get(name);
         let Some(made) = made.and_then(|pod| self.switch.made.get(&pod.uid)) else {
             return true;

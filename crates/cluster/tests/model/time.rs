@@ -301,7 +301,7 @@ impl World {
         let own = members
             .iter()
             .find(|(_, member)| member.name == start.member);
-        let same = same && self.was_defragmented(&start.member, members);
+        let same = same && self.has_listed_peer_urls(&start.member, members);
         own.filter(|_| same).map(|(id, _)| (*id, config))
     }
 
