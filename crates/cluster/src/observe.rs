@@ -269,8 +269,7 @@ pub async fn hashes(
     observed: &mut Observed,
     revision: i64,
 ) {
-    let answering = observed.statuses.iter();
-    let answering = answering.filter(|(_, seen)| seen.known().is_some_and(|it| !it.is_learner));
+    let answering = observed.answers().filter(|(_, it)| !it.is_learner);
     let asked = answering.filter_map(|(name, _)| Some((name.clone(), snapshot.urls.get(name)?)));
     let answers = asked.map(async |(name, url)| (name, seen(etcd.hash(url, revision).await)));
     observed.hashes = join_all(answers).await.into_iter().collect();
@@ -324,8 +323,8 @@ async fn ask(
 
 /// Reads the alarms if a member's status reports one. A healthy cluster therefore costs no additional call.
 async fn alarms(etcd: &dyn Etcd, via: &[String], observed: &Observed) -> Seen<Vec<Alarm>> {
-    let mut told = observed.statuses.values().filter_map(Seen::known);
-    if !told.any(|status| status.errors.iter().any(|error| error.contains(ALARM))) {
+    let mut told = observed.answers();
+    if !told.any(|(_, status)| status.errors.iter().any(|error| error.contains(ALARM))) {
         return Seen::Known(Vec::new());
     }
     seen(etcd.alarms(via).await.map(|mut alarms| {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::cluster::EtcdClusterStatus;
 use api::conditions::{ConditionType, find};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use runtime::outcome::{Chain, Failure, Notice};
 
 use crate::execute::{self, Acted};
@@ -97,42 +98,22 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
 /// The Events for the differences between two statuses of a cluster.
 pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
-    let kind = ConditionType::Available;
-    let (was, is) = (
-        find(&before.conditions, &kind),
-        find(&after.conditions, &kind),
-    );
-    if let (Some(was), Some(is)) = (was, is)
-        && was.status != is.status
-    {
-        let text = is.message.clone();
-        notices.push(if is.status == "True" {
-            Notice::change(Reason::Available.as_str(), "Observe", text)
-        } else {
-            Notice {
-                warning: true,
-                ..Notice::change(Reason::Unavailable.as_str(), "Observe", text)
-            }
+    let mut turn = |reason: Reason, warning: bool, is: &Condition| {
+        notices.push(Notice {
+            warning,
+            ..Notice::change(reason.as_str(), "Observe", is.message.clone())
         });
+    };
+    match turned(before, after, &ConditionType::Available) {
+        Some(is) if is.status == "True" => turn(Reason::Available, false, is),
+        Some(is) => turn(Reason::Unavailable, true, is),
+        None => {}
     }
-    let kind = ConditionType::Degraded;
-    let (was, is) = (
-        find(&before.conditions, &kind),
-        find(&after.conditions, &kind),
-    );
-    if let (Some(was), Some(is)) = (was, is)
-        && was.status != is.status
-    {
-        let text = is.message.clone();
-        if is.status != "True" {
-            notices.push(Notice::change(Reason::Healthy.as_str(), "Observe", text));
-        } else if is.reason == Reason::MemberDown.as_str() {
-            // Every other reason is a problem and is reported as one.
-            notices.push(Notice {
-                warning: true,
-                ..Notice::change(Reason::MemberDown.as_str(), "Observe", text)
-            });
-        }
+    match turned(before, after, &ConditionType::Degraded) {
+        Some(is) if is.status != "True" => turn(Reason::Healthy, false, is),
+        Some(is) if is.reason == Reason::MemberDown.as_str() => turn(Reason::MemberDown, true, is),
+        // Every other reason is a problem and is reported as one.
+        Some(_) | None => {}
     }
     let within = |status: &EtcdClusterStatus| {
         let certificates = status.certificates.as_ref();
@@ -171,6 +152,17 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
         });
     }
     notices
+}
+
+/// A condition whose status has changed.
+fn turned<'a>(
+    before: &EtcdClusterStatus,
+    after: &'a EtcdClusterStatus,
+    kind: &ConditionType,
+) -> Option<&'a Condition> {
+    let was = find(&before.conditions, kind)?;
+    let is = find(&after.conditions, kind)?;
+    (was.status != is.status).then_some(is)
 }
 
 /// The text of a rejection by etcd, without the name of the member that answered. Every member gives the same answer.

@@ -255,11 +255,8 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         tokens: 0,
     };
     if observed.deleting {
-        draft.wait(
-            Reason::Deleting,
-            "the object is being deleted; garbage collection removes what it owns",
-            STEADY,
-        );
+        let text = "the object is being deleted; garbage collection removes what it owns";
+        draft.wait(Reason::Deleting, text, STEADY);
         return draft.finish();
     }
     if let Some(restore) = &observed.claimed_by {
@@ -283,11 +280,8 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         return draft.finish();
     }
     if desired.paused {
-        draft.wait(
-            Reason::Paused,
-            "spec.paused is true: nothing is changed until it is false",
-            STEADY,
-        );
+        let text = "spec.paused is true: nothing is changed until it is false";
+        draft.wait(Reason::Paused, text, STEADY);
         return draft.finish();
     }
     let (hibernation, hibernates) = hibernate::hibernate(build);
@@ -334,10 +328,10 @@ fn formed<'a>(
         Seen::Known(list) if list.cluster_id != cluster_id => {
             // Invariant 1: an answer from another cluster is no information about this cluster.
             let answered = list.cluster_id;
-            draft.problem(
-                Reason::ForeignCluster,
-                format!("the members answer for cluster {answered}, but this is cluster {cluster_id}: nothing is changed"),
+            let text = format!(
+                "the members answer for cluster {answered}, but this is cluster {cluster_id}: nothing is changed"
             );
+            draft.problem(Reason::ForeignCluster, text);
         }
         Seen::Known(list) => {
             let view = View::new(list, (desired, observed, now));

@@ -177,11 +177,21 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// The answer of a member for itself.
+    pub fn answer(&self, member: &str) -> Option<&Status> {
+        self.statuses.get(member).and_then(Seen::known)
+    }
+
+    /// The answers of all members, by name.
+    pub fn answers(&self) -> impl Iterator<Item = (&String, &Status)> {
+        let statuses = self.statuses.iter();
+        statuses.filter_map(|(name, seen)| Some((name, seen.known()?)))
+    }
+
     /// The leader that a member reports for the highest Raft term; `None` if no member reports a leader.
     pub fn leader(&self) -> Option<MemberId> {
-        let answers = self.statuses.values().filter_map(Seen::known);
-        answers
-            .filter_map(|status| status.leader.map(|leader| (status.raft_term, leader)))
+        self.answers()
+            .filter_map(|(_, status)| status.leader.map(|leader| (status.raft_term, leader)))
             .max_by_key(|(term, _)| *term)
             .map(|(_, leader)| leader)
     }

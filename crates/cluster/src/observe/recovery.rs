@@ -85,9 +85,8 @@ pub(super) async fn ask(
     if observed.cluster_id.is_none() || observed.members.known().is_some() {
         return;
     }
-    let answer = observed.statuses.iter();
-    let answer = answer.filter(|(_, seen)| seen.known().is_some());
-    let urls = answer.filter_map(|(name, _)| snapshot.urls.get(name));
+    let answers = observed.answers();
+    let urls = answers.filter_map(|(name, _)| snapshot.urls.get(name));
     let lists = join_all(urls.map(|url| etcd.local_members(url)));
     let (lists, seed) = tokio::join!(lists, seed(asks_seed, snapshot, observed));
     observed.recovery.local = lists.into_iter().filter_map(Result::ok).collect();

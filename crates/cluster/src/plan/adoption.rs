@@ -168,9 +168,8 @@ fn answer<'a>(
             None
         }
         Seen::Known(list) => {
-            let mut answers = observed.statuses.values().filter_map(Seen::known);
-            let other = answers.find(|status| status.cluster_id != list.cluster_id);
-            let other = other.map(|status| status.cluster_id);
+            let mut answers = observed.answers().map(|(_, status)| status.cluster_id);
+            let other = answers.find(|id| *id != list.cluster_id);
             let other = other.or(recorded.filter(|id| *id != list.cluster_id));
             if let Some(other) = other {
                 let text = format!(

@@ -254,24 +254,16 @@ fn given_up(
             "{left} of the {all} first members have a usable volume, too few to form a cluster"
         ));
     }
-    let running = intent
-        .members
-        .iter()
-        .filter_map(|name| observed.pods.get(name))
-        .filter(|pod| pod.running);
+    let running = first_pods(observed, intent).filter(|pod| pod.running);
     if running.count() >= quorum {
         return None; // The first members form the cluster on their own; changes of the spec are applied afterwards.
     }
-    let made = intent
-        .members
-        .iter()
-        .filter_map(|name| observed.pods.get(name));
-    let outdated = |pod: &&Pod| {
+    let outdated = |pod: &Pod| {
         pod.image != desired.image
             || pod.spec_hash.as_ref() != Some(&desired.spec_hash)
             || pod.difference.resources.is_some()
     };
-    if made.into_iter().any(|pod| outdated(&pod)) {
+    if first_pods(observed, intent).any(outdated) {
         return Some("the spec changed after the first members were created".to_owned());
     }
     let (size, first) = (desired.first, intent.members.len());
@@ -280,11 +272,8 @@ fn given_up(
 }
 
 fn give_up(why: &str, names: &mut NewNames, draft: &mut Draft) {
-    draft.wait(
-        Reason::BootstrapAbandoned,
-        format!("{why}: the bootstrap starts again with new member names"),
-        SOON,
-    );
+    let text = format!("{why}: the bootstrap starts again with new member names");
+    draft.wait(Reason::BootstrapAbandoned, text, SOON);
     if let Some(refused) = &draft.build.desired.refused {
         draft.problem(Reason::NotYetInEffect, refused.clone());
         return;
@@ -319,11 +308,13 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 /// starts at once. A running member has asked the others. After a time limit, the Services get their endpoints in any
 /// case, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
-    let mut pods = intent
-        .members
-        .iter()
-        .filter_map(|name| observed.pods.get(name));
+    let mut pods = first_pods(observed, intent);
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)
+}
+
+fn first_pods<'a>(observed: &'a Observed, intent: &Intent) -> impl Iterator<Item = &'a Pod> {
+    let first = intent.members.iter();
+    first.filter_map(|name| observed.pods.get(name))
 }
 
 fn start_first<'a>(
@@ -379,26 +370,15 @@ fn start_first<'a>(
 
 fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
-    let running = intent
-        .members
-        .iter()
-        .filter_map(|name| observed.pods.get(name))
-        .filter(|pod| pod.running)
-        .count();
-    let pods = intent
-        .members
-        .iter()
-        .filter_map(|name| observed.pods.get(name));
-    let soon = pods
-        .filter(|pod| objects::is_about_to_answer(pod, now))
-        .count();
+    let running = first_pods(observed, intent).filter(|pod| pod.running);
+    let running = running.count();
+    let soon = first_pods(observed, intent).filter(|pod| objects::is_about_to_answer(pod, now));
+    let soon = soon.count();
     let delay = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
-    draft.wait(
-        Reason::Bootstrapping,
-        format!("{running} of {first} first members run; the cluster forms when {quorum} do"),
-        delay,
-    );
+    let text =
+        format!("{running} of {first} first members run; the cluster forms when {quorum} do");
+    draft.wait(Reason::Bootstrapping, text, delay);
 }
 
 /// The first members of the cluster with this token, as its pods and volumes name them.

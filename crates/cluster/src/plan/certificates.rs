@@ -31,6 +31,8 @@ use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Pod, Seen};
 
+pub(super) use rejoin::wait_for_certificates;
+
 /// Minimum time in which clients can load certificates of the new CA.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
 

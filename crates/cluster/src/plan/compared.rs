@@ -20,8 +20,7 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
         false
     };
     if observed.hashes.is_empty() {
-        let revision =
-            |member: &MemberState| Some(observed.statuses.get(&member.name)?.known()?.revision);
+        let revision = |member: &MemberState| Some(observed.answer(&member.name)?.revision);
         draft.asks = view.voters().filter_map(revision).min();
         return wait(
             "the data of the members is being compared".to_owned(),

@@ -18,8 +18,8 @@ use std::collections::BTreeSet;
 
 use crate::action::{Action, Begins, Change, EtcdCall, Kind, Object, Request};
 use crate::certificates::CertificateWrite;
-use crate::plan::certificates::{Keeper, Settled};
-use crate::plan::{BLIND, Draft, STEADY, actions};
+use crate::plan::certificates::{Keeper, Settled, wait_for_certificates};
+use crate::plan::{BLIND, Draft, actions};
 use crate::reason::Reason;
 use crate::snapshot::Observed;
 
@@ -124,8 +124,7 @@ fn hold_back_for_faults(draft: &mut Draft) -> bool {
     let change = draft.forbid_change(|action| starts(action, observed));
     if change.is_some() || draft.chains.len() < before {
         draft.next.clear();
-        let text = "no member is started or restarted until the certificates are valid";
-        draft.wait(Reason::TLSNotReady, text, STEADY);
+        wait_for_certificates(draft);
     }
     true
 }
@@ -181,11 +180,8 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         true
     });
     if draft.chains.len() < before {
-        draft.wait(
-            Reason::AuthorityMissing,
-            "members are started when the certificate authorities exist",
-            BLIND,
-        );
+        let text = "members are started when the certificate authorities exist";
+        draft.wait(Reason::AuthorityMissing, text, BLIND);
     }
     started
 }

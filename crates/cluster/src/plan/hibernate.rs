@@ -71,11 +71,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
          when it is false";
         draft.wait(Reason::Hibernated, text, STEADY);
     } else {
-        draft.wait(
-            Reason::Hibernating,
-            "spec.hibernate is true: the members are being stopped",
-            STEADY,
-        );
+        let text = "spec.hibernate is true: the members are being stopped";
+        draft.wait(Reason::Hibernating, text, STEADY);
     }
     (draft, true)
 }

@@ -7,7 +7,7 @@ use etcd::ClusterId;
 use crate::action::Action;
 use crate::plan::view::View;
 use crate::plan::{Draft, Start, actions};
-use crate::snapshot::{Observed, Seen, Service};
+use crate::snapshot::{Observed, Service};
 
 /// The names of all members of which at least one object exists.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
@@ -24,7 +24,7 @@ pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     if view.members.iter().any(|member| member.name == name) {
         return true;
     }
-    let answer = observed.statuses.get(name).and_then(Seen::known);
+    let answer = observed.answer(name);
     let answer = answer.filter(|status| status.cluster_id == view.list.cluster_id);
     let mut members = view.list.members.iter();
     members.any(|one| one.name == name || answer.is_some_and(|it| it.member_id == one.id))

@@ -123,11 +123,8 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
     }
     let runs = member.pod.is_some_and(|pod| pod.running);
     let delay = if runs { BLIND } else { STEADY };
-    draft.wait(
-        Reason::MemberUnhealthy,
-        format!("{}: {why}", member.name),
-        delay,
-    );
+    let text = format!("{}: {why}", member.name);
+    draft.wait(Reason::MemberUnhealthy, text, delay);
 }
 
 /// Reports members that other software added and that never started. The quorum depends on them if they are voters.
@@ -199,11 +196,8 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     };
     // Invariant 3 (quorum guard).
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
-        draft.wait(
-            Reason::QuorumAtRisk,
-            format!("{} is not removed ({}): {risk}", dead.name, dead.why()),
-            SHORTLY,
-        );
+        let text = format!("{} is not removed ({}): {risk}", dead.name, dead.why());
+        draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return true;
     }
     remove_voter(view, dead, dead.why(), draft)

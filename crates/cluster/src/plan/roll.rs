@@ -24,9 +24,7 @@ use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{BLIND, Draft, Explanation, SHORTLY, drain};
 use crate::reason::Reason;
-use crate::snapshot::{
-    Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Seen, Trouble,
-};
+use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Trouble};
 
 /// Number of log entries by which a member may lag and still counts as caught up. The entries differ because clients
 /// write while the operator calls the members.
@@ -227,11 +225,8 @@ fn at_rest(view: &View, draft: &mut Draft) -> bool {
     }
     let mut members = view.members.iter();
     if let Some(why) = members.find_map(|member| unsettled(observed, view, member)) {
-        draft.wait(
-            Reason::RollWaits,
-            format!("the next member is changed later: {why}"),
-            SHORTLY,
-        );
+        let text = format!("the next member is changed later: {why}");
+        draft.wait(Reason::RollWaits, text, SHORTLY);
         return false;
     }
     true
@@ -243,8 +238,7 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
     let Some(pod) = member.pod else {
         return Some(format!("{name} has no pod"));
     };
-    let answer = observed.statuses.get(name).and_then(Seen::known);
-    let Some(answer) = answer.filter(|_| member.is_healthy()) else {
+    let Some(answer) = observed.answer(name).filter(|_| member.is_healthy()) else {
         let why = match (&member.health, &pod.trouble) {
             (_, Some(trouble)) => trouble.message(),
             (crate::plan::Health::Unhealthy(why), None) => why,
@@ -271,8 +265,7 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
             "{name} runs etcd {runs}, but its pod specifies {made}"
         ));
     }
-    let indices =
-        |member: &MemberState| Some(observed.statuses.get(&member.name)?.known()?.raft_index);
+    let indices = |member: &MemberState| Some(observed.answer(&member.name)?.raft_index);
     let newest = view.voters().filter_map(indices).max().unwrap_or_default();
     let applied = answer.raft_applied_index;
     (applied + CAUGHT_UP < newest)
@@ -286,7 +279,7 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
 fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
     let (_, observed, now) = draft.build.inputs();
     let answers = view.members.iter().filter_map(|member| {
-        let status = observed.statuses.get(&member.name)?.known()?;
+        let status = observed.answer(&member.name)?;
         Some((member, status, EtcdVersion::parse(&status.version).ok()?))
     });
     let answers: Vec<_> = answers.collect();

@@ -12,7 +12,7 @@ use crate::plan::versions::{self, current_version};
 use crate::plan::view::{self, Data, MemberState, View};
 use crate::plan::{Draft, Start, State};
 use crate::reason::Reason;
-use crate::snapshot::{Intent, Observed, Pod, Role, Seen, Service};
+use crate::snapshot::{Intent, Observed, Pod, Role, Service};
 
 /// Starts members that were added to etcd and do not run. If the local list is stale, etcd finds another list at its
 /// start and exits. Also returns the names of the members that this phase handles.
@@ -119,7 +119,7 @@ fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &Memb
     };
     let first = if one.id == second.id() { other } else { one };
     let answers = |name: &String| {
-        let status = observed.statuses.get(name).and_then(Seen::known);
+        let status = observed.answer(name);
         let itself = status.is_some_and(|status| {
             status.member_id == first.id && status.cluster_id == list.cluster_id
         });
@@ -138,6 +138,7 @@ mod tests {
     use super::*;
     use crate::plan::tests::scene::{self, Scene};
     use crate::plan::tests::writes::Write;
+    use crate::snapshot::Seen;
 
     /// The second member was added to `a`. Only `a` answers, and it has no leader.
     fn added(durable: bool) -> Scene {

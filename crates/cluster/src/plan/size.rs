@@ -85,21 +85,15 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         return false;
     }
     let Some(victim) = replaced.or_else(|| victim(view)) else {
-        draft.wait(
-            Reason::NoMemberToRemove,
-            "every remaining member is the leader or an external member",
-            STEADY,
-        );
+        let text = "every remaining member is the leader or an external member";
+        draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
     if victim.votes() {
         // Invariant 3 (quorum guard).
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
-            draft.wait(
-                Reason::QuorumAtRisk,
-                format!("{} is not removed: {risk}", victim.name),
-                SHORTLY,
-            );
+            let text = format!("{} is not removed: {risk}", victim.name);
+            draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
             return true;
         }
         // Invariant 2: the member that was changed last must be healthy before the next change.
@@ -155,11 +149,8 @@ fn wait_for_all(
     let pod = draft.build.observed.pods.get(&member.name);
     let starts = pod.is_some_and(|pod| pod.running);
     let delay = if starts { SHORTLY } else { STEADY };
-    draft.wait(
-        Reason::VoterNotHealthy,
-        format!("{what} when {} is healthy", member.name),
-        delay,
-    );
+    let text = format!("{what} when {} is healthy", member.name);
+    draft.wait(Reason::VoterNotHealthy, text, delay);
     true
 }
 
@@ -190,28 +181,16 @@ pub(super) fn wait_for_connections(view: &View, draft: &mut Draft) -> bool {
 /// Invariant 4: promotes learners that have caught up, one at a time (invariant 2).
 pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
-    let newest = |member: &&MemberState| {
-        observed
-            .statuses
-            .get(&member.name)
-            .and_then(|seen| seen.known())
-            .map(|s| s.raft_index)
-    };
-    let committed = view
-        .voters()
-        .filter_map(|member| newest(&member))
-        .max()
-        .unwrap_or(u64::MAX);
+    let index = |member: &MemberState| Some(observed.answer(&member.name)?.raft_index);
+    let committed = view.voters().filter_map(index).max().unwrap_or(u64::MAX);
     let mut ready: Option<&MemberState> = None;
     for member in view
         .learners()
         .filter(|member| member.data != Data::Elsewhere)
     {
-        let has = observed
-            .statuses
-            .get(&member.name)
-            .and_then(|seen| seen.known())
-            .map(|s| s.raft_applied_index)
+        let answer = observed.answer(&member.name);
+        let has = answer
+            .map(|status| status.raft_applied_index)
             .or(member.follows)
             // A learner that is not reported as started is not promoted: `second` treats a voter without a reported
             // start as a member that was added as a voter.
@@ -256,11 +235,8 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         .voters()
         .map(|member| (member.id(), takes_part(member)));
     if let Some(risk) = Quorum::new(voters).unsafe_with_one_more() {
-        draft.wait(
-            Reason::QuorumAtRisk,
-            format!("{} is not promoted: {risk}", member.name),
-            SHORTLY,
-        );
+        let text = format!("{} is not promoted: {risk}", member.name);
+        draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return false;
     }
     let promotion = actions::promote(&member.name, member.id());
@@ -311,11 +287,8 @@ pub(super) fn grow(
     }
     // etcd rejects an addition unless every voter has been connected for 5 s.
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {
-        draft.wait(
-            Reason::VoterNotHealthy,
-            format!("a member is added when {} is healthy", member.name),
-            BLIND,
-        );
+        let text = format!("a member is added when {} is healthy", member.name);
+        draft.wait(Reason::VoterNotHealthy, text, BLIND);
         return true;
     }
     if wait_for_connections(view, draft) {
@@ -328,19 +301,13 @@ pub(super) fn grow(
                 .is_some_and(|pod| pod.trouble.is_none() && pod.restarts == 0)
     };
     if let Some(member) = view.members.iter().find(joining) {
-        draft.wait(
-            Reason::MemberJoining,
-            format!("a member is added when {} has joined", member.name),
-            SHORTLY,
-        );
+        let text = format!("a member is added when {} has joined", member.name);
+        draft.wait(Reason::MemberJoining, text, SHORTLY);
         return true;
     }
     if !rules.several_learners && view.learners().next().is_some() {
-        draft.wait(
-            Reason::OneLearnerAtATime,
-            "etcd before 3.6 accepts one learner at a time",
-            SHORTLY,
-        );
+        let text = "etcd before 3.6 accepts one learner at a time";
+        draft.wait(Reason::OneLearnerAtATime, text, SHORTLY);
         return true;
     }
     let additions = names

@@ -20,7 +20,7 @@ use crate::plan::conflicts::Earlier;
 use crate::plan::view::{Health, MemberState, View};
 use crate::plan::{BLIND, Draft, SHORTLY, drain};
 use crate::reason::Reason;
-use crate::snapshot::{Pod, Seen};
+use crate::snapshot::Pod;
 use crate::upkeep::Call;
 
 pub(super) use alarms::corrupt_members;
@@ -79,7 +79,7 @@ impl Run<'_> {
         let voters = self.view.voters();
         voters
             .map(|member| {
-                let status = observed.statuses.get(&member.name).and_then(Seen::known)?;
+                let status = observed.answer(&member.name)?;
                 Some((member, status))
             })
             .collect()
@@ -289,7 +289,7 @@ impl Run<'_> {
             .members
             .iter()
             .find(|member| member.name == last.name);
-        let status = observed.statuses.get(&last.name).and_then(Seen::known);
+        let status = observed.answer(&last.name);
         let error = match (&observed.upkeep.call, member) {
             (_, None) => Some("it is no longer a member".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),

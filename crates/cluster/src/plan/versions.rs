@@ -10,7 +10,7 @@ use member::VARIABLE_MAX_LEARNERS;
 
 use crate::plan::replaced;
 use crate::plan::view::{MemberState, View, name_of};
-use crate::snapshot::{Desired, Disk, Observed, Pod, Seen};
+use crate::snapshot::{Desired, Disk, Observed, Pod};
 
 /// The planned change of the members' version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) enum Downgrade {
 /// The version that a member runs: the version in its own answer. Without an answer, the last version known to have
 /// run.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
-    let answer = observed.statuses.get(name).and_then(Seen::known);
+    let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
     let before = || {
         let changed = pod.changed.as_ref()?;
@@ -69,7 +69,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
     let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
     // External members of the cluster that this cluster joins also count: new members must be compatible with them.
     let elsewhere = observed.elsewhere.keys();
-    let answers = elsewhere.filter_map(|name| observed.statuses.get(name)?.known());
+    let answers = elsewhere.filter_map(|name| observed.answer(name));
     let answers = answers.filter_map(|status| EtcdVersion::parse(&status.version).ok());
     pods.filter_map(|(name, pod)| runs(observed, name, pod))
         .chain(answers)
@@ -140,13 +140,9 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let Some(target) = &course.target else {
         return Downgrade::None;
     };
-    let answers = || {
-        observed
-            .statuses
-            .iter()
-            .filter_map(|(name, seen)| Some((name, seen.known()?)))
-    };
-    let allowed = answers().find_map(|(_, status)| minor_of(status.downgrade.as_ref()?));
+    let allowed = observed
+        .answers()
+        .find_map(|(_, status)| minor_of(status.downgrade.as_ref()?));
     let wanted = target.minor();
     match allowed {
         None if course.direction == Some(UpgradeDirection::Down) => {
@@ -160,7 +156,7 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
         )),
         Some(_) => {
             let newer = |version: &str| minor_of(version).is_some_and(|minor| minor > wanted);
-            let lags = answers().find(|(_, status)| {
+            let lags = observed.answers().find(|(_, status)| {
                 let disk = status.storage_version.as_ref();
                 newer(&status.version) && disk.and_then(minor_of) != Some(wanted)
             });
@@ -246,13 +242,9 @@ pub struct VersionRules {
 impl VersionRules {
     /// Computes the rules from the answers of the members, or from the version of their pods.
     pub fn new(observed: &Observed, fallback: &str) -> Self {
-        let answered = observed
-            .statuses
-            .values()
-            .filter_map(Seen::known)
-            .map(|status| status.version.as_str());
-        let lowest = answered
-            .filter_map(minor)
+        let lowest = observed
+            .answers()
+            .filter_map(|(_, status)| minor(&status.version))
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));

@@ -101,12 +101,8 @@ fn tls_ready(report: &Report) -> Option<Finding> {
 fn available(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Available;
     let Some(cluster_id) = report.observed.cluster_id else {
-        return finding(
-            kind,
-            false,
-            Reason::Bootstrapping,
-            "the cluster has not formed yet",
-        );
+        let text = "the cluster has not formed yet";
+        return finding(kind, false, Reason::Bootstrapping, text);
     };
     if let Some((reason, text)) = hibernation(report) {
         return finding(kind, false, reason, text);
@@ -117,32 +113,25 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
             let text = format!("{healthy} of {voters} voters of cluster {cluster_id} are healthy");
             match shut(report.observed) {
                 None => finding(kind, true, Reason::QuorumHealthy, text),
-                Some(why) => finding(
-                    kind,
-                    false,
-                    Reason::NoEndpoint,
-                    format!("{text}, but {why}"),
-                ),
+                Some(why) => {
+                    let text = format!("{text}, but {why}");
+                    finding(kind, false, Reason::NoEndpoint, text)
+                }
             }
         }
         (None, crate::snapshot::Seen::Unknown(why)) => {
-            let lost = report
-                .plan
-                .problems
-                .iter()
-                .find(|problem| problem.reason == Reason::QuorumLost);
+            let mut problems = report.plan.problems.iter();
+            let lost = problems.find(|problem| problem.reason == Reason::QuorumLost);
             let text = lost.map_or_else(
                 || format!("no quorum answers: {why}"),
                 |problem| problem.message.clone(),
             );
             finding(kind, false, Reason::QuorumLost, text)
         }
-        (None, _) => finding(
-            kind,
-            false,
-            Reason::ForeignCluster,
-            "the members belong to another cluster",
-        ),
+        (None, _) => {
+            let text = "the members belong to another cluster";
+            finding(kind, false, Reason::ForeignCluster, text)
+        }
     }
 }
 
@@ -170,20 +159,12 @@ fn progressing(report: &Report) -> Finding {
         return finding(kind, reason == Reason::Hibernating, reason, text);
     }
     if report.desired.paused {
-        return finding(
-            kind,
-            false,
-            Reason::Paused,
-            "spec.paused is true: nothing is changed",
-        );
+        let text = "spec.paused is true: nothing is changed";
+        return finding(kind, false, Reason::Paused, text);
     }
     if report.observed.claimed_by.is_some() {
-        return finding(
-            kind,
-            true,
-            Reason::Restoring,
-            "an EtcdRestore prepares this cluster",
-        );
+        let text = "an EtcdRestore prepares this cluster";
+        return finding(kind, true, Reason::Restoring, text);
     }
     if let Some(next) = &plan.next {
         return finding(kind, true, Reason::InProgress, next.clone());
@@ -191,24 +172,18 @@ fn progressing(report: &Report) -> Finding {
     match (plan.waiting_for.first(), plan.problems.first()) {
         (Some(waiting), _) => finding(kind, true, waiting.reason, waiting.message.clone()),
         (None, Some(problem)) => finding(kind, false, problem.reason, problem.message.clone()),
-        (None, None) => finding(
-            kind,
-            false,
-            Reason::AsDesired,
-            "the cluster matches the spec",
-        ),
+        (None, None) => {
+            let text = "the cluster matches the spec";
+            finding(kind, false, Reason::AsDesired, text)
+        }
     }
 }
 
 fn degraded(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Degraded;
     if let Some(problem) = report.plan.problems.first() {
-        let all: Vec<&str> = report
-            .plan
-            .problems
-            .iter()
-            .map(|problem| problem.message.as_str())
-            .collect();
+        let all = report.plan.problems.iter();
+        let all: Vec<&str> = all.map(|problem| problem.message.as_str()).collect();
         return finding(kind, true, problem.reason, all.join("; "));
     }
     if let Some(text) = &report.failure {
@@ -217,25 +192,14 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
     let awake = hibernation(report).is_none();
     if awake && report.observed.cluster_id.is_some() && report.observed.claimed_by.is_none() {
         let Some(view) = view else {
-            return finding(
-                kind,
-                true,
-                Reason::QuorumLost,
-                "no quorum of the members answers",
-            );
+            let text = "no quorum of the members answers";
+            return finding(kind, true, Reason::QuorumLost, text);
         };
-        let down: Vec<&str> = view
-            .voters()
-            .filter(|member| member.is_down())
-            .map(|member| member.name.as_str())
-            .collect();
+        let down = view.voters().filter(|member| member.is_down());
+        let down: Vec<&str> = down.map(|member| member.name.as_str()).collect();
         if !down.is_empty() {
-            return finding(
-                kind,
-                true,
-                Reason::MemberDown,
-                format!("not healthy: {}", down.join(", ")),
-            );
+            let text = format!("not healthy: {}", down.join(", "));
+            return finding(kind, true, Reason::MemberDown, text);
         }
     }
     finding(kind, false, Reason::AsDesired, "no problem is known")
@@ -245,38 +209,21 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
     let kind = ConditionType::Scaling;
     let size = report.desired.size;
     let Some(view) = view.filter(|_| report.observed.cluster_id.is_some()) else {
-        return finding(
-            kind,
-            false,
-            Reason::AsDesired,
-            "no members are being added or removed",
-        );
+        let text = "no members are being added or removed";
+        return finding(kind, false, Reason::AsDesired, text);
     };
     let members = view.members.len();
     let replaces = is_true(&before.conditions, &ConditionType::Recovering) || is_short(view);
+    let text = format!("{members} members, {size} wanted");
     if members > size {
-        return finding(
-            kind,
-            true,
-            Reason::RemovingMembers,
-            format!("{members} members, {size} wanted"),
-        );
+        return finding(kind, true, Reason::RemovingMembers, text);
     }
     let voters = view.voters().count();
     if voters < size && !replaces {
-        return finding(
-            kind,
-            true,
-            Reason::AddingMembers,
-            format!("{voters} voters, {size} wanted"),
-        );
+        let text = format!("{voters} voters, {size} wanted");
+        return finding(kind, true, Reason::AddingMembers, text);
     }
-    finding(
-        kind,
-        false,
-        Reason::AsDesired,
-        format!("{members} members, {size} wanted"),
-    )
+    finding(kind, false, Reason::AsDesired, text)
 }
 
 fn is_short(view: &View) -> bool {
@@ -297,29 +244,17 @@ fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) 
         .voters()
         .find(|member| member.is_lost() || member.leaves())
     {
-        return finding(
-            kind,
-            true,
-            Reason::ReplacingMember,
-            format!("{} is being replaced: {}", member.name, member.why()),
-        );
+        let text = format!("{} is being replaced: {}", member.name, member.why());
+        return finding(kind, true, Reason::ReplacingMember, text);
     }
     if let Some(member) = view.voters().find(|member| member.is_down()) {
-        return finding(
-            kind,
-            true,
-            Reason::MemberDown,
-            format!("{} is not healthy", member.name),
-        );
+        let text = format!("{} is not healthy", member.name);
+        return finding(kind, true, Reason::MemberDown, text);
     }
     let missing = view.voters().count() < report.desired.size;
     if missing && is_true(&before.conditions, &kind) {
-        return finding(
-            kind,
-            true,
-            Reason::ReplacingMember,
-            "a lost member is being replaced",
-        );
+        let text = "a lost member is being replaced";
+        return finding(kind, true, Reason::ReplacingMember, text);
     }
     finding(kind, false, Reason::AsDesired, "no member is missing")
 }
@@ -328,12 +263,8 @@ fn fields_in_effect(report: &Report) -> Finding {
     let kind = ConditionType::FieldsInEffect;
     let without: Vec<String> = not_in_effect(&report.cluster.spec);
     if without.is_empty() {
-        return finding(
-            kind,
-            true,
-            Reason::AllInEffect,
-            "every field of the spec is in effect",
-        );
+        let text = "every field of the spec is in effect";
+        return finding(kind, true, Reason::AllInEffect, text);
     }
     let text = format!(
         "accepted, but without effect in this release: {}",
@@ -365,10 +296,6 @@ fn advisable(report: &Report) -> Finding {
         );
         return finding(kind, false, Reason::EvenSize, text);
     }
-    finding(
-        kind,
-        true,
-        Reason::AsAdvised,
-        "size and version follow the recommendations",
-    )
+    let text = "size and version follow the recommendations";
+    finding(kind, true, Reason::AsAdvised, text)
 }

@@ -5,7 +5,7 @@ use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};
 
 use crate::plan::{MemberState, View};
-use crate::snapshot::{Observed, Seen};
+use crate::snapshot::Observed;
 
 /// Difference in bytes below which a reported size does not change.
 const SIZE_STEP: i64 = 1 << 20;
@@ -61,12 +61,7 @@ pub(super) fn details(
     let Some(view) = view else {
         return without_list(observed, before);
     };
-    let newest = observed
-        .statuses
-        .values()
-        .filter_map(Seen::known)
-        .map(|status| status.revision)
-        .max();
+    let newest = observed.answers().map(|(_, status)| status.revision).max();
     let mut members: Vec<MemberStatus> = view
         .members
         .iter()
@@ -75,7 +70,7 @@ pub(super) fn details(
                 .member_details
                 .iter()
                 .find(|old| old.name == member.name);
-            let answer = observed.statuses.get(&member.name).and_then(Seen::known);
+            let answer = observed.answer(&member.name);
             detail(
                 member,
                 view.leader == Some(member.id()),

@@ -5,7 +5,6 @@ use api::version::EtcdVersion;
 
 use crate::plan::{Course, course};
 use crate::reason::Reason;
-use crate::snapshot::Seen;
 use crate::status::{Report, finding};
 
 /// Progress of a version change.
@@ -30,7 +29,7 @@ fn progress(report: &Report) -> Option<Progress> {
     let (mut done, mut of, mut under_way) = (0, 0, false);
     for (name, pod) in ours {
         let parse = |text: &String| EtcdVersion::parse(text).ok();
-        let answer = observed.statuses.get(name).and_then(Seen::known);
+        let answer = observed.answer(name);
         let answered = answer.and_then(|status| parse(&status.version));
         let made_for = pod.version.as_ref().and_then(parse);
         let is_target = |version: &EtcdVersion| *version == target;

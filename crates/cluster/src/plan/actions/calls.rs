@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use super::{Builder, Event, action};
 use crate::action::{Action, AuthChange, EtcdCall, Request};
 use crate::reason::Reason;
-use crate::snapshot::Seen;
 
 impl Builder<'_> {
     /// Adds a member. The peer URL is derived from the member's name.
@@ -45,9 +44,8 @@ impl Builder<'_> {
     }
 
     fn answering_voters(&self) -> Vec<String> {
-        let answers = self.observed.statuses.iter();
-        let voters = answers
-            .filter(|(_, answer)| matches!(answer, Seen::Known(status) if !status.is_learner));
+        let voters = self.observed.answers();
+        let voters = voters.filter(|(_, status)| !status.is_learner);
         voters.map(|(name, _)| name.clone()).collect()
     }
 }

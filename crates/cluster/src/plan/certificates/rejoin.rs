@@ -15,7 +15,7 @@ use crate::certificates::Noted;
 use crate::plan::age::age;
 use crate::plan::{BLIND, Draft, STEADY, actions, recovery};
 use crate::reason::Reason;
-use crate::snapshot::{Disk, Pod, Seen};
+use crate::snapshot::{Disk, Pod};
 
 /// Maximum wait for a member that is not ready. A start takes less time.
 const RESTART: Duration = Duration::from_mins(1);
@@ -168,8 +168,7 @@ impl Keeper<'_> {
 
     /// True if a member that does not answer rejects the operator's certificate.
     fn locks_out(&self, member: &str) -> bool {
-        let answer = self.observed.statuses.get(member);
-        let silent = answer.and_then(Seen::known).is_none();
+        let silent = self.observed.answer(member).is_none();
         let own = self.leaf_of(&self.rule.cluster, CertificateUse::Operator);
         let refused = |leaf: &Leaf| {
             !self
@@ -219,7 +218,7 @@ impl Settled {
     }
 }
 
-fn wait_for_certificates(draft: &mut Draft) {
+pub(in crate::plan) fn wait_for_certificates(draft: &mut Draft) {
     let text = "no member is started or restarted until the certificates are valid";
     draft.wait(Reason::TLSNotReady, text, STEADY);
 }
