@@ -1,4 +1,4 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `image`, `packages`, `prose`, `conformance` and `testbed`. This
+//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `packages`, `prose`, `conformance` and `testbed`. This
 //! crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds, because it installs the
 //! packages that the other crates need for compiling.
 
@@ -54,6 +54,10 @@ enum Command {
     /// `bench --dns cache30 cluster --rounds 10 --json FILE`.
     /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
+    /// Break a cluster at random while clients use it, and check what the clients saw; see docs/contributing/testing.md.
+    ///
+    /// The same seed draws the same faults. A failure prints the seed, and keeps the story and the history.
+    Soak(drive::Soak),
     /// Build the image of the operators as a docker-archive, and print its path and its reference.
     Image {
         /// Also load the image into all nodes of the running testbed. The image is never pushed to a registry.
@@ -170,6 +174,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Demo(options) => return drive::program("demo", &options),
         Command::Test(options) => return suite::test(&options),
         Command::Bench(options) => return drive::program("bench", &options),
+        Command::Soak(options) => return drive::soak(&options),
         Command::Packages => {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;
         }
