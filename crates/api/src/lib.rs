@@ -25,6 +25,7 @@ pub mod manifest;
 pub mod names;
 pub mod problem;
 pub mod restore;
+pub mod schedule;
 pub mod storage;
 pub mod version;
 

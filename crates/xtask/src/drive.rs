@@ -1,4 +1,4 @@
-//! The commands `demo` and `bench`. Like `test`, they prepare a cluster and the image, and pass both to the programs of
+//! The commands `demo`, `bench` and `soak`. Like `test`, they prepare a cluster and the image, and pass both to the programs of
 //! the crate `e2e` in environment variables.
 
 use std::path::PathBuf;
@@ -41,6 +41,45 @@ pub(crate) struct Program {
     /// Arguments of the program; `-- --help` lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
+}
+
+/// The options of `cargo xtask soak`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Soak {
+    /// How long to draw faults, in minutes. The last fault is repaired afterwards
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// The seed of the faults, to repeat a soak [default: a new one]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Keep the testbed up at the end.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// `cargo xtask soak`: runs on the testbed only, because it breaks nodes and the API server.
+pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
+    let output = checkout::target()?.join("soak").display().to_string();
+    let minutes = options.minutes.to_string();
+    let mut args = vec![
+        "--minutes".to_owned(),
+        minutes,
+        "--output".to_owned(),
+        output,
+    ];
+    if let Some(seed) = options.seed {
+        args.extend(["--seed".to_owned(), seed.to_string()]);
+    }
+    let place = Where {
+        context: None,
+        keep: options.keep,
+    };
+    let program = Program {
+        place,
+        dns: None,
+        args,
+    };
+    self::program("soak", &program)
 }
 
 /// A cluster with the loaded image.
@@ -100,7 +139,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     })
 }
 
-/// `cargo xtask demo` and `cargo xtask bench`: runs a program of the crate `e2e` on a prepared cluster.
+/// `cargo xtask demo`, `bench` and `soak`: runs a program of the crate `e2e` on a prepared cluster.
 pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     if let ("bench", Some((first, rest))) = (name, options.args.split_first())
         && first == "backup"

@@ -1,6 +1,6 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `image`, `dist`, `packages`, `prose`, `conformance` and `testbed`.
-//! This crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in seconds,
-//! because it installs the packages that the other crates need for compiling.
+//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `dist`, `packages`, `prose`, `conformance` and
+//! `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in
+//! seconds, because it installs the packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
@@ -61,6 +61,10 @@ enum Command {
     /// `bench --dns cache30 cluster --rounds 10 --json FILE`.
     /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
+    /// Break a cluster at random while clients use it, and check what the clients saw; see docs/contributing/testing.md.
+    ///
+    /// The same seed draws the same faults. A failure prints the seed, and keeps the story and the history.
+    Soak(drive::Soak),
     /// Build the image of the operators as a docker-archive, and print its path, its sizes and its reference.
     ///
     /// The program is that of a release. `--profile fast` compiles the program of `demo` and `test`.
@@ -188,6 +192,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Demo(options) => return drive::program("demo", &options),
         Command::Test(options) => return suite::test(&options),
         Command::Bench(options) => return drive::program("bench", &options),
+        Command::Soak(options) => return drive::soak(&options),
         Command::Packages => {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;
         }

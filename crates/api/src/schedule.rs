@@ -1,0 +1,25 @@
+//! A rule for cron expressions that their parser does not have.
+
+/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, and a search for
+/// the next time of an empty list takes seconds. One object with such a schedule would delay all others.
+pub fn has_empty_entry(schedule: &str) -> bool {
+    let mut entries = schedule
+        .split_whitespace()
+        .flat_map(|field| field.split(','));
+    entries.any(str::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_empty_entries_of_lists() {
+        for schedule in [", 3 * * *", "0,,30 3 * * *", "0 3 * * 1,", "0 ,3 * * *"] {
+            assert!(has_empty_entry(schedule), "{schedule}");
+        }
+        for schedule in ["0 3 * * *", "0,30 3 * JAN,FEB 1-5", "@daily", ""] {
+            assert!(!has_empty_entry(schedule), "{schedule}");
+        }
+    }
+}

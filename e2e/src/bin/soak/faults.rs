@@ -1,0 +1,133 @@
+//! Carries out the planned faults.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use e2e::metrics::operator_pods;
+use e2e::soak::Fault;
+use e2e::{Sandbox, Testbed};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+use tokio::time::sleep;
+
+use crate::CLUSTER;
+use crate::story::Story;
+
+/// The Deployments of the operators, in the order of [`Fault::KillOperator`].
+const OPERATORS: [&str; 3] = [
+    "etcd-operator",
+    "etcd-backup-operator",
+    "etcd-restore-operator",
+];
+
+/// Injects a fault, and ends it if it has a duration. Returns the UIDs of the deleted objects.
+pub(crate) async fn inject(
+    fault: Fault,
+    sandbox: &Sandbox,
+    testbed: &Testbed<'_>,
+    story: &Story,
+) -> Result<Vec<String>> {
+    let mut deleted = Vec::new();
+    match fault {
+        Fault::DeletePods {
+            count,
+            pick,
+            graceful,
+        } => {
+            let victims = victims(sandbox, count, pick).await?;
+            let names: Vec<String> = victims.iter().map(ResourceExt::name_any).collect();
+            story.tell(&format!("  fault: {fault}: {}", names.join(" ")));
+            let how = if graceful { "--wait=false" } else { "--now" };
+            let mut words = vec!["delete", "pod", "--ignore-not-found", "--wait=false", how];
+            words.extend(names.iter().map(String::as_str));
+            deleted.extend(victims.iter().filter_map(ResourceExt::uid));
+            sandbox.kubectl(&words).await?;
+        }
+        Fault::KillContainers { count, pick } => {
+            let victims = victims(sandbox, count, pick).await?;
+            kill(testbed, &victims, &fault, story).await;
+        }
+        Fault::LoseVolume { pick } => {
+            let victims = victims(sandbox, 1, pick).await?;
+            let victim = victims.first().context("no pod")?;
+            let name = victim.name_any();
+            let volume = sandbox
+                .api::<PersistentVolumeClaim>()
+                .get_opt(&name)
+                .await?;
+            deleted.extend(
+                victim
+                    .uid()
+                    .into_iter()
+                    .chain(volume.and_then(|it| it.uid())),
+            );
+            story.tell(&format!("  fault: {fault}: {name}"));
+            // Kubernetes keeps the PersistentVolumeClaim while the pod runs.
+            for (kind, how) in [("pvc", "--wait=false"), ("pod", "--now")] {
+                let words = [
+                    "delete",
+                    kind,
+                    &name,
+                    "--ignore-not-found",
+                    "--wait=false",
+                    how,
+                ];
+                sandbox.kubectl(&words).await?;
+            }
+        }
+        Fault::StopNode { pick, seconds } => {
+            let nodes = testbed.nodes();
+            let node = nodes.get(pick % nodes.len().max(1)).context("no node")?;
+            story.tell(&format!("  fault: {fault}: {node}"));
+            testbed.kill_node(node).await?;
+            sleep(Duration::from_secs(seconds)).await;
+            testbed.start_node(node).await?;
+            story.tell(&format!("  {node} is started again"));
+        }
+        Fault::KillOperator { which } => {
+            let operator = OPERATORS.get(which).copied().unwrap_or(OPERATORS[0]);
+            let pods = operator_pods(sandbox, operator).await?;
+            kill(testbed, &pods, &fault, story).await;
+        }
+        Fault::StopApiServer { seconds } => {
+            story.tell(&format!("  fault: {fault}"));
+            testbed.stop_daemon("kube-apiserver").await?;
+            sleep(Duration::from_secs(seconds)).await;
+            testbed.start_daemon("kube-apiserver").await?;
+            story.tell("  the API server is started again");
+        }
+    }
+    Ok(deleted)
+}
+
+/// The pods of members from `pick` on.
+async fn victims(sandbox: &Sandbox, count: usize, pick: usize) -> Result<Vec<Pod>> {
+    let mut pods = sandbox.member_pods(CLUSTER).await?;
+    pods.sort_by_key(ResourceExt::name_any);
+    let first = pick % pods.len().max(1);
+    pods.rotate_left(first);
+    pods.truncate(count);
+    Ok(pods)
+}
+
+/// Kills the running containers of the pods. During a change, a pod may have none.
+async fn kill(testbed: &Testbed<'_>, pods: &[Pod], fault: &Fault, story: &Story) {
+    let running: Vec<Pod> = pods.iter().filter(|pod| runs(pod)).cloned().collect();
+    let names: Vec<String> = running.iter().map(ResourceExt::name_any).collect();
+    story.tell(&format!("  fault: {fault}: {}", names.join(" ")));
+    if let Err(error) = testbed.kill_containers(&running).await {
+        // The container ended by itself in the meantime.
+        story.tell(&format!("  a container was not killed: {error:#}"));
+    }
+}
+
+fn runs(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.container_statuses.as_ref());
+    let mut containers = containers.into_iter().flatten().peekable();
+    containers.peek().is_some()
+        && containers.all(|container| {
+            let state = container.state.as_ref();
+            state.is_some_and(|state| state.running.is_some())
+        })
+}

@@ -1,0 +1,270 @@
+//! Breaks a cluster at random while clients use it, and checks what the clients saw: `cargo xtask soak`.
+//!
+//! The faults depend only on the seed. Their timing depends on the machine, so a repeated seed may take another course.
+
+#![allow(clippy::large_futures)] // One future per soak.
+
+mod changes;
+mod faults;
+mod story;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use e2e::bucket::Bucket;
+use e2e::manifests::aws_secret;
+use e2e::soak::{
+    Clients, Operation, Planner, Recorder, Snapshot, Step, Verdict, WatchRecord, Watcher,
+    check_snapshot, check_watches, linearity, lines,
+};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Env, Sandbox, Testbed, until};
+
+use crate::story::Story;
+
+/// The name of the cluster.
+const CLUSTER: &str = "c";
+/// The watchers that run from the start to the end.
+const WATCHERS: usize = 3;
+/// The operations that must be answered after each step, which shows that the cluster serves.
+const OPERATIONS_AFTER_STEP: usize = 20;
+/// The minor releases of the plan. Each can be upgraded to the next and back.
+const MINORS: [&str; 3] = ["3.5", "3.6", "3.7"];
+
+/// Breaks a cluster at random while clients use it, and checks what the clients saw.
+#[derive(Parser)]
+struct Arguments {
+    /// How long to draw faults. The last one is repaired afterwards.
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// The seed of the faults. Default: a new one.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The folder for the history, the story and the pages of a violation.
+    #[arg(long, default_value = "soak")]
+    output: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let seed = arguments.seed.unwrap_or(clock.as_secs() % 1_000_000);
+    let folder = arguments.output.join(seed.to_string());
+    // Pages of an earlier run would be taken for those of this run.
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let soak = Soak {
+        seed,
+        minutes: arguments.minutes,
+        story: Story::begin(&folder)?,
+        folder,
+    };
+    soak.run().await
+}
+
+struct Soak {
+    seed: u64,
+    minutes: u64,
+    story: Story,
+    folder: PathBuf,
+}
+
+/// What the clients saw.
+#[derive(Default)]
+struct Observed {
+    operations: Vec<Operation>,
+    watchers: Vec<WatchRecord>,
+    snapshots: Vec<Snapshot>,
+}
+
+impl Soak {
+    async fn run(&self) -> Result<()> {
+        let (seed, minutes) = (self.seed, self.minutes);
+        self.story.tell(&format!("seed {seed}, {minutes} minutes"));
+        let sandbox = Sandbox::create("soak").await?;
+        let mut observed = Observed::default();
+        let outcome = Testbed::with_faults(&sandbox, async |testbed| {
+            self.observe(&sandbox, testbed, &mut observed).await
+        })
+        .await;
+        // What was seen before an error may explain it.
+        let checked = self.check(&observed).await;
+        sandbox.delete().await;
+        let problems: Vec<String> = [outcome, checked]
+            .into_iter()
+            .filter_map(|result| result.err().map(|error| format!("{error:?}")))
+            .collect();
+        if problems.is_empty() {
+            self.story.tell(&format!("seed {seed} passed"));
+            return Ok(());
+        }
+        for problem in &problems {
+            self.story.tell(problem);
+        }
+        bail!(
+            "seed {seed} failed. The story, the history and the pages are in {}. To repeat: cargo xtask soak \
+             --minutes {minutes} --seed {seed}",
+            self.folder.display()
+        )
+    }
+
+    async fn observe(
+        &self,
+        sandbox: &Sandbox,
+        testbed: &Testbed<'_>,
+        observed: &mut Observed,
+    ) -> Result<()> {
+        let mut planner = Planner::new(self.seed, &versions(&sandbox.env)?);
+        sandbox.install_operators().await?;
+        let s3 = sandbox.env.s3()?;
+        Bucket::create(s3, &sandbox.namespace).await?;
+        sandbox.apply(&aws_secret(s3, "aws")).await?;
+        sandbox.apply(&changes::cluster(planner.desired())).await?;
+        sandbox
+            .await_members(CLUSTER, planner.desired().size)
+            .await?;
+        let recorder = Recorder::new();
+        let clients = Clients::start(sandbox, CLUSTER, self.seed, &recorder).await?;
+        let watchers: Vec<Watcher> = (0..WATCHERS).map(|_| Watcher::start(&clients, 1)).collect();
+        self.story
+            .tell(&format!("clients use the cluster {:?}", planner.desired()));
+        let end = self.story.elapsed() + Duration::from_mins(self.minutes);
+        let mut broken = Ok(());
+        while broken.is_ok() && self.story.elapsed() < end {
+            let step = planner.step();
+            let number = step.number;
+            let taken = self.take(&step, &planner, sandbox, testbed);
+            broken = match taken.await {
+                Ok(snapshot) => {
+                    observed.snapshots.extend(snapshot);
+                    self.serves(&recorder).await
+                }
+                Err(error) => Err(error),
+            }
+            .with_context(|| format!("step {number}"));
+        }
+        // Also after an error, the history so far is complete and checked.
+        let ended = clients_end(clients, watchers, &recorder, observed).await;
+        broken.and(ended)
+    }
+
+    /// One step of the plan.
+    async fn take(
+        &self,
+        step: &Step,
+        planner: &Planner,
+        sandbox: &Sandbox,
+        testbed: &Testbed<'_>,
+    ) -> Result<Option<Snapshot>> {
+        let mut deleted = Vec::new();
+        self.story.tell(&format!("step {}", step.number));
+        if let Some(change) = &step.change {
+            self.story.tell(&format!("  change: {change}"));
+            changes::begin(change, step.number, sandbox).await?;
+        }
+        if let Some(fault) = step.fault {
+            tokio::time::sleep(step.delay).await;
+            let injected = faults::inject(fault, sandbox, testbed, &self.story);
+            deleted = injected.await.with_context(|| fault.to_string())?;
+        }
+        let settled = changes::settle(planner.desired(), &deleted, sandbox).await;
+        settled.context("the cluster did not recover")?;
+        self.story.tell("  the cluster is as desired");
+        match &step.change {
+            Some(change) => {
+                let ended = changes::end(change, step.number, sandbox, &self.story);
+                ended.await.with_context(|| change.to_string())
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until the clients are served.
+    async fn serves(&self, recorder: &Recorder) -> Result<()> {
+        let before = recorder.answered();
+        until("the clients are served", DEADLINE, async || {
+            let more = recorder.answered() - before;
+            Ok(if more >= OPERATIONS_AFTER_STEP {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(format!("{more} answers"))
+            })
+        })
+        .await
+    }
+
+    async fn check(&self, observed: &Observed) -> Result<()> {
+        let operations = &observed.operations;
+        self.write("history.jsonl", &lines(operations)?)?;
+        for (number, watcher) in observed.watchers.iter().enumerate() {
+            let text = serde_json::to_string_pretty(&watcher.events)?;
+            self.write(&format!("watcher-{number}.json"), &text)?;
+        }
+        self.write(
+            "restored.json",
+            &serde_json::to_string_pretty(&observed.snapshots)?,
+        )?;
+        let unknown = operations.iter().filter(|one| one.end.is_none()).count();
+        let connections: Vec<usize> = observed
+            .watchers
+            .iter()
+            .map(|watcher| watcher.connections)
+            .collect();
+        self.story.tell(&format!(
+            "{} operations, {unknown} with unknown outcome; {} restored clusters; connections of the watchers: \
+             {connections:?}",
+            operations.len(),
+            observed.snapshots.len()
+        ));
+        let mut violations = check_watches(operations, &observed.watchers);
+        let events = observed.watchers.iter().map(|watcher| &watcher.events);
+        let longest = events.max_by_key(|events| events.len());
+        for snapshot in &observed.snapshots {
+            let events = longest.context("there is no watcher")?;
+            violations.extend(check_snapshot(snapshot, events));
+        }
+        match linearity(Path::new("linearize"), operations, &self.folder).await? {
+            Verdict::Linearizable(text) => self.story.tell(&text),
+            Verdict::Violated(text) => violations.push(text),
+        }
+        if violations.is_empty() {
+            self.story.tell("the watches are complete and in order");
+            return Ok(());
+        }
+        bail!("violations:\n{}", violations.join("\n"))
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.folder.join(name);
+        std::fs::write(&path, text).with_context(|| path.display().to_string())
+    }
+}
+
+/// Stops the clients and collects the history. A late watcher reads all events from the first one on.
+async fn clients_end(
+    clients: Clients,
+    watchers: Vec<Watcher>,
+    recorder: &Recorder,
+    observed: &mut Observed,
+) -> Result<()> {
+    let late = Watcher::start(&clients, 1);
+    let finished = clients.finish(recorder).await;
+    observed.operations = recorder.operations();
+    let last = observed.operations.iter().map(|one| one.revision).max();
+    let mut ended = finished;
+    for watcher in watchers.into_iter().chain([late]) {
+        match watcher.finish(last.unwrap_or_default()).await {
+            Ok(record) => observed.watchers.push(record),
+            Err(error) => ended = ended.and(Err(error)),
+        }
+    }
+    ended
+}
+
+/// The newest release of each minor release.
+fn versions(env: &Env) -> Result<Vec<String>> {
+    MINORS.iter().map(|minor| env.newest_of(minor)).collect()
+}

@@ -1,0 +1,43 @@
+//! The story of a soak: what happened, with the time, on standard output and in a file.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// Prints and records lines.
+pub(crate) struct Story {
+    start: Instant,
+    file: Mutex<File>,
+}
+
+impl Story {
+    /// Begins a story in `folder`.
+    pub(crate) fn begin(folder: &Path) -> Result<Self> {
+        let path = folder.join("story.txt");
+        let file = File::create(&path).with_context(|| path.display().to_string())?;
+        Ok(Self {
+            start: Instant::now(),
+            file: Mutex::new(file),
+        })
+    }
+
+    /// The time since the begin.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Adds a line.
+    pub(crate) fn tell(&self, text: &str) {
+        let clock = jiff::Timestamp::now().strftime("%H:%M:%S");
+        let line = format!("{:7.1} s  {clock}  {text}", self.elapsed().as_secs_f64());
+        println!("{line}");
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = writeln!(file, "{line}") {
+            eprintln!("the story cannot be written: {error}");
+        }
+    }
+}
