@@ -1,5 +1,5 @@
-//! The commands `demo`, `bench` and `soak`. Like `test`, they prepare a cluster and the image, and pass both to the programs of
-//! the crate `e2e` in environment variables.
+//! The commands `demo`, `bench` and `soak`. Like `test`, they prepare a cluster and the image, and pass both to the
+//! programs of the crate `e2e` in environment variables.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -77,6 +77,7 @@ pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
     let program = Program {
         place,
         dns: None,
+        profile: Some(Profile::Fast),
         args,
     };
     self::program("soak", &program)

@@ -56,7 +56,7 @@ fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
         ),
         (
             "values.yaml",
-            "  # Repository, with or without a registry. The default exists on no registry: set your own.\n".into(),
+            "  # Repository, with or without a registry. No registry has the default: set the repository of your own image.\n".into(),
             "  # Repository, with or without a registry.\n".into(),
         ),
         (
@@ -71,12 +71,12 @@ fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
         ),
         (
             "values.schema.json",
-            " The default exists on no registry: set your own, for example registry.example.com/etcd-operator.".into(),
+            " No registry has the default: set the repository of your own image, for example registry.example.com/etcd-operator.".into(),
             String::new(),
         ),
         (
             "README.md",
-            " The default exists on no registry: set your own, for example registry.example.com/etcd-operator.".into(),
+            " No registry has the default: set the repository of your own image, for example registry.example.com/etcd-operator.".into(),
             String::new(),
         ),
         (
@@ -96,7 +96,7 @@ fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
         ),
         (
             "README.md",
-            "No image is published: build one with `cargo xtask image`, which prints the repository and the tag.\n".into(),
+            "No image is published. Build the image with `cargo xtask image`. The command prints the values for `REPOSITORY` and `TAG`.\n".into(),
             format!("The default image is `{}`.\n", release.image()),
         ),
         (
@@ -118,8 +118,8 @@ fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
     if let Some(source) = &release.origin.source {
         all.push((
             "Chart.yaml",
-            "# This repository has no public address yet. home is that of etcd; sources has the project that this one succeeds.\n".into(),
-            "# home is that of etcd; sources has this project and the one that it succeeds.\n".into(),
+            "# This repository has no public address yet. home is the site of etcd, and sources names the predecessor of this project.\n".into(),
+            "# home is the site of etcd, and sources names this project and its predecessor.\n".into(),
         ));
         all.push((
             "Chart.yaml",
