@@ -12,7 +12,6 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::writer::{Access, Connection, Route};
 use crate::{DEADLINE, Sandbox, until, wait::Poll};
 
-/// The time between two reads.
 const READ_INTERVAL: Duration = Duration::from_millis(60);
 /// Time limit for one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);

@@ -38,7 +38,7 @@ pub(crate) struct ObserveContext {
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
-    /// The endpoints that namespaces may name.
+    /// The etcd endpoints that each namespace may use in `spec.etcdEndpoints` (`--etcd-endpoints`).
     pub(crate) endpoints: EndpointGrants,
     /// The directory for backups that is mounted in the operator's pod.
     pub(crate) local: Option<LocalStore>,

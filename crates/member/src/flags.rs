@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn joining_member_starts_with_list_from_addition() {
+    fn joining_member_uses_initial_cluster_from_member_add() {
         let arguments = Fixture::default()
             .start(Start::Join {
                 initial_cluster: "a=b,c=d".into(),

@@ -242,8 +242,8 @@ pub(super) fn data(
     service: Option<&Service>,
     may_have_run: bool,
 ) -> Data {
-    // A pod that has mounted its volume can still use a PVC that is being deleted or has lost its volume. A new pod
-    // cannot. A pod on a PVC has no data if the PVC does not exist.
+    // A pod that has mounted its volume keeps the data while the PVC is being deleted or is in phase Lost. A new pod
+    // cannot mount such a PVC. If the PVC of a durable pod does not exist, its data is lost.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;

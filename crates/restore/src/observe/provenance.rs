@@ -284,7 +284,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        // With a known SHA-256 a copy in another location is accepted, but not another increase of the revision.
+        // If the SHA-256 is known, a copy at a different location is accepted. A different `bumpRevision` is still
+        // rejected.
         let known = restore(Some("ffff"), 7);
         assert_eq!(other_backup(&known, &other, &elsewhere, 7), None);
         assert!(other_backup(&known, &right, &here, 0).is_some());

@@ -72,9 +72,9 @@ fn expiry_without_stored_backups_needs_no_second_clock() {
     assert_eq!(plan.action, Action::DeleteBackup);
 }
 
-/// A comparison that was not made removes nothing.
+/// Without an agreed time, retention rules delete no backup.
 #[test]
-fn removal_without_comparison_has_no_job() {
+fn agreed_time_requires_compared_clocks_within_an_hour() {
     let backup = fresh();
     for (snapshot, time) in [
         (Snapshot::default(), None),

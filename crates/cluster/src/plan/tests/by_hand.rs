@@ -131,7 +131,8 @@ fn member_with_changed_peer_urls_is_no_leftover() {
         let down = moved(three(), "b", url).not_running("b");
         assert!(!down.writes().iter().any(destroys), "{url}");
     }
-    // The operator also keeps a pod whose etcd answers as a member of the list, even if the names differ.
+    // The operator also keeps a pod whose etcd reports the ID of a listed member, even if the list has another name for
+    // this member.
     let mut scene = moved(three(), "b", "http://etcd-1.example.com:2380");
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members[1].name = "another".to_owned();

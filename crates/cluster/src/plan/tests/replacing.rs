@@ -216,7 +216,7 @@ fn reports_unstarted_foreign_member_with_remedy() {
         .iter()
         .find(|problem| problem.reason == Reason::ForeignMember)
         .unwrap();
-    for part in ["etcdctl member remove 65", "10.0.0.7", "it has a vote"] {
+    for part in ["etcdctl member remove 65", "10.0.0.7", "It is a voter"] {
         assert!(foreign.message.contains(part), "{}", foreign.message);
     }
 }
