@@ -2,12 +2,16 @@
 //! limited memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../../api/tests/damaged/mod.rs"]
+mod damaged;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use damaged::assert_little_memory;
 use etcd::{Access, Deadlines, Error, Etcd, EtcdClient};
 use futures::StreamExt;
 use h2::SendStream;
@@ -126,20 +130,6 @@ const CLIENT_URL: u8 = 4;
 
 fn client() -> EtcdClient {
     EtcdClient::new(Access::default())
-}
-
-/// Asserts that the process has never used 256 MiB of memory.
-fn assert_little_memory() {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib: u64 = line
-        .unwrap()
-        .split_whitespace()
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
-    assert!(kib < 256 << 10, "{kib} KiB");
 }
 
 #[tokio::test]

@@ -5,19 +5,17 @@
 #[path = "../../api/tests/damaged/mod.rs"]
 mod damaged;
 
+mod clients;
+
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use damaged::{assert_little_memory, bounded, cases, damaged_text};
-use http::HeaderValue;
 use proptest::prelude::*;
 use store::grants::Grant;
-use store::{
-    AbsAccess, AbsCloud, AbsConfig, AbsStore, Error, GcsAccess, GcsConfig, GcsStore, S3Access,
-    S3Config, S3Keys, S3Store, Store,
-};
+use store::{Error, Store};
 use tokio::runtime::Runtime;
 
 /// Longer than the retries of a client.
@@ -82,39 +80,6 @@ impl TestServer {
         });
         Self { endpoint, answer }
     }
-
-    async fn s3(&self) -> S3Store {
-        let config = S3Config {
-            bucket: "bucket".into(),
-            endpoint: Some(self.endpoint.clone()),
-            force_path_style: true,
-            access: S3Access::Keys(S3Keys::new("id", "key")),
-            ..S3Config::default()
-        };
-        S3Store::new(config).await.unwrap()
-    }
-
-    async fn google(&self) -> GcsStore {
-        let config = GcsConfig {
-            bucket: "bucket".into(),
-            endpoint: Some(self.endpoint.clone()),
-            access: GcsAccess::Token(HeaderValue::from_static("Bearer token")),
-        };
-        GcsStore::new(config).await.unwrap()
-    }
-
-    fn azure(&self) -> AbsStore {
-        let config = AbsConfig {
-            container: "bucket".into(),
-            endpoint: Some(self.endpoint.clone()),
-            access: AbsAccess::Key {
-                account: "account".into(),
-                key: "a2V5".into(),
-                cloud: AbsCloud::Public,
-            },
-        };
-        AbsStore::new(&config).unwrap()
-    }
 }
 
 /// A server with one client of each store. All cases of a test share it.
@@ -129,9 +94,9 @@ impl Clients {
         let runtime = Runtime::new().unwrap();
         let server = TestServer::start();
         let stores = runtime.block_on(async {
-            let s3: Box<dyn Store> = Box::new(server.s3().await);
-            let google: Box<dyn Store> = Box::new(server.google().await);
-            let azure: Box<dyn Store> = Box::new(server.azure());
+            let s3: Box<dyn Store> = Box::new(clients::s3(&server.endpoint).await);
+            let google: Box<dyn Store> = Box::new(clients::google(&server.endpoint).await);
+            let azure: Box<dyn Store> = Box::new(clients::azure(&server.endpoint));
             [s3, google, azure]
         });
         Self {

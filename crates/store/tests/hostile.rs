@@ -2,17 +2,19 @@
 //! contains the store and the remedy, and uses limited memory.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+#[path = "../../api/tests/damaged/mod.rs"]
+mod damaged;
+
+mod clients;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use http::HeaderValue;
-use store::{
-    AbsAccess, AbsCloud, AbsConfig, AbsStore, Error, GcsAccess, GcsConfig, GcsStore, S3Access,
-    S3Config, S3Keys, S3Store, Store,
-};
+use damaged::assert_little_memory;
+use store::{AbsStore, Error, GcsStore, S3Store, Store};
 
 const MIB: u64 = 1 << 20;
 
@@ -105,36 +107,15 @@ impl HostileServer {
     }
 
     async fn s3(&self) -> S3Store {
-        let config = S3Config {
-            bucket: "bucket".into(),
-            endpoint: Some(self.endpoint.clone()),
-            force_path_style: true,
-            access: S3Access::Keys(S3Keys::new("id", "key")),
-            ..S3Config::default()
-        };
-        S3Store::new(config).await.unwrap()
+        clients::s3(&self.endpoint).await
     }
 
     async fn google(&self) -> GcsStore {
-        let config = GcsConfig {
-            bucket: "bucket".into(),
-            endpoint: Some(self.endpoint.clone()),
-            access: GcsAccess::Token(HeaderValue::from_static("Bearer token")),
-        };
-        GcsStore::new(config).await.unwrap()
+        clients::google(&self.endpoint).await
     }
 
     fn azure(&self) -> AbsStore {
-        let config = AbsConfig {
-            container: "bucket".into(),
-            endpoint: Some(self.endpoint.clone()),
-            access: AbsAccess::Key {
-                account: "account".into(),
-                key: "a2V5".into(),
-                cloud: AbsCloud::Public,
-            },
-        };
-        AbsStore::new(&config).unwrap()
+        clients::azure(&self.endpoint)
     }
 
     async fn stores(&self) -> [(&'static str, Box<dyn Store>); 3] {
@@ -191,20 +172,6 @@ fn respond(stream: &mut TcpStream, reply: Reply, sent: &AtomicU64) -> Option<()>
             std::thread::sleep(Duration::from_millis(20));
         },
     }
-}
-
-/// Asserts that the process has never used 256 MiB of memory.
-fn assert_little_memory() {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib: u64 = line
-        .unwrap()
-        .split_whitespace()
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
-    assert!(kib < 256 << 10, "{kib} KiB");
 }
 
 /// Asserts that a call failed because of a limit, with a message that contains `expected`.

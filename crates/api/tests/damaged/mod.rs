@@ -104,7 +104,7 @@ pub(crate) fn bounded<T>(parse: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The process never had 256 MiB.
+/// Asserts that the process has never used 256 MiB of memory.
 pub(crate) fn assert_little_memory() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
