@@ -340,6 +340,13 @@ pub enum EtcdCall {
         /// Names of the members to which the call is sent.
         via: Vec<String>,
     },
+    /// Appends entries without effect to the Raft log of a member (invariant 32).
+    AppendEntries {
+        /// Name of the member, to which the call is sent.
+        member: String,
+        /// Index of the entry that the member must have applied.
+        until: u64,
+    },
     /// Disarms an alarm.
     Disarm {
         /// The alarm and its member.

@@ -169,6 +169,7 @@ lists_of_reasons! {
         HeadlessServiceApplied,
         Healthy,
         LeaderMoved,
+        LogPrepared,
         MemberAdded,
         MemberDefragmented,
         MemberPromoted,

@@ -4,6 +4,7 @@
 //! The client makes no decisions about membership. It connects, sends a call within a deadline, and converts the
 //! response.
 
+mod append;
 mod auth;
 mod convert;
 mod deadlines;
@@ -402,6 +403,10 @@ impl Etcd for EtcdClient {
             answer.await.map(|_| ())
         })
         .await
+    }
+
+    async fn append_entries(&self, member: &str, until: u64) -> Result<(), Error> {
+        append::append_entries(self, member, until).await
     }
 
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error> {

@@ -315,6 +315,10 @@ impl Etcd for FakeEtcd {
         })
     }
 
+    async fn append_entries(&self, member: &str, _until: u64) -> Result<(), Error> {
+        self.ask(&[member.to_owned()], true, |_| Ok(()))
+    }
+
     async fn defragment(&self, member: &str) -> Result<(), Error> {
         let via = [member.to_owned()];
         self.ask(&via, false, |state| {

@@ -317,6 +317,22 @@ impl EtcdProcess {
         let _ = self.child.wait();
     }
 
+    /// Stops the process, and starts another release with the same options and data. Does not wait.
+    pub fn change_release(&mut self, programs: &Programs) {
+        self.stop();
+        let log = self.dir.path().join("log");
+        let log = std::fs::File::options().append(true).open(log);
+        let mut command = Command::new(&programs.etcd);
+        command
+            .args(self.command.get_args())
+            .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.expect("a log file"));
+        self.command = command;
+        self.child = self.command.spawn().expect("etcd can be run");
+    }
+
     /// The data directory.
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")

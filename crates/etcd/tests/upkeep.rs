@@ -79,6 +79,48 @@ async fn repairs_full_database() {
     }
 }
 
+/// Invariant 32. If etcd 3.7 serves although the log was not prepared, it can read the log of 3.5, and the invariant and
+/// `append_entries` are unnecessary.
+#[tokio::test]
+async fn invariant_32_etcd_3_7_reads_only_prepared_log_of_3_5() {
+    const SNAPSHOT_COUNT: u64 = 500;
+    let start = Start {
+        flags: vec![format!("--snapshot-count={SNAPSHOT_COUNT}")],
+        ..Start::default()
+    };
+    let client = EtcdClient::new(Access::default());
+    for prepare in [false, true] {
+        let mut etcd = EtcdProcess::start(&Programs::find("3.5"), &start).await;
+        etcd.change_release(&Programs::find("3.6"));
+        assert!(etcd.serves().await);
+        let url = etcd.client_url.clone();
+        let mut user = Client::connect([&url], None).await.unwrap();
+        user.put("key", "value", None).await.unwrap();
+        let ready = async {
+            loop {
+                let status = client.status(&url).await.unwrap();
+                let stored = status.storage_version.clone().unwrap_or_default();
+                if stored.starts_with("3.6") {
+                    return status;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let before = tokio::time::timeout(Duration::from_secs(30), ready);
+        let before = before.await.unwrap();
+        let until = before.raft_index + SNAPSHOT_COUNT + 1;
+        if prepare {
+            client.append_entries(&url, until).await.unwrap();
+            client.append_entries(&url, until).await.unwrap();
+            let after = client.status(&url).await.unwrap();
+            assert!((until..until + 100).contains(&after.raft_applied_index));
+            assert_eq!((after.revision, after.errors), (before.revision, vec![]));
+        }
+        etcd.change_release(&Programs::find("3.7"));
+        assert_eq!(etcd.serves().await, prepare);
+    }
+}
+
 #[tokio::test]
 async fn member_list_stays_readable_during_corrupt_alarm() {
     for minor in MINORS {

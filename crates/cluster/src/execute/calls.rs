@@ -48,6 +48,10 @@ impl ExecuteContext<'_> {
             EtcdCall::Compact { revision, via } => {
                 self.etcd.compact(&self.client_urls(via), *revision).await
             }
+            EtcdCall::AppendEntries { member, until } => {
+                let url = self.client_url(member);
+                self.etcd.append_entries(&url, *until).await
+            }
             EtcdCall::Disarm { alarm, via } => {
                 self.etcd.disarm(&self.client_urls(via), *alarm).await
             }

@@ -50,6 +50,7 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED)
             .and_then(|note| Changed::read(&note)),
         flags: container.map(flags).unwrap_or_default(),
+        snapshot_count: container.and_then(snapshot_count),
         readyz: container.is_some_and(probes_readyz),
         spec_hash: recorded_hash(pod),
         difference: difference(spec, pod),
@@ -215,6 +216,18 @@ fn flags(container: &Container) -> BTreeSet<String> {
     let flags = flags.map(|word| word.split('=').next().unwrap_or_default().to_owned());
     let variables = container.env.iter().flatten().map(|one| one.name.clone());
     flags.chain(variables).collect()
+}
+
+/// The option as a flag or as a variable; in etcd, a flag has priority over its variable.
+fn snapshot_count(container: &Container) -> Option<u64> {
+    let mut words = container.command.iter().chain(&container.args).flatten();
+    let flag = words.find_map(|word| word.strip_prefix("--snapshot-count="));
+    let mut variables = container.env.iter().flatten();
+    let variable = || {
+        let variable = variables.find(|variable| variable.name == "ETCD_SNAPSHOT_COUNT")?;
+        variable.value.as_deref()
+    };
+    flag.or_else(variable)?.parse().ok()
 }
 
 fn probes_readyz(container: &Container) -> bool {

@@ -29,6 +29,10 @@ use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, P
 /// Number of log entries by which a member may lag and still counts as caught up. The entries differ because clients
 /// write while the operator calls the members.
 const CAUGHT_UP: u64 = 500;
+/// The first minor release that cannot read requests of the API v2 in the log.
+const WITHOUT_V2: (u64, u64) = (3, 7);
+/// The default of `--snapshot-count` in etcd 3.6 (`DefaultSnapshotCount` in `server/etcdserver/server.go`).
+const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
 /// Time for which a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
 /// Time in which etcd's leader certainly detects that all members run a later release.
@@ -132,8 +136,33 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     // While the pod has the annotation about an image change, `stopped` deletes it in this plan, and the next change
     // waits.
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
-        change(member, need, draft);
+        let prepares = snapshot_of_log(member, need, draft.build.observed);
+        change(member, need, prepares, draft);
     }
+}
+
+/// Invariant 32: the call after which the member certainly has a snapshot of its log that contains every entry of
+/// before the upgrade; `None` if the new version needs none.
+///
+/// Until etcd 3.5, members write requests of the API v2 to the log, for example at each start. etcd 3.6 reads them,
+/// and 3.7 does not (`Apply` in `server/etcdserver/apply/apply.go`): at its start it reads the log from the last
+/// snapshot on, and crashes at such an entry. etcd 3.6 saves a snapshot after `--snapshot-count` entries. All members
+/// run 3.6 here, so no later entry is such a request.
+fn snapshot_of_log(member: &MemberState, need: &Need, observed: &Observed) -> Option<Action> {
+    let (Need::Image(to) | Need::Pod(to, _)) = need;
+    let runs = EtcdVersion::parse(&observed.answer(&member.name)?.version).ok()?;
+    if to.minor() < WITHOUT_V2 || runs.minor() >= WITHOUT_V2 {
+        return None;
+    }
+    let newest = observed
+        .answers()
+        .map(|(_, status)| status.raft_index)
+        .max()?;
+    let count = member.pod.and_then(|pod| pod.snapshot_count);
+    let count = count
+        .filter(|count| *count > 0)
+        .unwrap_or(DEFAULT_SNAPSHOT_COUNT);
+    Some(actions::append_entries(&member.name, newest + count + 1))
 }
 
 /// True if the change affects the pod of the member itself, and not a replacement.
@@ -194,7 +223,7 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
         let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == version.minor());
         let within = matches!(course.direction, None | Some(UpgradeDirection::Within));
         if touches(member, need) && (within || is_there) {
-            change(member, need, draft);
+            change(member, need, None, draft);
             repaired = true;
         }
     }
@@ -322,9 +351,9 @@ fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> 
     decide(view, vec![actions::downgrade(to)], None, said, draft)
 }
 
-/// Changes one member. The version is first recorded on the member's volume, so that the member starts with the same
-/// version after an interruption.
-fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
+/// Changes one member, after the call that prepares the change. The version is first recorded on the member's volume,
+/// so that the member starts with the same version after an interruption.
+fn change(member: &MemberState, need: &Need, prepares: Option<Action>, draft: &mut Draft) {
     let Some(pod) = member.pod else {
         return;
     };
@@ -336,20 +365,29 @@ fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
             Ok(actions::delete_pod(&member.name, &pod.uid))
         }
     };
-    with_note((&member.name, member.disk), version, change, draft);
+    with_note(
+        (&member.name, member.disk),
+        version,
+        change,
+        prepares,
+        draft,
+    );
 }
 
-/// Adds the change of a member to the plan, after the record of its version on its volume.
+/// Adds the change of a member to the plan, after the call that prepares it and the record of its version on its volume.
 fn with_note(
     (member, disk): (&str, Option<&Disk>),
     version: &EtcdVersion,
     change: Result<Action, Explanation>,
+    prepares: Option<Action>,
     draft: &mut Draft,
 ) {
     let version = version.to_string();
     let disk = disk.filter(|disk| !disk.terminating && disk.version.as_ref() != Some(&version));
     let noted = disk.map(|disk| actions::note_version(member, &disk.uid, &version));
-    draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
+    draft.try_chain(
+        change.map(|change| prepares.into_iter().chain(noted).chain([change]).collect()),
+    );
 }
 
 fn change_image(
@@ -437,7 +475,13 @@ pub(super) fn in_the_dark<'a>(build: Builder<'a>, intent: &Intent) -> Draft<'a> 
             continue;
         }
         let change = change_image((name, pod), target, &mut draft);
-        with_note((name, observed.disks.get(name)), target, change, &mut draft);
+        with_note(
+            (name, observed.disks.get(name)),
+            target,
+            change,
+            None,
+            &mut draft,
+        );
     }
     draft
 }

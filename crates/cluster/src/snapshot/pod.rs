@@ -27,6 +27,8 @@ pub struct Pod {
     pub changed: Option<Changed>,
     /// The flags of etcd and the names of its environment variables, without the values.
     pub flags: BTreeSet<String>,
+    /// The value of etcd's option `--snapshot-count`; `None` if the pod does not set it.
+    pub snapshot_count: Option<u64>,
     /// True if the readiness probe calls `/readyz`, which not every etcd release serves.
     pub readyz: bool,
     /// The hash of the spec from which the pod was built.

@@ -236,6 +236,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
         image: format!("etcd:v{}", pod.start.version),
         changed: None,
         flags: ["ETCD_MAX_LEARNERS".to_owned()].into(),
+        snapshot_count: None,
         readyz: true,
         spec_hash: Some(format!("hash-{}", pod.settings)),
         difference: member::Difference::default(),

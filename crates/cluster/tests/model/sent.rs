@@ -213,6 +213,7 @@ impl Reader<'_> {
             EtcdCall::Downgrade { to } => Write::Downgrade { to },
             EtcdCall::Defragment { member, recorded } => Write::Defragment { member, recorded },
             EtcdCall::Compact { revision, via } => Write::Compact { revision, via },
+            EtcdCall::AppendEntries { member, until } => Write::AppendEntries { member, until },
             EtcdCall::Disarm { alarm, via } => Write::Disarm { alarm, via },
             EtcdCall::Auth { change, .. } => Write::Access(match change {
                 AuthChange::Enable => AccessWrite::Enable,

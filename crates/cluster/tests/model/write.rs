@@ -30,6 +30,7 @@ pub(crate) fn is_for_etcd(write: &Write) -> bool {
             | Write::MoveLeader { .. }
             | Write::Downgrade { .. }
             | Write::Compact { .. }
+            | Write::AppendEntries { .. }
             | Write::Disarm { .. }
             | Write::Defragment { .. }
     )
@@ -45,7 +46,10 @@ impl World {
         let could_come_back = self.can_come_back();
         let keeps_up = matches!(
             write,
-            Write::Compact { .. } | Write::Disarm { .. } | Write::Defragment { .. }
+            Write::Compact { .. }
+                | Write::AppendEntries { .. }
+                | Write::Disarm { .. }
+                | Write::Defragment { .. }
         );
         let answer = if is_for_etcd(write) && !keeps_up {
             self.write_members(write, via)
@@ -91,6 +95,7 @@ impl World {
             Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
             | Write::Compact { .. }
+            | Write::AppendEntries { .. }
             | Write::Disarm { .. }
             | Write::Defragment { .. } => self.fulfil(write),
             Write::DeleteBudget => {

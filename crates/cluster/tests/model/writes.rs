@@ -152,6 +152,10 @@ pub(crate) enum Write {
         revision: i64,
         via: Vec<String>,
     },
+    AppendEntries {
+        member: String,
+        until: u64,
+    },
     Disarm {
         alarm: Alarm,
         via: Vec<String>,

@@ -137,6 +137,18 @@ pub(crate) fn compact(revision: i64, via: Vec<String>) -> Action {
     )
 }
 
+/// Appends entries to the log of a member, so that etcd saves a snapshot of the log.
+pub(crate) fn append_entries(member: &str, until: u64) -> Action {
+    let text = format!("make etcd save a snapshot of the log of {member}");
+    let member = member.to_owned();
+    call(
+        "before-append-entries",
+        Some((Reason::LogPrepared, "Upgrade")),
+        text,
+        EtcdCall::AppendEntries { member, until },
+    )
+}
+
 /// Disarms an alarm.
 pub(crate) fn disarm(alarm: Alarm, via: Vec<String>) -> Action {
     let kind = match alarm.kind {

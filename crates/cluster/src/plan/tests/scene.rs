@@ -222,6 +222,7 @@ impl Scene {
             image: "etcd:v3.6.16".into(),
             changed: None,
             flags: ["ETCD_MAX_LEARNERS".to_owned()].into(),
+            snapshot_count: None,
             readyz: true,
             spec_hash: Some("hash".into()),
             difference: member::Difference::default(),
