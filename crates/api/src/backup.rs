@@ -47,6 +47,8 @@ text_enum! {
     version = "v1beta2",
     kind = "EtcdBackup",
     plural = "etcdbackups",
+    shortname = "etcdb",
+    category = "etcds",
     namespaced,
     doc = "EtcdBackup describes one backup or periodic backups of an etcd cluster.",
     status = "EtcdBackupStatus",

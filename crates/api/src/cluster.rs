@@ -63,6 +63,7 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
     kind = "EtcdCluster",
     plural = "etcdclusters",
     shortname = "etcd",
+    category = "etcds",
     namespaced,
     doc = "EtcdCluster is a cluster of etcd members.",
     status = "EtcdClusterStatus",
@@ -73,21 +74,29 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
         label_selector_path = ".status.selector"
     ),
     printcolumn(name = "Size", type_ = "integer", json_path = ".spec.size", description = "Desired number of members"),
-    printcolumn(name = "Members", type_ = "integer", json_path = ".status.size", description = "Members of the etcd cluster"),
+    printcolumn(name = "Healthy", type_ = "integer", json_path = ".status.healthyMembers", description = "Healthy members"),
     printcolumn(name = "Version", type_ = "string", json_path = ".status.currentVersion", description = "Running version"),
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
-        name = "Available",
+        name = "Ready",
         type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Available\")].status",
-        description = "Whether a quorum of members is healthy"
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status",
+        description = "Whether the cluster is as its spec demands"
     ),
     printcolumn(
         name = "State",
         type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Degraded\")].reason",
-        description = "AsDesired, or the problem: the reason of the condition Degraded"
+        json_path = ".status.state",
+        description = "Ready, or what is going on: the reason of the condition Ready"
     ),
+    printcolumn(
+        name = "Available",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Available\")].status",
+        description = "Whether a quorum of members is healthy",
+        priority = 1
+    ),
+    printcolumn(name = "Members", type_ = "integer", json_path = ".status.size", description = "Members of the etcd cluster", priority = 1),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", priority = 1),
     printcolumn(name = "Leader", type_ = "string", json_path = ".status.leader", priority = 1),
     printcolumn(name = "Next", type_ = "string", json_path = ".status.nextStep", priority = 1),
     printcolumn(name = "Waiting for", type_ = "string", json_path = ".status.waitingFor", priority = 1),

@@ -53,6 +53,12 @@ macro_rules! reasons {
 text_enum! {
     /// Type of a condition.
     ConditionType {
+        /// The object is as its spec demands.
+        Ready = "Ready",
+        /// The operator is making the object as its spec demands. Present only while this is true.
+        Reconciling = "Reconciling",
+        /// The operator cannot continue until a user acts. Present only while this is true.
+        Stalled = "Stalled",
         /// The cluster answers linearizable reads: a quorum of voters is healthy.
         Available = "Available",
         /// The operator is working towards the spec.

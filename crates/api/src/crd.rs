@@ -1,11 +1,29 @@
 //! The CustomResourceDefinitions of the three kinds.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSON,
+};
 use kube::CustomResourceExt;
+use serde_json::json;
 
 use crate::{EtcdBackup, EtcdCluster, EtcdRestore};
 
 /// All three definitions.
 pub fn all() -> Vec<CustomResourceDefinition> {
-    vec![EtcdCluster::crd(), EtcdBackup::crd(), EtcdRestore::crd()]
+    let mut all = vec![EtcdCluster::crd(), EtcdBackup::crd(), EtcdRestore::crd()];
+    all.iter_mut().for_each(default_status);
+    all
+}
+
+/// Gives a new object a status with a generation that no spec has. kstatus takes an object without status and conditions
+/// for ready; with this default, it waits until the operator has written the status.
+fn default_status(definition: &mut CustomResourceDefinition) {
+    for version in &mut definition.spec.versions {
+        let schema = version.schema.as_mut();
+        let properties =
+            schema.and_then(|schema| schema.open_api_v3_schema.as_mut()?.properties.as_mut());
+        if let Some(status) = properties.and_then(|properties| properties.get_mut("status")) {
+            status.default = Some(JSON(json!({ "observedGeneration": -1 })));
+        }
+    }
 }

@@ -24,6 +24,7 @@ pub mod duration;
 pub mod manifest;
 pub mod names;
 pub mod problem;
+pub mod readiness;
 pub mod restore;
 pub mod schedule;
 pub mod storage;

@@ -44,6 +44,8 @@ text_enum! {
     version = "v1beta2",
     kind = "EtcdRestore",
     plural = "etcdrestores",
+    shortname = "etcdr",
+    category = "etcds",
     namespaced,
     doc = "EtcdRestore restores an etcd cluster from a backup.",
     status = "EtcdRestoreStatus",

@@ -1,7 +1,8 @@
 //! Computes the status and the Events from the plan. Pure: the time is an argument.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
-use api::conditions::{ConditionStatus, ConditionType, Finding, find, set};
+use api::conditions::{self, ConditionStatus, ConditionType, Finding, find, set};
+use api::readiness::{Readiness, set_readiness};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -77,7 +78,66 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             &now,
         );
     }
+    let (readiness, reason, message) = readiness(backup, &status, &plan.verdict);
+    let generation = backup.metadata.generation;
+    let text = (reason, message.as_str());
+    set_readiness(&mut status.conditions, readiness, text, generation, &now);
     status
+}
+
+/// Whether the backups are made as the spec demands, from the other conditions. A periodic EtcdBackup is also ready
+/// before its first backup, and while a backup runs.
+fn readiness(
+    backup: &EtcdBackup,
+    status: &EtcdBackupStatus,
+    verdict: &Verdict,
+) -> (Readiness, conditions::Reason, String) {
+    let holds = |kind: ConditionType, status_text: &str| {
+        let found = find(&status.conditions, &kind);
+        let found = found.filter(|condition| condition.status == status_text);
+        found.map(|condition| {
+            let reason = conditions::Reason::from(condition.reason.as_str());
+            (reason, condition.message.clone())
+        })
+    };
+    let periodic = backup.spec.is_periodic();
+    if let Some((reason, message)) = holds(ConditionType::Failed, "True") {
+        // The next backup of a schedule can succeed, but not with a refused spec.
+        let retries = periodic && !matches!(verdict, Verdict::Refused(_));
+        let readiness = if retries {
+            Readiness::Reconciling
+        } else {
+            Readiness::Stalled
+        };
+        return (readiness, reason, message);
+    }
+    if let Verdict::Waiting(trouble) = verdict {
+        return (
+            Readiness::Reconciling,
+            trouble.reason.into(),
+            trouble.message.clone(),
+        );
+    }
+    if let Some((reason, message)) = holds(ConditionType::RetentionApplied, "False") {
+        return (Readiness::Reconciling, reason, message);
+    }
+    let complete = holds(ConditionType::Complete, "True");
+    if periodic {
+        let progress = holds(ConditionType::Progressing, "False");
+        let (reason, message) = progress
+            .or(complete)
+            .unwrap_or_else(|| (Reason::InProgress.into(), IN_PROGRESS.to_owned()));
+        return (Readiness::Ready, reason, message);
+    }
+    match (complete, holds(ConditionType::Complete, "False")) {
+        (Some((reason, message)), _) => (Readiness::Ready, reason, message),
+        (None, Some((reason, message))) => (Readiness::Reconciling, reason, message),
+        (None, None) => (
+            Readiness::Reconciling,
+            Reason::Pending.into(),
+            IN_PROGRESS.to_owned(),
+        ),
+    }
 }
 
 /// Discards the start of an unfinished backup. After the user has corrected or resumed the spec, the operator starts a

@@ -134,11 +134,16 @@ lists_of_reasons! {
         MemberDown,
         NoEndpoint,
         QuorumHealthy,
+        Ready,
+        Recovering,
         RemovingMembers,
         ReplacingMember,
+        Scaling,
         StepFailed,
         Switching,
         UntestedVersion,
+        Updating,
+        Upgrading,
     }
     /// An action of the operator or a change of the cluster, reported as an Event.
     CHANGES {
@@ -230,6 +235,18 @@ impl Reason {
                 | Self::FirstMemberLost
                 | Self::StrangersPresent
                 | Self::BootstrapAbandoned
+        )
+    }
+
+    /// True if the operator waits for a compaction or a defragmentation. Both also run when the cluster matches its
+    /// spec.
+    pub fn is_upkeep(self) -> bool {
+        matches!(
+            self,
+            Self::Compacting
+                | Self::ComparingData
+                | Self::Defragmenting
+                | Self::DefragmentationWaits
         )
     }
 

@@ -6,6 +6,7 @@
 
 mod conditions;
 mod members;
+mod readiness;
 mod version;
 
 #[cfg(test)]
@@ -111,8 +112,12 @@ impl Report<'_> {
             .iter()
             .map(|reason| reason.message.as_str())
             .collect();
+        let member_details = members::details(view.as_ref(), observed, &before);
+        let healthy = member_details.iter().filter(|member| member.healthy);
+        let (conditions, state) = conditions::conditions(self, view.as_ref(), &before, now);
         EtcdClusterStatus {
             observed_generation: cluster.metadata.generation,
+            state: Some(state.text(self)),
             phase: Some(phase),
             reason: desired.invalid.clone(),
             control_paused: desired.paused,
@@ -123,7 +128,8 @@ impl Report<'_> {
                 ready: names(ready),
                 unready: names(unready),
             }),
-            member_details: members::details(view.as_ref(), observed, &before),
+            healthy_members: i32::try_from(healthy.count()).ok(),
+            member_details,
             leader,
             alarms: members::alarms(view.as_ref(), observed, &before),
             certificates: expiry::report(&observed.certificates.expiries, now.0),
@@ -133,7 +139,7 @@ impl Report<'_> {
             client_port: Some(names::CLIENT_PORT.into()),
             next_step: plan.next.clone(),
             waiting_for: waits(plan, &waiting),
-            conditions: conditions::conditions(self, view.as_ref(), &before, now),
+            conditions,
             ..EtcdClusterStatus::default()
         }
     }
@@ -142,9 +148,10 @@ impl Report<'_> {
 /// The reasons for waiting, as one text. If the operator has nothing to wait for but a problem remains, the text
 /// points to the condition.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
-    let idle = plan.step.is_empty() && !plan.problems.is_empty();
     match waiting {
-        [] if idle => Some("manual action required: see the condition Degraded".to_owned()),
+        [] if readiness::needs_user(plan) => {
+            Some("manual action required: see the condition Degraded".to_owned())
+        }
         [] => None,
         _ => Some(waiting.join("; ")),
     }

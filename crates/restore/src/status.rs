@@ -3,6 +3,7 @@
 use api::EtcdRestore;
 use api::backup::Progress;
 use api::conditions::{self, ConditionStatus, ConditionType, Finding};
+use api::readiness::{Readiness, set_readiness};
 use api::restore::{self, AbandonedStatus, EtcdRestoreStatus, RestorePhase};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
@@ -29,6 +30,7 @@ pub fn compute(
         None => plan.state.clone(),
     };
     let (complete, failed) = findings(&state, &status);
+    set_ready(&mut status, (&state, &complete), generation, now);
     for finding in [complete, failed, in_effect(restore)] {
         conditions::set(&mut status.conditions, &finding, generation, now);
     }
@@ -54,6 +56,12 @@ pub fn outdated_definition(
     let mut status = restore.status.clone().unwrap_or_default();
     let state = PlanState::Stuck(Trouble::new(Reason::DefinitionOutdated, error.to_string()));
     let (complete, failed) = findings(&state, &status);
+    set_ready(
+        &mut status,
+        (&state, &complete),
+        restore.metadata.generation,
+        now,
+    );
     for finding in [complete, failed] {
         conditions::set(
             &mut status.conditions,
@@ -137,6 +145,22 @@ fn findings(state: &PlanState, status: &EtcdRestoreStatus) -> (Finding, Finding)
             )
         }
     }
+}
+
+/// Sets the condition `Ready` with the reason and the message of the condition `Complete`.
+fn set_ready(
+    status: &mut EtcdRestoreStatus,
+    (state, complete): (&PlanState, &Finding),
+    generation: Option<i64>,
+    now: &Time,
+) {
+    let readiness = match state {
+        PlanState::Complete => Readiness::Ready,
+        PlanState::Working(_) => Readiness::Reconciling,
+        PlanState::Stuck(_) | PlanState::Halted(_) => Readiness::Stalled,
+    };
+    let text = (complete.reason.clone(), complete.message.as_str());
+    set_readiness(&mut status.conditions, readiness, text, generation, now);
 }
 
 fn in_effect(restore: &EtcdRestore) -> Finding {

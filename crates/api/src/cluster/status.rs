@@ -71,6 +71,10 @@ pub struct EtcdClusterStatus {
     /// Generation of the spec that this status is based on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// What the cluster is doing, in one word: `Ready`, or the reason why the condition `Ready` is false. During a
+    /// version change, the word is followed by both versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
     /// `Creating`, `Running`, `Hibernating`, `Hibernated` or `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
@@ -93,6 +97,9 @@ pub struct EtcdClusterStatus {
     /// Names of the members by readiness.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<MembersStatus>,
+    /// Number of healthy members.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub healthy_members: Option<i32>,
     /// Observed state of each member.
     #[serde(
         default,

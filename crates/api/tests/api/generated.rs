@@ -105,6 +105,16 @@ fn chart_version_matches_workspace() {
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
 }
 
+/// A tool that waits for an object must not take a new object for ready (kstatus).
+#[test]
+fn new_object_has_no_observed_generation_of_a_spec() {
+    for (name, crd) in definitions() {
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let default = &schema["properties"]["status"]["default"];
+        assert_eq!(*default, json!({ "observedGeneration": -1 }), "{name}");
+    }
+}
+
 #[test]
 fn conditions_are_merged_by_type() {
     for (name, crd) in definitions() {

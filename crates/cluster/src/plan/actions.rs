@@ -17,7 +17,8 @@ use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 
 pub(crate) use calls::{
-    compact, defragment, disarm, downgrade, move_leader, promote, remove, update_peer_urls,
+    append_entries, compact, defragment, disarm, downgrade, move_leader, promote, remove,
+    update_peer_urls,
 };
 pub use patches::Label;
 pub(crate) use patches::{

@@ -3,21 +3,24 @@
 
 use api::cluster::{EtcdClusterStatus, not_in_effect};
 use api::conditions::{ConditionType, Finding, is_true, set};
+use api::readiness::set_readiness;
 use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::plan::{MemberState, View};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Observed, Pod};
+use crate::status::readiness::{self, State};
 use crate::status::{Report, finding, version};
 use crate::switch::TlsRollout;
 
+/// The conditions, and the state that the condition `Ready` reports.
 pub(super) fn conditions(
     report: &Report,
     view: Option<&View>,
     before: &EtcdClusterStatus,
     now: &Time,
-) -> Vec<Condition> {
+) -> (Vec<Condition>, State) {
     let findings = [
         available(report, view),
         progressing(report),
@@ -38,20 +41,19 @@ pub(super) fn conditions(
     if certificates.is_none() {
         conditions.retain(|condition| condition.type_ != ConditionType::TlsReady.as_str());
     }
+    let generation = report.cluster.metadata.generation;
+    let state = readiness::state(report, &findings);
+    let text = (state.reason.into(), state.message.as_str());
+    set_readiness(&mut conditions, state.readiness, text, generation, now);
     for finding in findings.iter().chain(&certificates) {
-        set(
-            &mut conditions,
-            finding,
-            report.cluster.metadata.generation,
-            now,
-        );
+        set(&mut conditions, finding, generation, now);
     }
-    conditions
+    (conditions, state)
 }
 
 /// The reason and the text of the hibernation; `None` if the cluster neither hibernates nor is being stopped for
 /// hibernation.
-fn hibernation(report: &Report) -> Option<(Reason, String)> {
+pub(super) fn hibernation(report: &Report) -> Option<(Reason, String)> {
     let mut waiting = report.plan.waiting_for.iter();
     let found = waiting.find(|waiting| waiting.reason.is_hibernation())?;
     Some((found.reason, found.message.clone()))
@@ -61,6 +63,9 @@ fn hibernation(report: &Report) -> Option<(Reason, String)> {
 /// operator manages it.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
+        ConditionType::Ready,
+        ConditionType::Reconciling,
+        ConditionType::Stalled,
         ConditionType::Available,
         ConditionType::Progressing,
         ConditionType::Degraded,

@@ -300,6 +300,75 @@ fn pause_is_visible_in_status() {
     );
 }
 
+/// The condition `Ready` and its companions by the conventions of kstatus, and `status.state`.
+#[test]
+fn ready_only_if_cluster_matches_spec() {
+    let three = || Scene::formed(&["a", "b", "c"]);
+    let changed = |change: &dyn Fn(&mut Scene)| {
+        let mut scene = three();
+        change(&mut scene);
+        scene
+    };
+    let paused = changed(&|scene| scene.desired.paused = true);
+    let mut unformed_paused = Scene::nothing(3);
+    unformed_paused.desired.paused = true;
+    let invalid = changed(&|scene| scene.desired.invalid = Some("spec.size is 9".into()));
+    let upgrading = changed(&|scene| scene.desired.version = "3.7.3".into());
+    let refused = changed(&|scene| scene.desired.version = "3.4.23".into());
+    let restored = changed(&|scene| scene.observed.claimed_by = Some("uid".into()));
+    let unserved = changed(&|scene| scene.observed.shared.client = Kept::AsMade(false));
+    let lost = three().without_pod("a").without_pod("b").silent();
+    let (ready, works, stalls) = ("Ready", "Reconciling", "Stalled");
+    let cases = [
+        (three(), ready, "Ready", "Ready"),
+        (Scene::nothing(3), works, "Bootstrapping", "Bootstrapping"),
+        (
+            Scene::starting(&["a", "b", "c"]),
+            works,
+            "Bootstrapping",
+            "Bootstrapping",
+        ),
+        (three().without_pod("b"), works, "Recovering", "Recovering"),
+        (three().size(5), works, "Scaling", "Scaling"),
+        (three().size(1), works, "Scaling", "Scaling"),
+        (upgrading, works, "Upgrading", "Upgrading 3.6.16→3.7.3"),
+        (restored, works, "Restoring", "Restoring"),
+        (unserved, works, "NoEndpoint", "NoEndpoint"),
+        (paused, ready, "Paused", "Paused"),
+        (unformed_paused, stalls, "Paused", "Paused"),
+        (invalid, stalls, "InvalidSpec", "InvalidSpec"),
+        (refused, stalls, "VersionRefused", "VersionRefused"),
+        (lost, stalls, "QuorumLost", "QuorumLost"),
+    ];
+    for (scene, readiness, reason, state) in cases {
+        let status = report(&scene, None, None);
+        let found = |kind: &ConditionType| find(&status.conditions, kind).is_some();
+        let ready = if readiness == "Ready" {
+            "True"
+        } else {
+            "False"
+        };
+        assert_eq!(is(&status, &ConditionType::Ready), pair(ready, reason));
+        assert_eq!(
+            found(&ConditionType::Reconciling),
+            readiness == works,
+            "{state}"
+        );
+        assert_eq!(
+            found(&ConditionType::Stalled),
+            readiness == stalls,
+            "{state}"
+        );
+        assert_eq!(status.state.as_deref(), Some(state));
+    }
+    let failed = report(&three(), None, Some("exceeded quota"));
+    assert_eq!(
+        is(&failed, &ConditionType::Ready),
+        pair("False", "StepFailed")
+    );
+    assert_eq!(failed.healthy_members, Some(3));
+}
+
 #[test]
 fn failed_step_is_reported() {
     let status = report(

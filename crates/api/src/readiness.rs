@@ -1,0 +1,84 @@
+//! The conditions `Ready`, `Reconciling` and `Stalled`, by the conventions of kstatus (kubernetes-sigs/cli-utils). Tools
+//! that wait for an object read them: `kubectl wait --for=condition=Ready`, `helm --wait`, Flux and Argo CD.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::conditions::{ConditionType, Finding, Reason, set};
+
+/// Whether the object is as its spec demands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// The object is as its spec demands.
+    Ready,
+    /// The operator works on it, or waits for something that ends without a user.
+    Reconciling,
+    /// The operator cannot continue until a user acts.
+    Stalled,
+}
+
+/// Sets the condition `Ready`. Sets `Reconciling` or `Stalled` while it is true, and removes it otherwise, because
+/// kstatus expects these two conditions only while they are true.
+pub fn set_readiness(
+    conditions: &mut Vec<Condition>,
+    readiness: Readiness,
+    (reason, message): (Reason, &str),
+    observed_generation: Option<i64>,
+    now: &Time,
+) {
+    let present = match readiness {
+        Readiness::Ready => None,
+        Readiness::Reconciling => Some(ConditionType::Reconciling),
+        Readiness::Stalled => Some(ConditionType::Stalled),
+    };
+    for kind in [ConditionType::Reconciling, ConditionType::Stalled] {
+        if present.as_ref() != Some(&kind) {
+            conditions.retain(|condition| condition.type_ != kind.as_str());
+        }
+    }
+    let ready = Finding::new(
+        ConditionType::Ready,
+        readiness == Readiness::Ready,
+        reason.clone(),
+        message,
+    );
+    set(conditions, &ready, observed_generation, now);
+    if let Some(kind) = present {
+        let finding = Finding::new(kind, true, reason, message);
+        set(conditions, &finding, observed_generation, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conditions::{find, is_true};
+
+    fn at(seconds: i64) -> Time {
+        Time(k8s_openapi::jiff::Timestamp::from_second(seconds).unwrap())
+    }
+
+    #[test]
+    fn abnormal_conditions_exist_only_while_true() {
+        let mut conditions = Vec::new();
+        let mut report = |readiness, second| {
+            let text = (Reason::InProgress, "x");
+            set_readiness(&mut conditions, readiness, text, Some(1), &at(second));
+            let names: Vec<_> = conditions.iter().map(|it| it.type_.clone()).collect();
+            let since = find(&conditions, &ConditionType::Ready)
+                .unwrap()
+                .last_transition_time
+                .clone();
+            (
+                names,
+                is_true(&conditions, &ConditionType::Ready),
+                since == at(second),
+            )
+        };
+        let names = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let reconciling = report(Readiness::Reconciling, 1);
+        assert_eq!(reconciling, (names(&["Ready", "Reconciling"]), false, true));
+        let stalled = report(Readiness::Stalled, 2);
+        assert_eq!(stalled, (names(&["Ready", "Stalled"]), false, false));
+        assert_eq!(report(Readiness::Ready, 3), (names(&["Ready"]), true, true));
+    }
+}
