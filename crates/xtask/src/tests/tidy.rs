@@ -4,10 +4,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod blocks;
 mod chart;
+mod commands;
 mod conformance;
 mod documents;
 mod imports;
+mod manifests;
+mod schemas;
+mod site;
 
 use crate::checkout::root;
 use crate::prose::in_backticks;

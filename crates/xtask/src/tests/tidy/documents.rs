@@ -150,6 +150,23 @@ fn alerts_use_documented_metrics() {
     }
 }
 
+/// The sources that define the operators' flags.
+const FLAG_SOURCES: [&str; 4] = [
+    "runtime/src/cli.rs",
+    "cluster/src/command.rs",
+    "backup/src/app.rs",
+    "restore/src/command.rs",
+];
+
+/// The flags of the operators.
+pub(super) fn operator_flags() -> BTreeSet<String> {
+    let texts = FLAG_SOURCES.map(|source| {
+        let path = root().join("crates").join(source);
+        fs::read_to_string(path).unwrap()
+    });
+    texts.iter().flat_map(|text| flags(text)).collect()
+}
+
 /// The flags that a source defines with clap attributes.
 fn flags(text: &str) -> Vec<String> {
     let defined = text.split("#[arg(").skip(1);
@@ -175,12 +192,7 @@ fn operator_flags_are_documented() {
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
     let documented = section(&document, "Flags");
     let of_old = section(&document, "Migrate from coreos/etcd-operator");
-    for source in [
-        "runtime/src/cli.rs",
-        "cluster/src/command.rs",
-        "backup/src/app.rs",
-        "restore/src/command.rs",
-    ] {
+    for source in FLAG_SOURCES {
         let text = fs::read_to_string(root().join("crates").join(source)).unwrap();
         let defined = flags(&text);
         assert!(
