@@ -10,6 +10,13 @@ const DOCS: &str = "docs/";
 /// Folder of the site for files from other folders of the repository.
 const OTHERS: &str = "repository/";
 
+/// The new form of a link.
+pub(super) struct Change {
+    pub(super) target: String,
+    /// Replaces the text of the link if that is the name of a page, such as `tls.md`.
+    pub(super) title: String,
+}
+
 /// The path without `.` and `..`. `None` if it leads out of the repository.
 pub(super) fn normalized(path: &str) -> Option<String> {
     let mut parts = Vec::new();
@@ -65,7 +72,10 @@ pub(super) fn listed(contents: &str) -> Result<Vec<String>> {
     changed(contents, |target| {
         let path = normalized(&format!("{DOCS}{target}"));
         found.push(path.with_context(|| format!("{target} is outside of the repository"))?);
-        Ok(target.to_owned())
+        Ok(Change {
+            target: target.to_owned(),
+            title: String::new(),
+        })
     })?;
     Ok(found)
 }
@@ -73,7 +83,7 @@ pub(super) fn listed(contents: &str) -> Result<Vec<String>> {
 /// The text with every link to another file changed by `change`. Links in code blocks stay.
 pub(super) fn changed(
     text: &str,
-    mut change: impl FnMut(&str) -> Result<String>,
+    mut change: impl FnMut(&str) -> Result<Change>,
 ) -> Result<String> {
     let mut result = String::with_capacity(text.len());
     let mut in_code = false;
@@ -88,16 +98,20 @@ pub(super) fn changed(
         result.push_str(parts.next().unwrap_or_default());
         for part in parts {
             let (target, rest) = part.split_once(')').unwrap_or((part, ""));
-            let (file, anchor) = target
-                .find('#')
-                .map_or((target, ""), |at| target.split_at(at));
-            let is_other = !file.is_empty() && !file.contains("://");
-            let file = if is_other {
-                change(file)?
-            } else {
-                file.to_owned()
+            let (file, anchor) = match target.find('#') {
+                Some(at) => target.split_at(at),
+                None => (target, ""),
             };
-            let _ = write!(result, "]({file}{anchor}){rest}");
+            if file.is_empty() || file.contains("://") {
+                let _ = write!(result, "]({target}){rest}");
+                continue;
+            }
+            let change = change(file)?;
+            let start = result.rfind('[').map_or(0, |at| at + 1);
+            if is_page(&result[start..]) {
+                result.replace_range(start.., &change.title);
+            }
+            let _ = write!(result, "]({}{anchor}){rest}", change.target);
         }
     }
     Ok(result)
@@ -128,11 +142,23 @@ mod tests {
 
     #[test]
     fn changes_only_links_to_files() {
-        let text = "[a](b.md#c) [d](#e) [f](https://g.h/i)\n```sh\n[j](k.md)\n```\n[l](m.md)";
-        let found = changed(text, |file| Ok(format!("x/{file}"))).unwrap();
-        let expected =
-            "[a](x/b.md#c) [d](#e) [f](https://g.h/i)\n```sh\n[j](k.md)\n```\n[l](x/m.md)";
-        assert_eq!(found, expected);
+        let change = |file: &str| {
+            Ok(Change {
+                target: format!("x/{file}"),
+                title: "T".to_owned(),
+            })
+        };
+        for (text, expected) in [
+            ("[a](b.md#c) [d](#e)", "[a](x/b.md#c) [d](#e)"),
+            ("[f](https://g.h/i.md)", "[f](https://g.h/i.md)"),
+            (
+                "```sh\n[j](k.md)\n```\n[l](m)",
+                "```sh\n[j](k.md)\n```\n[l](x/m)",
+            ),
+            ("see [b.md](b.md) [c](c.md)", "see [T](x/b.md) [c](x/c.md)"),
+        ] {
+            assert_eq!(changed(text, change).unwrap(), expected);
+        }
     }
 
     #[test]

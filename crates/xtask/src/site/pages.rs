@@ -9,16 +9,17 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use super::links::{changed, folder, in_site, is_page, link, listed, normalized};
+use super::links::{Change, changed, folder, in_site, is_page, link, listed, normalized};
 
 /// The table of contents. Linked pages and files that it does not list are below the README of their folder.
 const CONTENTS: &str = "docs/SUMMARY.md";
 /// The introduction, which has no pages below it.
 const INTRODUCTION: &str = "docs/README.md";
-/// Settings and styles, which are copied unchanged.
-const SETTINGS: [(&str, &str); 2] = [
+/// Settings, styles and scripts, which are copied unchanged.
+const SETTINGS: [(&str, &str); 3] = [
     ("docs/book.toml", "book.toml"),
     ("docs/site.css", "site.css"),
+    ("docs/site.js", "site.js"),
 ];
 
 /// Writes the settings and the pages of the repository `root` into `work`, and returns the paths of all pages in the
@@ -47,7 +48,10 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
             if !all.contains(&file) {
                 all.push(file.clone());
             }
-            Ok(link(&page, &file))
+            Ok(Change {
+                target: link(&page, &file),
+                title: title(root, &file)?,
+            })
         })?;
         put(&source.join(in_site(&page)), &text)?;
     }
@@ -109,7 +113,10 @@ fn summary(contents: &str, below: &BTreeMap<String, Vec<String>>) -> Result<Stri
             let path = normalized(&format!("{}{target}", folder(CONTENTS)));
             let path = path.context("a path outside of the repository")?;
             entries = below.get(&path);
-            Ok(in_site(&path))
+            Ok(Change {
+                target: in_site(&path),
+                title: path.clone(),
+            })
         })?;
         text.push_str(&line);
         text.extend(entries.into_iter().flatten().map(String::as_str));
@@ -176,7 +183,7 @@ mod tests {
                 "docs/a.md",
                 "[b](../b) [c](../b/c/c.yaml) [d](https://d.e)\n",
             ),
-            ("b/README.md", "[a](../docs/a.md#x) [page](page.md)\n"),
+            ("b/README.md", "[a](../docs/a.md#x) [b/page.md](page.md)\n"),
             ("b/page.md", "# A `page`\n"),
             ("b/c/c.yaml", "c: 1\n"),
         ]);
@@ -188,7 +195,7 @@ mod tests {
         );
         assert_eq!(
             read("repository/b/README.md"),
-            "[a](../../a.html#x) [page](../../repository/b/page.html)\n"
+            "[a](../../a.html#x) [A page](../../repository/b/page.html)\n"
         );
         assert!(read("repository/b/c/c.yaml.md").contains("```yaml\nc: 1\n```"));
         assert_eq!(read("repository/b/c/c.yaml"), "c: 1\n");
