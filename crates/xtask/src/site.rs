@@ -84,6 +84,9 @@ fn check_out(folder: &Path) -> Result<()> {
 
 /// Serves the site. mdBook watches the copies of the pages, so changed pages are copied again.
 fn serve(mdbook: &Path, work: &Path, options: &Options) -> Result<()> {
+    // mdBook does not watch files that the nearest .gitignore lists, and that of the checkout lists the target directory.
+    let ignored = work.join(".gitignore");
+    fs::write(&ignored, "").with_context(|| ignored.display().to_string())?;
     let copies = work.to_path_buf();
     thread::spawn(move || {
         loop {
