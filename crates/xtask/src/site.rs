@@ -2,6 +2,7 @@
 //! publishes nothing.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -19,8 +20,8 @@ pub(crate) use pages::write;
 
 /// Time between two checks for changed pages while the site is served.
 const REFRESH: Duration = Duration::from_secs(1);
-/// A file that every built site contains. A folder without this file is never replaced.
-const MARK: &str = "index.html";
+/// A file that mdBook writes into every site. A used folder without this file is never replaced.
+const MARK: &str = "toc.html";
 
 /// Options of `site`.
 #[derive(Debug, Clone, clap::Args)]
@@ -63,7 +64,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     shell::output(&mut build)?;
     let mut check = Command::new(&hyperlink);
-    check.arg("--check-anchors").arg(&out);
+    // The standard output has only the folder of the site.
+    check.arg("--check-anchors").arg(&out).stdout(io::stderr());
     shell::inherit(&mut check).context("the site has dead links")?;
     progress::say("the site is in");
     println!("{}", out.display());
@@ -113,7 +115,7 @@ mod tests {
     fn folder_with_other_files_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         check_out(folder.path()).unwrap();
-        fs::write(folder.path().join("letter.txt"), "").unwrap();
+        fs::write(folder.path().join("index.html"), "").unwrap();
         let error = check_out(folder.path()).unwrap_err().to_string();
         assert!(error.contains("--out"), "{error}");
         fs::write(folder.path().join(MARK), "").unwrap();
