@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::certificates::CertificateWrite;
 use crate::reason::Reason;
 
-/// One request, with the texts that report the request.
+/// One request, and the texts that describe it in logs and Events.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Action {
     /// Name of the failpoint that runs before the request, as in `FAILPOINTS=before-create-pod=panic`.
@@ -24,9 +24,9 @@ pub struct Action {
     pub text: String,
     /// Reason and verb of the Event; `None` for an action that sends no Event.
     pub event: Option<(Reason, &'static str)>,
-    /// The part of the action in the start of a member; `None` if the action starts no member.
+    /// The role of this action in the start of a member; `None` if the action belongs to no start.
     pub start: Option<StartPart>,
-    /// The request.
+    /// The request to the API server or to etcd.
     pub request: Request,
 }
 
@@ -74,10 +74,10 @@ pub type Chain = Vec<Action>;
 /// equals `planned_from` (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The requests of the change, in order. There are several only if learners are added, or if a removal is recorded
-    /// on the PVC before it is sent.
+    /// The requests of the change, in order. A chain has several requests only if it adds learners, or if it records a
+    /// removal on the PVC before it sends the removal.
     pub chain: Chain,
-    /// Names of the members to which the call is sent.
+    /// Names of the members to which the executor sends the call.
     pub via: Vec<String>,
     /// The member list from which the change was planned.
     pub planned_from: Members,
@@ -99,26 +99,28 @@ impl Step {
     }
 }
 
-/// The part of an action in the start of a member. A start first sets a mark on the member's Service. The mark records
+/// The role of an action in the start of a member. A start first sets a mark on the member's Service. The mark records
 /// that a pod of the member may exist (invariants 6 and 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartPart {
-    /// Sets the mark on the Service of this member. If the start fails, the same process may remove the mark.
+    /// Sets the mark on the Service of this member. If a later action of the start fails, this process may remove the
+    /// mark.
     Mark(String),
-    /// Renews the mark of this member that another process has set. This process never removes such a mark.
+    /// Sets a new mark on the Service of this member, which already has the mark of another process. This process never
+    /// removes such a mark.
     MarkAgain(String),
-    /// Follows the mark. The value decides whether a failure of this action removes the mark.
+    /// Comes after the action that sets the mark. The value decides whether a failure of this action removes the mark.
     Follow(Undo),
-    /// Creates the pod of this member again, on the volume that contains the member's data.
+    /// Creates the pod of this member again, on the volume with the member's data.
     Return(String),
 }
 
 /// Condition under which a failed action removes the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
-    /// Any failure of the action: the PVC and the pod of the member are created only by later actions.
+    /// Any failure removes the mark: no PVC and no pod of the member exists before this action.
     Always,
-    /// Only a failure after which the request certainly had no effect.
+    /// Only a failure after which the request certainly had no effect removes the mark.
     IfNotDone,
 }
 
@@ -139,7 +141,7 @@ impl StartPart {
         }
     }
 
-    /// True if the mark is removed after this action failed. `not_done`: the failed request certainly had no effect.
+    /// True if a failure of this action removes the mark. `not_done`: the failed request certainly had no effect.
     pub fn is_undone(&self, not_done: bool) -> bool {
         match self {
             Self::Follow(Undo::Always) => true,
@@ -154,8 +156,8 @@ impl StartPart {
 pub enum Request {
     /// Creates the object. The request fails if an object of the same name exists.
     Create(Object),
-    /// Applies the object (server-side apply). If the object contains a UID, the request does not change a newer
-    /// object of the same name.
+    /// Applies the object (server-side apply). If the object contains a UID, the request never changes a later object
+    /// of the same name.
     Apply(Object),
     /// Patches an object.
     Patch(Patch),
@@ -227,7 +229,8 @@ pub struct Patch {
     pub body: Value,
     /// How the API server merges lists of the body into the object.
     pub form: PatchForm,
-    /// The report if the API server rejects the patch with status 403 or 422; `None` for an ordinary error.
+    /// The report for the user if the API server rejects the patch with status 403 or 422; `None` reports an ordinary
+    /// error.
     pub rejection: Option<Rejection>,
 }
 
@@ -272,7 +275,7 @@ pub struct StatusRecord {
     pub status: Value,
     /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
-    /// The work that starts with this record, if invalid certificates can prevent that work.
+    /// The work that starts with this record; `None` for work that invalid certificates cannot prevent.
     pub begins: Option<Begins>,
 }
 
@@ -285,7 +288,7 @@ pub enum Begins {
     Recovery,
 }
 
-/// A call to etcd. The call names members; the executor resolves their client URLs.
+/// A call to etcd. The call contains member names; the executor finds the client URLs of these members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdCall {
     /// Adds a member.
@@ -318,7 +321,7 @@ pub enum EtcdCall {
     MoveLeader {
         /// Name of the current leader, to which the call is sent.
         from: String,
-        /// The ID of the next leader.
+        /// ID of the next leader.
         id: MemberId,
     },
     /// Enables a downgrade of etcd to the previous minor release, or cancels it.
@@ -335,7 +338,7 @@ pub enum EtcdCall {
     },
     /// Compacts etcd's history.
     Compact {
-        /// The revision: etcd deletes the history before it.
+        /// The first revision that etcd keeps: etcd deletes the history before it.
         revision: i64,
         /// Names of the members to which the call is sent.
         via: Vec<String>,
@@ -349,7 +352,7 @@ pub enum EtcdCall {
     },
     /// Changes etcd's authentication.
     Auth {
-        /// The change.
+        /// The setting to change.
         change: AuthChange,
         /// Names of the members to which the call is sent.
         via: Vec<String>,
@@ -372,7 +375,8 @@ pub enum AuthChange {
 pub enum Passwords {
     /// Records the desired password.
     Record {
-        /// True if the record also keeps the earlier passwords, because etcd may still have one of them.
+        /// True if the record also keeps the earlier passwords, because the user root may still have an earlier
+        /// password in etcd.
         others: bool,
     },
     /// Deletes the record.

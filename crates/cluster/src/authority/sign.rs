@@ -23,7 +23,7 @@ pub(crate) struct Made {
     pub(crate) key: Vec<u8>,
 }
 
-/// The content of a certificate.
+/// The properties of a certificate to create.
 #[derive(Clone, Debug)]
 pub(crate) struct Request<'a> {
     /// The subject's common name.
@@ -52,7 +52,7 @@ pub(crate) fn authority(scope: CaScope, validity: Duration, now: Timestamp) -> R
     })
 }
 
-/// Creates a certificate that the CA with this certificate and key signs.
+/// Creates a certificate, signed by the given CA certificate and key.
 pub(crate) fn leaf(
     request: &Request<'_>,
     (signer, signer_key): (&Certificate, &[u8]),
