@@ -114,8 +114,8 @@ pub(crate) fn downgrade(to: Option<String>) -> Action {
     )
 }
 
-/// Defragments one member. The call has no Event because it can take minutes: the records before and after the call
-/// have Events.
+/// Defragments one member. The call has no Event, because it can take minutes: the records in the status before and
+/// after the call have Events.
 pub(crate) fn defragment(member: &str, recorded: Timestamp) -> Action {
     let text = format!("defragment {member}");
     let member = member.to_owned();
