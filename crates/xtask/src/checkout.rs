@@ -13,10 +13,12 @@ use crate::shell;
 /// Contains the run folder of each checkout, and the folder with the claimed slots of all testbeds.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
-/// The root of the checkout that this program was built from.
+/// The root of the checkout where `cargo xtask` or `cargo test` was called. Checkouts can share a target directory, so
+/// the checkout that this program was compiled in can be a different one, and removed.
 pub(crate) fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
+    let here = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    here.ancestors().nth(2).unwrap_or(&here).to_path_buf()
 }
 
 /// The files below a folder, sorted. Hidden folders and target directories are left out.

@@ -9,16 +9,13 @@ mod conformance;
 mod documents;
 mod imports;
 
+use crate::checkout::root;
 use crate::prose::in_backticks;
 
 /// Maximum lines of a function without blank lines and comments (CONTRIBUTING.md).
 const FUNCTION_BUDGET: usize = 100;
 /// Maximum code lines of a file without its inline test module (CONTRIBUTING.md).
 const FILE_BUDGET: usize = 600;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// Adds the files below `directory` with the extension, except in `target` and hidden directories.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
