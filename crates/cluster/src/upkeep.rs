@@ -1,8 +1,9 @@
-//! The planner's view of the members' databases: alarms, the recorded defragmentation, and the call in progress.
+//! The planner's view of the members' databases: the alarms, the defragmentation in the status, and the call in
+//! progress.
 //!
 //! A defragmentation may take minutes. Its call runs outside the reconciles, so that the operator continues to manage
-//! the cluster meanwhile. Only the process that sent the call knows about it. A new process calls the recorded member
-//! again, and etcd runs the second call after the first.
+//! the cluster in the meantime. Only the process that sent the call knows about it. A new process calls the recorded
+//! member again, and etcd runs the second call after the first.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::seen::Seen;
 
-/// A call whose result was not requested for this long belongs to a deleted cluster.
+/// If no reconcile has asked for the result of a call for this long, the cluster of the call was deleted.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The observed state of the members' databases.
@@ -95,7 +96,7 @@ impl Default for UpkeepRule {
     }
 }
 
-/// The defragmentation calls of this process: at most one per cluster, by the cluster's UID.
+/// The defragmentation calls of this process, by the cluster's UID: at most one per cluster.
 #[derive(Debug, Default)]
 pub struct Calls(Mutex<HashMap<String, Under>>);
 

@@ -101,7 +101,7 @@ fn opens_services_once_a_first_member_runs() {
         scene.young(member).not_running(member)
     });
     assert_eq!(opened(&young), [false; 3]);
-    // The Services get endpoints after a time limit, even if the pods are not ready.
+    // After a time limit, the Services get endpoints even if the pods are not ready.
     let slow = young.aged();
     assert_eq!(opened(&slow), [true; 3]);
 }
@@ -282,7 +282,11 @@ fn removes_never_started_member_without_service() {
 #[test]
 fn leaves_foreign_member_unchanged() {
     let scene = Scene::formed(&["a", "b", "c"]).size(3).added("elsewhere");
-    assert_eq!(scene.changes(), [], "none of its own leaves for it");
+    assert_eq!(
+        scene.changes(),
+        [],
+        "no member of this cluster is removed instead"
+    );
 }
 
 #[test]
@@ -457,7 +461,11 @@ fn unschedulable_pod_is_problem_after_a_minute() {
     let pod = scene.observed.pods.get_mut("a").unwrap();
     pod.trouble = Some(Trouble::Unschedulable("no node has 64 cores".into()));
     pod.created = now - Duration::from_secs(30);
-    assert_eq!(scene.plan().problems, [], "a node may be on its way");
+    assert_eq!(
+        scene.plan().problems,
+        [],
+        "an autoscaler may still be adding a node"
+    );
     scene.observed.pods.get_mut("a").unwrap().created = now - Duration::from_secs(90);
     let problem = &scene.plan().problems[0];
     assert_eq!(problem.reason, Reason::Unschedulable);
@@ -543,6 +551,6 @@ fn starts_nothing_if_spec_field_is_unsupported() {
     assert_eq!(
         running.changes(),
         [scene::remove("b")],
-        "a cluster that runs is kept as it is"
+        "a running cluster stays unchanged"
     );
 }
