@@ -58,7 +58,7 @@ fn round_trip<T: Serialize + DeserializeOwned>(text: &[u8]) -> Option<T> {
 }
 
 #[test]
-fn sample_pods_are_read_as_members() {
+fn samples_are_valid() {
     assert!(round_trip::<BackupManifest>(MANIFEST.as_bytes()).is_some());
     for object in objects() {
         let value: serde_json::Value = serde_json::from_slice(&object).unwrap();

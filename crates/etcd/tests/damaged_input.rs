@@ -79,7 +79,7 @@ fn read(database: &[u8], chunk: usize) {
 }
 
 #[test]
-fn sample_pods_are_read_as_members() {
+fn samples_are_valid() {
     for database in databases() {
         let inspected = inspect(&database, PAGE).unwrap();
         assert!(inspected.trailer && inspected.revision > 1);

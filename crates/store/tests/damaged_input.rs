@@ -132,7 +132,7 @@ fn answers() -> impl Strategy<Value = (usize, u16, String)> {
 }
 
 #[test]
-fn sample_pods_are_read_as_members() {
+fn samples_are_valid() {
     let clients = Clients::start();
     for (store, list) in [S3_LIST, GOOGLE_LIST, AZURE_LIST].into_iter().enumerate() {
         let names = clients.list(store, 200, list).unwrap();

@@ -1,5 +1,5 @@
-//! Completes a store's denial of access with the denied identity: the Secret and its field. The denial names neither.
-//! Pure.
+//! Adds the identity to a store's denial of access: the Secret and its field in the spec. The denial itself names
+//! neither. Pure.
 
 use api::EtcdBackup;
 use store::secrets_of;

@@ -18,9 +18,9 @@ pub(crate) const TLS: &str = "/run/backup/tls";
 /// Directory at which the pod mounts the Secret with user and password.
 pub(crate) const AUTH: &str = "/run/backup/auth";
 
-/// Maximum number of kept backups in a report: the same as in `status.backups`.
+/// A report lists at most this number of kept backups, as `status.backups` does.
 const LISTED: usize = 10;
-/// Maximum length of a message in bytes. As JSON, the message still fits into the 4096 bytes of a termination message.
+/// Maximum length of a message in bytes. As JSON, such a message fits into the 4096 bytes of a termination message.
 const MAX_MESSAGE: usize = 2048;
 
 /// A transfer or a removal for a pod. The order contains no credentials, because it is an argument of the pod
@@ -52,8 +52,7 @@ pub enum Task {
         newest: String,
         /// The UIDs of the other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
-        /// The time from which the age of a backup is computed. The clock of the pod's node does not count
-        /// (invariant 9).
+        /// The time with which the ages of backups are computed. The clock of the pod's node is not used (invariant 9).
         now: Timestamp,
     },
     /// Remove all stored backups of this EtcdBackup.
@@ -92,7 +91,7 @@ pub struct Reach {
 }
 
 impl Order {
-    /// Identifies the order among all orders of this EtcdBackup. If an order is repeated, the text is the same.
+    /// A text that identifies the order among all orders of this EtcdBackup. A repeated order has the same text.
     pub fn work_id(&self) -> String {
         match &self.task {
             Task::Store(snapshot) => Self::store_id(snapshot.begun),
@@ -132,7 +131,7 @@ pub enum Report {
     Removed {
         /// Number of deleted backups.
         deleted: usize,
-        /// The newest of the kept backups. Time and revision come from their names.
+        /// The newest of the kept backups. Their times and revisions are read from their names.
         kept: Vec<Numbered>,
     },
     /// The task failed.
@@ -184,7 +183,7 @@ impl Report {
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The newest backup in the order is always kept, but the truncated list may not contain it.
+                // The newest backup in the order is always kept. The truncated list may lack it.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {
@@ -212,7 +211,7 @@ impl Report {
             ),
             _ => Trouble::new(
                 Reason::StepFailed,
-                "the report of the backup pod belongs to another task than its order",
+                "the report of the backup pod does not match the task in its order: delete the pod",
             ),
         }
     }
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn each_order_has_its_own_id() {
+    fn different_orders_have_different_ids() {
         let store = |second| {
             order(Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),

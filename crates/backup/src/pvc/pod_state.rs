@@ -24,7 +24,7 @@ pub(crate) enum PodState {
     Ended(Box<Report>),
 }
 
-/// The state of a pod that was found under the name for this order.
+/// The state of the pod that has the name for this order.
 pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
     if !is_owned(&pod.metadata, &order.uid) {
         return PodState::Foreign;
@@ -36,8 +36,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         .and_then(|container| container.state.clone());
     let deleting = pod.metadata.deletion_timestamp.is_some();
     match state.as_ref().and_then(ended) {
-        // A terminating pod with a failure: the failure was already reported, and the order needs a new pod. A success
-        // always counts.
+        // A terminating pod may have reported a failure. That failure was already handled, and the order needs a new
+        // pod. A reported success always counts.
         Some(report) if !deleting || !matches!(report, Report::Failed { .. }) => {
             return PodState::Ended(Box::new(report));
         }
@@ -87,7 +87,7 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
                 condition.message.unwrap_or_default()
             ),
         )),
-        // The volume may be attached to another node, or its mount may fail. Only the pod's Events contain the reason.
+        // The volume may be attached to another node, or the mount may fail. Only the pod's Events contain the reason.
         (Some((_, message)), None) => PodState::Starting(message),
         (None, None) if status.phase.as_deref() == Some("Pending") => {
             PodState::Starting(String::new())
