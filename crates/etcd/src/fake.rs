@@ -1,7 +1,7 @@
 //! A cluster in memory for the operators' tests. It follows etcd's membership rules and fails on demand.
 //!
-//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it
-//! requires no minimum age of a connection: a member that is up counts as connected.
+//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it does
+//! not require that connections have existed for some time: a member that is up counts as connected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -62,7 +62,7 @@ pub struct FakeState {
     pub pulses: BTreeMap<String, Pulse>,
     /// How long a `status` call takes.
     pub slow: Duration,
-    /// The results of the next calls. `Some` fails a call, `None` lets it succeed.
+    /// The results of the next calls. `Some` makes a call fail, and `None` lets it succeed.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }
@@ -212,7 +212,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // The new member itself counts neither as started nor as connected.
+        // The new member itself does not count as started or connected.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(

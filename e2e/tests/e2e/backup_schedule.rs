@@ -353,7 +353,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// A bucket with more objects than one page of a listing. In every run, `retention_lists_more_than_thousand_objects`
+/// A bucket with more objects than one page of a listing. In every run, `retention_handles_more_than_thousand_objects`
 /// covers several pages with a real S3 server.
 mod full {
     use anyhow::ensure;
