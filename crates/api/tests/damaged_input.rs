@@ -58,7 +58,7 @@ fn round_trip<T: Serialize + DeserializeOwned>(text: &[u8]) -> Option<T> {
 }
 
 #[test]
-fn samples_are_valid() {
+fn undamaged_objects_are_read_and_written() {
     assert!(round_trip::<BackupManifest>(MANIFEST.as_bytes()).is_some());
     for object in objects() {
         let value: serde_json::Value = serde_json::from_slice(&object).unwrap();

@@ -491,7 +491,9 @@ fn in_etcd(error: &etcd::Error) -> Trouble {
 pub fn in_store(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
-        store::Error::AccessDenied(_) | store::Error::ClockSkew(_) => Reason::AccessDenied,
+        store::Error::AccessDenied(_)
+        | store::Error::NoIdentity(_)
+        | store::Error::ClockSkew(_) => Reason::AccessDenied,
         store::Error::Invalid { .. } => Reason::InvalidSpec,
         store::Error::Secret { .. } => Reason::SecretMissing,
         _ => Reason::StoreUnreachable,

@@ -79,7 +79,7 @@ fn read(database: &[u8], chunk: usize) {
 }
 
 #[test]
-fn samples_are_valid() {
+fn undamaged_databases_are_read() {
     for database in databases() {
         let inspected = inspect(&database, PAGE).unwrap();
         assert!(inspected.trailer && inspected.revision > 1);

@@ -50,7 +50,9 @@ pub fn trouble(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
         store::Error::NoSuchObject { .. } => Reason::BackupMissing,
-        store::Error::AccessDenied(_) | store::Error::ClockSkew(_) => Reason::AccessDenied,
+        store::Error::AccessDenied(_)
+        | store::Error::NoIdentity(_)
+        | store::Error::ClockSkew(_) => Reason::AccessDenied,
         store::Error::Secret { .. } => Reason::SecretMissing,
         store::Error::Invalid { .. } => Reason::InvalidSpec,
         _ => Reason::StoreUnreachable,

@@ -161,7 +161,7 @@ impl AbsStore {
         } else if text.contains("timed out") {
             Error::Timeout(self.place.endpoint.clone())
         } else if text.contains(identity::NO_TOKEN) {
-            Error::AccessDenied(text)
+            Error::NoIdentity(text)
         } else {
             self.place.unreachable(&text)
         }

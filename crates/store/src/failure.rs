@@ -53,9 +53,7 @@ impl Place {
             return Error::Certificate(text.to_owned());
         }
         if text.contains("no providers in chain") || text.contains("credentials provider") {
-            return Error::AccessDenied(
-                "no credentials were found for the pod's own identity".to_owned(),
-            );
+            return Error::NoIdentity("no credentials were found".to_owned());
         }
         Error::Unreachable {
             endpoint: self.endpoint.clone(),
@@ -231,13 +229,13 @@ mod tests {
                 Some("InvalidAccessKeyId"),
                 Some(403),
                 "",
-                "check the credentials in the Secret",
+                "check the credentials",
             ),
             (
                 Some("SignatureDoesNotMatch"),
                 Some(403),
                 "",
-                "check the credentials in the Secret",
+                "check the credentials",
             ),
             (None, Some(403), "", "bucket's policy"),
             (
@@ -256,7 +254,7 @@ mod tests {
                 Some("AuthenticationFailed"),
                 Some(403),
                 "Server failed to authenticate the request",
-                "check the credentials in the Secret",
+                "check the credentials",
             ),
             (
                 Some("AuthorizationHeaderMalformed"),
@@ -274,6 +272,10 @@ mod tests {
             place.answered("k", None, "", Some(404)),
             Error::NoSuchObject { .. }
         ));
+        let no_identity = place.unreachable("no providers in chain provided credentials");
+        let text = no_identity.to_string();
+        assert!(text.contains("name a Secret in the spec"), "{text}");
+        assert!(!text.contains("check the credentials"), "{text}");
         // A response without a reason does not come from a store, except for a response to HEAD.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");

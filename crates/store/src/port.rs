@@ -74,8 +74,14 @@ pub enum Error {
         key: String,
     },
     /// The identity lacks a permission, or the credentials are wrong.
-    #[error("access denied: {0}; check the credentials in the Secret and the bucket's policy")]
+    #[error("access denied: {0}; check the credentials and the bucket's policy")]
     AccessDenied(String),
+    /// The spec names no Secret, and the pod of this process has no usable cloud identity. The text is the cause.
+    #[error(
+        "the spec names no Secret, and the pod has no usable cloud identity ({0}): name a Secret in the spec, or configure \
+         a cloud identity for the pod's ServiceAccount"
+    )]
+    NoIdentity(String),
     /// The clock of the node and the clock of the store differ too much for signed requests.
     #[error("the store rejects the time of the request: correct this node's clock ({0})")]
     ClockSkew(String),

@@ -132,7 +132,7 @@ fn answers() -> impl Strategy<Value = (usize, u16, String)> {
 }
 
 #[test]
-fn samples_are_valid() {
+fn undamaged_listings_are_read() {
     let clients = Clients::start();
     for (store, list) in [S3_LIST, GOOGLE_LIST, AZURE_LIST].into_iter().enumerate() {
         let names = clients.list(store, 200, list).unwrap();

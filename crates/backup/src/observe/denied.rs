@@ -56,7 +56,7 @@ fn identity(backup: &EtcdBackup) -> Option<String> {
         Some(secret) => Some(format!("{}: Secret {}", secret.field, secret.name)),
         None => source.has_bucket().then(|| {
             format!(
-                "spec.{} names no Secret: the backup operator's own identity",
+                "spec.{} names no Secret, and the backup operator uses its cloud identity",
                 source.block()
             )
         }),

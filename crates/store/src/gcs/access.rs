@@ -152,8 +152,12 @@ impl GcsAccess {
                 }
             },
         };
-        built.map_err(|_| {
-            Error::AccessDenied("no credentials were found for the pod's own identity".to_owned())
+        built.map_err(|_| match self {
+            Self::Ambient => Error::NoIdentity("no credentials were found".to_owned()),
+            Self::Json(_) | Self::Token(_) => secret::invalid_key(
+                CREDENTIALS,
+                "cannot be used: use the file that Google generated".to_owned(),
+            ),
         })
     }
 }
