@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use crate::port::Error;
 
-/// Maximum number of characters of the store's text in a message.
+/// Of the store's text, a message contains at most this number of characters.
 const MAX_MESSAGE: usize = 1_000;
 
 /// The bucket and the endpoint as error messages show them.
@@ -28,7 +28,8 @@ impl Place {
         }
     }
 
-    /// Converts the error of a request without an object: such a request reports a missing bucket as a missing object.
+    /// Converts the error of a request without an object. For such a request, a missing bucket is reported as a missing
+    /// object.
     pub(crate) fn about_bucket(&self, error: Error) -> Error {
         match error {
             Error::NoSuchObject { .. } => Error::NoSuchBucket {
@@ -40,7 +41,7 @@ impl Place {
 
     /// The error for a missing response.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
-        // The error of rustls for a server that responds without TLS.
+        // This is the error of rustls if a server responds without TLS.
         if text.contains("InvalidContentType") {
             return Error::Unreachable {
                 endpoint: self.endpoint.clone(),
@@ -61,8 +62,8 @@ impl Place {
         }
     }
 
-    /// The error for a response that does not come from a store, or comes from the wrong port of a store. Stores report
-    /// errors with a reason, and this response has none.
+    /// The error for a response that does not come from a store, or comes from another port of the store. A store
+    /// reports errors with a reason, and this response has none.
     pub(crate) fn foreign(&self, answer: &str) -> Error {
         Error::Other(format!(
             "{answer}: {} does not respond like an object store: correct the endpoint, and check whether it starts with \
@@ -72,7 +73,7 @@ impl Place {
     }
 
     /// Like [`Place::answered`], for the response to a HEAD request. Such a response never has a body, so a missing
-    /// reason is no evidence. A redirection or "method not allowed" still does not come from a store.
+    /// reason does not prove that the server is no store. A redirection or "method not allowed" still proves it.
     pub(crate) fn answered_to_head(
         &self,
         key: &str,

@@ -14,7 +14,7 @@ pub struct Object {
     /// Time of the last write, in seconds since the epoch. `None` if the store does not report it.
     pub modified_unix_seconds: Option<i64>,
     /// Identifies one version of the object, for example an entity tag. `None` if the store does not report it. Some
-    /// stores report it for a single object, but not in listings.
+    /// stores report it for a single object, but not in a listing.
     pub tag: Option<String>,
 }
 
@@ -38,9 +38,9 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// How much younger than its process an upload may appear, in seconds. Times are whole seconds, and clocks differ.
-    /// Some stores (versitygw) report the time of the last part as the start. They may accept a part after the process
-    /// has died.
+    /// An upload may appear younger than its process by up to this number of seconds: times are whole seconds, and
+    /// clocks differ. Some stores (versitygw) report the time of the last part as the start, and may accept a part
+    /// after the process has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
     /// Whether the upload was started before a process that started at `unix_seconds`.

@@ -29,7 +29,7 @@ async fn google_conforms() {
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// Small objects are written with Google's own client, as at Google's own endpoint.
+/// Small objects are written with Google's own client, as is done at Google's own endpoint.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn google_conforms_with_official_client() {
     let server = GoogleServer::start(&["bucket"]);
@@ -45,7 +45,7 @@ async fn azure_conforms() {
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// OSS is accessed through its S3 endpoint, with the Secret of v1beta2. The test address is not in OSS's domain, so the
+/// OSS is accessed through its S3 endpoint, with the Secret of v1beta2. The test server is not in OSS's domain, so the
 /// bucket is in the path.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oss_conforms_over_its_s3_endpoint() {
