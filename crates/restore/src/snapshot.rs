@@ -28,7 +28,7 @@ pub struct Objects {
     pub cluster: Option<EtcdCluster>,
     /// The spec in effect of the EtcdCluster.
     pub effective: Option<EtcdClusterSpec>,
-    /// The recorded backup. Without a record, the backup that the spec names.
+    /// The recorded backup or, without a record, the backup that the spec names.
     pub backup: Result<ChosenBackup, Trouble>,
     /// The image of the container `fetch`.
     pub image: Result<OperatorImage, String>,
@@ -47,8 +47,8 @@ pub struct SeedObjects {
     pub service: Option<Service>,
 }
 
-/// Whether an object with the name of a seed's object is unusable: it is being deleted, or has another owner than
-/// `owner`.
+/// Whether an object cannot be used although it has the name of a seed's object: it is being deleted, or has another
+/// owner than `owner`.
 pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
     let metadata = object.meta();
     metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
@@ -65,7 +65,7 @@ pub struct Snapshot {
     pub found: Option<ChosenBackup>,
     /// The objects of the seed. Read while the restore holds the lock of the cluster.
     pub seed: Seed,
-    /// The answer of etcd: from the seed, and after the handover from any member of the cluster.
+    /// The answer of etcd: from the seed before the handover, and from any member of the cluster after it.
     pub serving: Serving,
     /// The pods of the old members. Read after the cutover.
     pub old_members: OldMembers,
@@ -154,7 +154,7 @@ impl ClusterFacts {
         self.cluster_id.as_deref() == Some(id)
     }
 
-    /// Whether the cluster is the recorded one, with the same UID and cluster ID.
+    /// Whether the cluster still has the recorded UID and cluster ID.
     pub fn is_still(&self, was: &ReplacesStatus) -> bool {
         let same = match &was.cluster_id {
             Some(id) => self.is_cluster(id),
@@ -235,7 +235,7 @@ pub enum Life {
     Ended,
 }
 
-/// The backup of a seed's pod, if it is not the recorded one. The text names both backups.
+/// The backup of a seed's pod, if it differs from the recorded backup. The text names both backups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherBackup {
     /// The pod fetches the other backup and has not reported its data.
@@ -245,21 +245,24 @@ pub enum OtherBackup {
 }
 
 /// The facts of the seed's pod.
-#[expect(clippy::struct_excessive_bools, reason = "independent facts of a pod")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each flag is an independent fact of a pod"
+)]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
     /// Whether a kubelet still runs the pod.
     pub life: Life,
-    /// Whether the pause since the creation of the pod has not passed, so the pod must not be replaced yet.
+    /// Whether the pod must not be replaced yet, because the pause since its creation has not passed.
     pub recent: bool,
     /// Whether the container `fetch` has succeeded, but its report is missing or unreadable. A kubelet may lose a
     /// termination message.
     pub report_lost: bool,
-    /// The backup of the pod if it is not the recorded one.
+    /// The backup of the pod; `None` if it is the recorded backup.
     pub other_backup: Option<OtherBackup>,
     /// Whether the pod accepts only the recorded SHA-256 and the recorded increase of the revision.
     pub checks_sha256: bool,
-    /// The problem because of which the pod does not start. The kubelet retries.
+    /// Why the pod does not start; `None` if it does. The kubelet retries.
     pub trouble: Option<Trouble>,
     /// The revision that an etcd with the fetched and verified backup serves. etcd starts only after the data directory
     /// was created, so any answer at the pod's address comes from this data.

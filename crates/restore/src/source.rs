@@ -1,5 +1,5 @@
-//! Opens the location of the backup, and reads its manifest and size. Two callers use this module: the operator, which
-//! reads the Secrets from the API server, and the program in the seed's pod, which reads mounted files.
+//! Opens the location of the backup, and reads its manifest and its size. Two programs use this module: the operator,
+//! which reads the Secrets from the API server, and the program in the seed's pod, which reads mounted files.
 
 use std::path::Path;
 

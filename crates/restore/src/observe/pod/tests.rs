@@ -34,7 +34,7 @@ fn ended(code: i32, message: &str) -> Value {
 
 const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 
-/// Invariant 9: the data directory is verified only when etcd is ready on it.
+/// Invariant 9: the data directory counts as verified only when etcd is ready on it.
 #[test]
 fn invariant_9_fetched_snapshot_is_not_verified_data() {
     let observed = |ready: bool| {
