@@ -61,7 +61,7 @@ pub fn trouble(error: &store::Error) -> Trouble {
 }
 
 impl OpenedSource {
-    /// The manifest of the backup; `None` if it does not exist, as for backups of the original operator.
+    /// The manifest of the backup; `None` if it does not exist, as for backups of coreos/etcd-operator.
     ///
     /// # Errors
     ///
@@ -113,8 +113,8 @@ impl OpenedSource {
     }
 }
 
-/// Compares the size of the stored backup with its manifest, before anything is changed. Detects a truncated backup,
-/// and a backup with the manifest of another one.
+/// Compares the size of the stored backup with its manifest before anything is changed. Detects a truncated backup, and
+/// a backup with the manifest of another backup.
 ///
 /// # Errors
 ///
@@ -140,7 +140,7 @@ fn unreadable_manifest(key: &str, why: &str) -> Trouble {
     Trouble::new(
         Reason::SnapshotUnreadable,
         format!(
-            "the manifest {key:?} of the backup cannot be read: {why}; restore another backup, or delete that object and \
+            "the manifest {key:?} of the backup cannot be read: {why}; restore another backup, or delete the manifest and \
              set spec.etcdCluster.template"
         ),
     )

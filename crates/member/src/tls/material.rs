@@ -140,8 +140,8 @@ impl Fault {
         Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
     }
 
-    /// True if a member that is started now would fail. A fault of the operator's own certificate affects only the
-    /// operator.
+    /// True if a member that starts now would fail because of this fault. A fault of the operator's own certificate
+    /// affects only the operator.
     pub fn concerns_members(&self) -> bool {
         matches!(self.purpose, Purpose::Peer | Purpose::Server)
     }
