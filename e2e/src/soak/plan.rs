@@ -94,7 +94,7 @@ pub struct Step {
     pub fault: Option<Fault>,
 }
 
-/// The spec that the changes so far lead to.
+/// The spec after all changes so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Desired {
     /// `spec.size`.

@@ -9,7 +9,7 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// Which members are lost, in this order.
+/// The members that the tests lose, one after the other.
 const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
 /// Selects a member of a cluster.
