@@ -34,7 +34,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data is in the pod. It remains if only the containers of the pod are killed.
+/// Without a volume, the data is in the pod. If only the containers of the pod are killed, the pod keeps the data.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
