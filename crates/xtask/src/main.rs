@@ -1,6 +1,6 @@
 //! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `dist`, `packages`, `prose`, `conformance` and
-//! `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in
-//! seconds, because it installs the packages that the other crates need for compiling.
+//! `testbed`. This crate runs other programs, and contains no code for etcd or Kubernetes objects. It must compile in
+//! seconds and without additional packages, because it installs the packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;

@@ -1,4 +1,4 @@
-//! Tools for a release. Each is built once into the cache.
+//! Tools that a release needs. Each is built once into the cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,9 @@ use anyhow::{Context, Result};
 use super::{MODULES, build, cached, digest, go_version, key};
 use crate::{checkout, image, shell};
 
-/// Version of cargo-cyclonedx.
 pub(crate) const CYCLONEDX: &str = "0.5.9";
 
-/// Helm, as in the testbed.
+/// The Helm of the testbed.
 pub(crate) fn helm() -> Result<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm");
     let module = module.context("unknown module")?;
@@ -44,7 +43,7 @@ pub(crate) fn cyclonedx() -> Result<PathBuf> {
             .arg("--root")
             .arg(folder)
             .env_remove("CARGO_TARGET_DIR");
-        // Outside of the checkout, whose configuration would change the build.
+        // Cargo runs outside of the checkout, because its configuration would change the build.
         shell::output(cargo.current_dir(&cache)).map(|_| ())
     })?;
     let program = folder.join("bin/cargo-cyclonedx");
