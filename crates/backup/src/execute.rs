@@ -345,7 +345,7 @@ mod tests {
 
     /// Invariant 11: the deletion has the UID of the observed pod as precondition.
     #[tokio::test]
-    async fn deletes_only_own_left_pod() {
+    async fn deletes_leftover_pod_only_of_own_backup() {
         for (owner, requests) in [("u", 2), ("another", 1)] {
             let (client, sent) = server_with_pod(owner);
             let backup = backup_with(&json!({}));

@@ -107,7 +107,7 @@ fn manual(programs: &Programs, url: &str, server: &S3Server) -> Manual {
     );
     let file_time = began.elapsed();
     let uploaded = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "uploads_file"])
+        .args(["--ignored", "--exact", "manual_upload_stores_the_file"])
         .env(FILE, &file)
         .env(ENDPOINT, &server.endpoint)
         .output()
@@ -128,7 +128,7 @@ const ENDPOINT: &str = "BENCH_ENDPOINT";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a part of the benchmark"]
-async fn uploads_file() {
+async fn manual_upload_stores_the_file() {
     let (Ok(file), Ok(endpoint)) = (std::env::var(FILE), std::env::var(ENDPOINT)) else {
         return;
     };
@@ -206,7 +206,7 @@ async fn compares_backup_with_manual_upload() {
     let programs = Programs::find("3.6");
     let rounds = numbers("BENCH_ROUNDS", &[3])[0];
     println!(
-        "| database | ours | by hand (the file alone) | ratio | processor time of ours | of all: ours, by hand | read from the disk: ours, by hand | peak memory (before) |\n|---|---|---|---|---|---|---|---|"
+        "| database | operator | manual (snapshot only) | ratio | CPU time of the backup | all processes: operator, manual | disk reads: operator, manual | peak memory (before) |\n|---|---|---|---|---|---|---|---|"
     );
     let mut figures = Vec::new();
     for mebibytes in numbers("BENCH_MIB", &[100, 1024]) {

@@ -180,7 +180,7 @@ pub async fn objects(
             claims.list(&of_cluster),
             budgets.get_opt(&budget_name)
         );
-        let mut claims = claims.map_err(read("volume claims"))?.items;
+        let mut claims = claims.map_err(read("PersistentVolumeClaims"))?.items;
         let budget = budget.map_err(read("the PodDisruptionBudget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
         let Some(mut cluster) = cluster else {
@@ -497,7 +497,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
             }
             None => observed
                 .strangers
-                .push(format!("volume claim {}", claim.name_any())),
+                .push(format!("PersistentVolumeClaim {}", claim.name_any())),
         }
     }
     for service in services {

@@ -330,7 +330,7 @@ fn formed<'a>(
             // Invariant 1: an answer from another cluster says nothing about this cluster.
             let answered = list.cluster_id;
             let text = format!(
-                "the members answer for cluster {answered}, but this is cluster {cluster_id}: nothing is changed"
+                "the members report cluster ID {answered}, but the status records {cluster_id}: nothing is changed"
             );
             draft.problem(Reason::ForeignCluster, text);
         }

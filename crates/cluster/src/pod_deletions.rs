@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_observations_leave_no_entry() {
+    fn finished_observations_are_forgotten() {
         let deletions = PodDeletions::default();
         drop(deletions.subscribe(UID));
         drop(deletions.subscribe("another"));

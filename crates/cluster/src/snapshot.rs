@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removal_note_round_trips_and_unreadable_note_keeps_volume() {
+    fn removal_annotation_round_trips_and_damaged_one_keeps_volume() {
         let since: Timestamp = "2026-11-23T08:00:00Z".parse().unwrap();
         for (note, removal) in [
             ("operator", Removal::ByOperator),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_note_about_image_change_as_written() {
+    fn image_change_annotation_round_trips() {
         for (note, from, restarts, unreadable) in [
             ("3.6.16/2", "3.6.16", 2, false),
             ("3.6.16/-1/unreadable", "3.6.16", -1, true),

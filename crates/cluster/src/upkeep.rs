@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn call_runs_once_and_keeps_answer_until_recorded() {
+    async fn defragmentation_runs_once_and_its_answer_is_kept_until_recorded() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = || ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         assert_eq!(calls.of("uid", Some(&open)), None);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deleted_cluster_leaves_no_call() {
+    async fn deleted_cluster_leaves_no_defragmentation_call() {
         let calls = Calls::default();
         let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         calls.begin("uid", what, std::future::pending().boxed());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_call_reports_reason() {
+    async fn failed_defragmentation_call_reports_reason() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         let call = async { Err(etcd::Error::Timeout("db-a".into())) };

@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rejects_second_learner_and_early_promotion() {
+    async fn fake_etcd_rejects_second_learner_and_early_promotion() {
         let (etcd, via) = three();
         let added = etcd.add_member(&via, &peer("d"), true).await.unwrap();
         assert_eq!(added.members.members.len(), 4);
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn removes_dead_voter_but_keeps_quorum() {
+    async fn fake_etcd_removes_dead_voter_but_keeps_quorum() {
         let (etcd, via) = three();
         etcd.with(|state| state.find(MemberId(3)).unwrap().up = false);
         let live = etcd.remove_member(&via, MemberId(2)).await;
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn linearizable_calls_fail_without_quorum() {
+    async fn fake_etcd_fails_linearizable_calls_without_quorum() {
         let (etcd, via) = three();
         etcd.with(|state| {
             state.members[0].up = false;

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_service_selects_no_pod() {
+    fn service_without_endpoints_selects_no_pod() {
         let fixture = Fixture::default();
         let open = member_service(&fixture.members(), "db-aaaaaaaaaa");
         let closed = closed(open.clone());

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_contains_each_cause_once() {
+    fn error_text_contains_each_cause_once() {
         assert_eq!(Chain(&Outer(Inner)).to_string(), "outer: inner");
     }
 

@@ -274,7 +274,7 @@ fn owner(server: &S3Server) -> aws_sdk_s3::Client {
 }
 
 #[tokio::test]
-async fn stored_objects_are_locked() {
+async fn objects_are_stored_with_object_lock() {
     let server = S3Server::start(&[]);
     let owner = owner(&server);
     let created = owner

@@ -43,7 +43,7 @@ pub(crate) struct Options {
     /// Add the image of another architecture: an archive that `dist` wrote on another machine.
     #[arg(long = "add-image", value_name = "FILE")]
     others: Vec<PathBuf>,
-    /// Folder of the files [default: dist in the target directory]
+    /// Folder into which the files are written [default: dist in the target directory]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
     /// Profile of the program. With `fast`, the files are a trial and not a release.

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn list_holds_tests_and_no_benchmarks() {
+    fn list_contains_tests_and_no_benchmarks() {
         assert_eq!(
             listed("bootstrap::x: test\nb: benchmark\n\n1 test, 1 benchmark\n"),
             ["bootstrap::x"]

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn name_round_trips_in_v1beta2_format() {
+    fn backup_name_round_trips_in_v1beta2_format() {
         let parts = Numbered {
             time: at(1_546_300_799),
             revision: 99,
@@ -103,7 +103,7 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // The name belongs to the longer path.
+        // A name in the list above is valid for the longer path.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 

@@ -166,7 +166,7 @@ fn schema_and_operator_reject_same_flags_and_variables() {
 
 /// If the operator reserves a flag, it also reserves the variable of the flag.
 #[test]
-fn variable_follows_rule_of_its_flag() {
+fn schema_treats_variable_like_its_flag() {
     for owned in OWNED_FLAGS {
         let flag = owned.replace('*', "x");
         assert!(refused_argument(&format!("--{flag}")).is_some());

@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_carries_the_order_and_mounts_the_secrets_of_the_cluster() {
+    fn backup_pod_gets_its_task_and_mounts_cluster_secrets() {
         let inputs = of_cluster(volume(), false, false);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::InPod { pod, order }) = planned else {
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_names_the_newest_backup_and_the_other_owners() {
+    fn removal_task_contains_newest_backup_and_other_owners() {
         let mut backup = periodic();
         backup.status.get_or_insert_default().location = Some("s3://b/newest".to_owned());
         let others = BTreeSet::from(["another".to_owned()]);

@@ -211,7 +211,7 @@ impl Report {
             ),
             _ => Trouble::new(
                 Reason::StepFailed,
-                "the report of the backup pod does not match the task in its order: delete the pod",
+                "the report of the backup pod does not match the task that the operator gave to the pod: delete the pod",
             ),
         }
     }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn different_orders_have_different_ids() {
+    fn different_pod_tasks_have_different_ids() {
         let store = |second| {
             order(Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),

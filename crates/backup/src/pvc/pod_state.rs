@@ -48,7 +48,7 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         let why = status.message.or(status.reason).unwrap_or_default();
         let trouble = Trouble::new(
             Reason::PodNotStarting,
-            format!("the backup pod was stopped before it reported: {why}"),
+            format!("the backup pod was stopped before it reported a result: {why}"),
         );
         return PodState::Ended(Box::new(Report::failed(trouble)));
     }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn report_counts_while_pod_is_deleted() {
+    fn report_of_terminating_backup_pod_counts() {
         let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
         let report = Report::Removed {
             deleted: 2,

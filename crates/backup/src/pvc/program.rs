@@ -54,7 +54,7 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     let order: Order = serde_json::from_str(&arguments.order).map_err(|error| {
         Trouble::new(
             Reason::StepFailed,
-            format!("cannot parse the order of the backup pod: {error}"),
+            format!("the backup pod cannot parse the task from the operator: {error}"),
         )
     })?;
     let store: Arc<dyn Store> = Arc::new(opened(&arguments.root, &order));

@@ -113,7 +113,7 @@ impl<T> PodWorker<T> {
                 Err(error) if answered.elapsed() > API_TIMEOUT => return Err(in_api(&error)),
                 Err(_) => {}
                 Ok(None) if created => {
-                    let message = "the backup pod was deleted before it reported";
+                    let message = "the backup pod was deleted before it reported a result";
                     return Err(Trouble::new(Reason::StepFailed, message));
                 }
                 Ok(None) => {

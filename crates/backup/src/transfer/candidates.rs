@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_leader_of_single_member_cluster() {
+    fn takes_snapshot_of_leader_if_it_is_the_only_member() {
         assert_eq!(order(vec![answer("leader", 1, 5)]), ["leader"]);
     }
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn never_takes_learner() {
+    fn never_takes_snapshot_of_learner() {
         let mut learner = answer("learner", 2, 500);
         learner.status.is_learner = true;
         assert_eq!(

@@ -191,7 +191,7 @@ const LONG: Duration = Duration::from_mins(1);
 
 /// Invariant 11 (fencing).
 #[tokio::test]
-async fn removes_mark_when_observation_expires_before_creation() {
+async fn removes_start_mark_if_observation_expires_before_creation() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -218,7 +218,7 @@ async fn removes_mark_when_observation_expires_before_creation() {
 
 /// Invariant 6 (state `new`).
 #[tokio::test]
-async fn removes_mark_only_after_certain_failure() {
+async fn removes_start_mark_only_if_no_pod_can_have_been_created() {
     let refusals = [
         (403, "Forbidden"),
         (409, "Conflict"),
@@ -246,7 +246,7 @@ async fn removes_mark_only_after_certain_failure() {
 
 /// Invariants 6 and 11 (state `new`; fencing).
 #[tokio::test]
-async fn retries_after_mark_while_observation_is_fresh() {
+async fn retries_creation_after_start_mark_while_observation_is_fresh() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),
@@ -267,7 +267,7 @@ async fn retries_after_mark_while_observation_is_fresh() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before the mark is set, the operator does not retry: the end of the chain only costs one observation.
+        // Before the mark is set, the operator does not retry, because the next reconcile repeats the step without harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
@@ -276,7 +276,7 @@ async fn retries_after_mark_while_observation_is_fresh() {
 /// Invariant 6: no other process removes the mark. If the mark remained, the operator would never use the member's name
 /// again.
 #[tokio::test]
-async fn retries_removal_of_mark() {
+async fn retries_removal_of_start_mark() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {
         let (asked, acted) = started(("", Does::InTurn(codes)), (true, LONG)).await;
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
@@ -323,7 +323,7 @@ async fn rejected_start_backs_off() {
 /// Invariants 6 and 11: a renewed mark must have a new value. With the same value, the resourceVersion would not
 /// change, and the process that set the first mark could remove the renewed mark.
 #[tokio::test]
-async fn renewed_mark_is_never_removed() {
+async fn renewed_start_mark_is_never_removed() {
     let mut marks = Vec::new();
     let takes = Does::Takes(Duration::from_millis(600));
     for (what, left) in [

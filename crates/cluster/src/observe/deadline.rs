@@ -78,7 +78,7 @@ mod tests {
 
     /// Invariant 1: an election is no outage.
     #[test]
-    fn invariant_1_waits_for_list_unless_quorum_is_impossible() {
+    fn invariant_1_waits_for_member_list_unless_quorum_is_impossible() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let unready = |mut scene: Scene, member: &str| {
             scene.observed.pods.get_mut(member).unwrap().ready = false;

@@ -137,7 +137,7 @@ mod tests {
 
     /// Invariant 24 (members that do not serve clients yet).
     #[tokio::test]
-    async fn invariant_24_only_unserved_members_get_health_calls() {
+    async fn invariant_24_only_members_that_do_not_serve_get_health_calls() {
         let busy = Role::Busy {
             since: scene::at(0),
         };

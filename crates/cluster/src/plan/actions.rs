@@ -122,7 +122,7 @@ pub(crate) fn delete_volume(member: &str, uid: &str) -> Action {
     action(
         "before-delete-disk",
         Some((Reason::VolumeClaimDeleted, "Delete")),
-        format!("delete the volume claim of {member}"),
+        format!("delete the PersistentVolumeClaim of {member}"),
         deletion(Kind::VolumeClaim, member, uid),
     )
 }

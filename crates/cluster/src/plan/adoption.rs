@@ -47,8 +47,9 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
         .collect();
     if known.is_empty() {
         let id = list.cluster_id;
-        let text =
-            format!("cluster {id} answers and has no member of these names: nothing is changed");
+        let text = format!(
+            "cluster {id} answers, but no pod of this EtcdCluster belongs to one of its members: nothing is changed"
+        );
         draft.problem(Reason::ForeignCluster, text);
         return Some(draft);
     }

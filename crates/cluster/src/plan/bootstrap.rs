@@ -70,7 +70,7 @@ pub(super) fn unrecorded<'a>(
             .flat_map(|(_, members, _)| members)
             .collect();
         let what = if found.is_empty() {
-            "no pod or volume claim carries its token".to_owned()
+            "no pod or PersistentVolumeClaim carries its token".to_owned()
         } else {
             join(&found)
         };

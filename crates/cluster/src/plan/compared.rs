@@ -53,7 +53,7 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
         if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
             let text = format!(
                 "{} and {} hold different data at the same revision: no member is changed; find out which data is \
-                 correct, and delete the pod and the volume claim of the other member, which is then replaced",
+                 correct, and delete the pod and the PersistentVolumeClaim of the other member, which is then replaced",
                 member.name, other.name
             );
             draft.problem(Reason::DataDiffers, text);

@@ -50,7 +50,7 @@ const FAILED_RESTARTS: i32 = 5;
 
 /// Text for a PVC in phase `Lost`.
 const VOLUME_LOST: &str =
-    "its volume is lost: the volume claim exists, but its PersistentVolume does not";
+    "its volume is lost: the PersistentVolumeClaim exists, but its PersistentVolume does not";
 
 /// The fate of a member, and the time at which the fate changes without any event.
 pub(super) struct Decision {
@@ -144,7 +144,7 @@ fn serves_in_its_pod(member: &MemberState) -> bool {
 fn without_data_but_serving(_: &Facts, member: &MemberState) -> Option<Fate> {
     let on_volume = member.pod.is_some_and(|pod| pod.durable);
     let applies = member.data == Data::Gone && serves_in_its_pod(member) && on_volume;
-    applies.then(|| Fate::Leaves("its volume claim was deleted".to_owned()))
+    applies.then(|| Fate::Leaves("its PersistentVolumeClaim was deleted".to_owned()))
 }
 
 /// The data of the member is lost.
@@ -165,7 +165,7 @@ fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     let there = member.data == Data::There && member.pod.is_some();
     let disk: &Disk = member.disk.filter(|disk| there && !disk.stays())?;
     let why = if disk.terminating {
-        "its volume claim is being deleted"
+        "its PersistentVolumeClaim is being deleted"
     } else {
         VOLUME_LOST
     };

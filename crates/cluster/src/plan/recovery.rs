@@ -272,7 +272,7 @@ impl<'a> Scene<'a> {
             let bare = bare.into_iter().map(|name| {
                 (
                     name,
-                    "its volume is lost: restore its PersistentVolume or delete its volume claim",
+                    "its volume is lost: restore its PersistentVolume or delete its PersistentVolumeClaim",
                 )
             });
             let awaited: Vec<_> = silent.into_iter().chain(bare).collect();
@@ -353,7 +353,7 @@ impl<'a> Scene<'a> {
         if !bare.is_empty() {
             let _ = write!(
                 text,
-                "; the volume claims of {} exist, but their PersistentVolumes do not: restore the PersistentVolumes \
+                "; the PersistentVolumeClaims of {} exist, but their PersistentVolumes do not: restore the PersistentVolumes \
                  if possible, and the members start on them",
                 bare.join(", ")
             );

@@ -92,7 +92,7 @@ pub(super) fn without_volume<'a>(
         if bare && member.service.is_some_and(again) {
             let text = format!(
                 "{name} was added but has not started, and its volume is lost: restore its PersistentVolume, or \
-                 delete the volume claim {name} and the pod {name} if it exists, and the operator starts it on a new \
+                 delete the PersistentVolumeClaim {name} and the pod {name} if it exists, and the operator starts it on a new \
                  volume",
                 name = member.name
             );
@@ -220,7 +220,11 @@ mod tests {
                 panic!("{:?}", plan.problems);
             };
             assert_eq!(problem.reason, Reason::VolumeLost);
-            assert!(problem.message.contains("delete the volume claim d"));
+            assert!(
+                problem
+                    .message
+                    .contains("delete the PersistentVolumeClaim d")
+            );
             assert!(
                 plan.waiting_for
                     .iter()

@@ -83,7 +83,7 @@ fn starts_first_members_concurrently_after_their_services() {
 }
 
 #[test]
-fn opens_services_once_a_first_member_runs() {
+fn services_get_endpoints_once_a_first_member_runs() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["a", "b", "c"].map(|member| {
@@ -107,7 +107,7 @@ fn opens_services_once_a_first_member_runs() {
 }
 
 #[test]
-fn client_service_opens_after_cluster_id_is_recorded() {
+fn client_service_gets_endpoints_after_cluster_id_is_recorded() {
     let writes = Scene::begun(&["a", "b", "c"]).writes();
     assert!(writes.contains(&Write::ApplyClient { open: false }));
     let mut formed = Scene::formed(&["a", "b", "c"]);
@@ -431,7 +431,7 @@ fn deletes_unwanted_disruption_budget() {
 }
 
 #[test]
-fn labels_follow_membership() {
+fn pod_labels_follow_membership() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.pods.get_mut("b").unwrap().role = Some(crate::snapshot::Role::Learner);
     assert!(matches!(&scene.writes()[..], [Write::LabelPod(label)] if label.member == "b"));
@@ -495,7 +495,7 @@ fn reports_slow_pod_start() {
 }
 
 #[test]
-fn missing_image_names_spec_field() {
+fn missing_image_is_reported_with_spec_field() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
     scene.observed.pods.get_mut("a").unwrap().trouble =
         Some(Trouble::Image("ErrImagePull: not found".into()));

@@ -57,7 +57,7 @@ pub struct MemberState<'a> {
     pub name: String,
     /// Pod of the member, if it exists.
     pub pod: Option<&'a Pod>,
-    /// The persistent volume claim (PVC) of the member, if it exists.
+    /// The PersistentVolumeClaim (PVC) of the member, if it exists.
     pub disk: Option<&'a Disk>,
     /// Service of the member, if it exists.
     pub service: Option<&'a Service>,

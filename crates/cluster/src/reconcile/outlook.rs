@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_long_pauses_are_spread() {
+    fn only_long_requeue_delays_are_randomized() {
         let (short, long) = (Duration::from_millis(100), Duration::from_secs(10));
         assert_eq!(spread(short, 1.0), short);
         assert_eq!(spread(long, 0.0), long);

@@ -88,7 +88,7 @@ fn healthy_cluster_is_only_available() {
 
 /// Invariant 24 (members that do not serve clients yet).
 #[test]
-fn invariant_24_new_unserved_voter_is_unhealthy_without_problem() {
+fn invariant_24_new_voter_that_does_not_serve_is_no_problem() {
     let since = |seconds: i64| {
         let role = Role::Busy {
             since: at(seconds).0,

@@ -86,7 +86,7 @@ impl World {
         else {
             return;
         };
-        tell!(self, "{name} is struck before it serves clients");
+        tell!(self, "a fault hits {name} before it serves clients");
         match (how % 9, node) {
             (0, Some(node)) => self.node_off(node),
             (1, _) => {

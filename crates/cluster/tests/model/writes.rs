@@ -164,7 +164,7 @@ pub(crate) enum Write {
 }
 
 impl Write {
-    /// The role in the start of a member that the action for this write must have.
+    /// The part of a member's start that this write belongs to. The action for the write must be marked with it.
     pub(crate) fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {

@@ -67,7 +67,7 @@ fn new_pod_has_no_difference() {
 }
 
 #[test]
-fn start_flags_are_no_difference() {
+fn flags_of_first_and_later_start_are_no_difference() {
     let starts = [
         Start::Join {
             initial_cluster: "a=b".into(),

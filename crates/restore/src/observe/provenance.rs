@@ -1,8 +1,8 @@
 //! Compares a seed's pod with the recorded backup. Pure.
 //!
-//! The two may differ: a suspended operator process may create the pod late, from a backup that it read before another
-//! backup was recorded. The arguments of a pod name the backup that the pod fetches. The pod's report describes the
-//! data on its volume, which an earlier pod may have fetched.
+//! The backup of the pod can differ from the recorded one: a suspended operator process may create the pod late, from a
+//! backup that it read before another backup was recorded. The arguments of a pod name the backup that the pod fetches.
+//! The pod's report describes the data on its volume, which an earlier pod may have fetched.
 
 use api::EtcdRestore;
 use api::restore::ChosenBackup;

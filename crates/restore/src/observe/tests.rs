@@ -317,7 +317,7 @@ fn finds_old_members_by_owner_and_token() {
 /// The pause grows with the duration of the restore, so that a node without free resources is not tried again and
 /// again. While no member serves clients, the shortest pause applies.
 #[test]
-fn pause_is_short_while_no_member_serves() {
+fn requeue_delay_is_short_while_no_member_serves() {
     let ago = |seconds: i64| {
         let then = k8s_openapi::jiff::Timestamp::now().as_second() - seconds;
         k8s_openapi::jiff::Timestamp::from_second(then)

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_ends_after_configured_days() {
+    fn object_lock_ends_after_configured_days() {
         let protection = S3Protection {
             lock: Some(ObjectLock {
                 mode: Mode::Governance,

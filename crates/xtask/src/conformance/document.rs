@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn number_matches_as_a_whole() {
+    fn invariant_number_matches_as_a_whole() {
         let found = lines("| invariant 10 | done | | |\n");
         let [line] = &found[..] else {
             panic!("{found:?}")

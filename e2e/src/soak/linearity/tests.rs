@@ -139,7 +139,7 @@ async fn accepts_unanswered_swap_with_and_without_effect() {
 /// The checker limits how late an unanswered write can take effect. Without these limits, this check would exceed its
 /// time limit of a minute.
 #[tokio::test]
-async fn many_unanswered_writes_are_checked() {
+async fn many_unanswered_writes_are_checked_in_time() {
     let mut all = vec![put("first", (1, Some(2)), 1)];
     for number in 1..300 {
         let at = number * 10;

@@ -230,7 +230,7 @@ fn reads_old_operator_pod() {
 }
 
 #[test]
-fn old_pod_waiting_for_dns_names_missing_image() {
+fn missing_image_of_dns_init_container_is_reported() {
     let mut waits = pod(Old::default(), 0);
     waits["status"] = json!({ "phase": "Pending", "initContainerStatuses": [{ "name": "check-dns", "ready": false,
         "restartCount": 0, "image": "", "imageID": "",

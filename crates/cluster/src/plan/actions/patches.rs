@@ -41,12 +41,14 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
     };
     let text = match removal {
         Some(Removal::ByOperator) => {
-            format!("record on the volume claim of {member} that the operator removes the member")
+            format!(
+                "record on the PersistentVolumeClaim of {member} that the operator removes the member"
+            )
         }
         Some(Removal::ByOthers { .. }) => format!(
-            "keep the volume claim of {member}: the member was removed from etcd, but not by the operator"
+            "keep the PersistentVolumeClaim of {member}: the member was removed from etcd, but not by the operator"
         ),
-        None => format!("clear the record of a removal on the volume claim of {member}"),
+        None => format!("clear the record of a removal on the PersistentVolumeClaim of {member}"),
     };
     let patch = merge(Kind::VolumeClaim, member, &metadata);
     action("before-note-removal", event, text, Request::Patch(patch))
@@ -58,7 +60,7 @@ pub(crate) fn note_version(member: &str, uid: &str, version: &str) -> Action {
     action(
         "before-note-version",
         None,
-        format!("record etcd {version} on the volume claim of {member}"),
+        format!("record etcd {version} on the PersistentVolumeClaim of {member}"),
         annotate(Kind::VolumeClaim, (member, uid), &annotations),
     )
 }
@@ -204,7 +206,7 @@ impl Builder<'_> {
         action(
             "before-label-disk",
             None,
-            format!("label the volume claim of {}", label.member),
+            format!("label the PersistentVolumeClaim of {}", label.member),
             self.label(Kind::VolumeClaim, label),
         )
     }

@@ -71,7 +71,7 @@ impl Builder<'_> {
             ..action(
                 "before-create-disk",
                 Some((Reason::VolumeClaimCreated, "Create")),
-                format!("create the volume claim of {}", start.member),
+                format!("create the PersistentVolumeClaim of {}", start.member),
                 Request::Create(claim),
             )
         })

@@ -323,7 +323,7 @@ fn invariant_20_creates_certificates_before_pod() {
 /// A Service that is created with its mark comes before the certificates of its member. Without the Service, the
 /// operator would delete these certificates as remains of a removed member.
 #[test]
-fn removes_mark_if_certificates_are_rejected() {
+fn removes_start_mark_if_certificates_are_rejected() {
     let issue = actions::certificate(CertificateWrite::Issue {
         owner: "db-a".into(),
         used: CertificateUse::Peer,

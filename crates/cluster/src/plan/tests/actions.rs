@@ -50,7 +50,7 @@ fn same_observation_and_names_give_same_plan() {
 
 /// Both phases may request a change of the members, because a phase does not read the actions of another phase.
 #[test]
-fn invariant_2_only_change_of_earlier_phase_counts() {
+fn invariant_2_change_of_earlier_phase_excludes_later_change() {
     let scene = three();
     let phase = |member: &str| {
         let mut phase = Draft::new(scene.build());

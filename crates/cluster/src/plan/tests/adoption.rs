@@ -382,7 +382,7 @@ fn joins_as_learners_before_removing_external_members() {
 
 /// A user deleted the EtcdCluster without its pods and created it again. The operator still calls the external members.
 #[test]
-fn rediscovers_joined_cluster_as_joined() {
+fn cluster_with_lost_status_is_recorded_as_joined_again() {
     let mut scene = joined(&["a"]);
     let token = format!("db-{CLUSTER}");
     for pod in scene.observed.pods.values_mut() {

@@ -90,7 +90,7 @@ fn volumes_without_token_are_not_lost() {
 }
 
 #[test]
-fn restores_removed_marks() {
+fn restores_removed_cluster_marks() {
     let mut scene = three();
     scene.observed.pods.get_mut("a").unwrap().token = None;
     scene.observed.pods.get_mut("b").unwrap().owned = false;

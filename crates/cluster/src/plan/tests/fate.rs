@@ -59,7 +59,7 @@ fn reports_deleted_pvc_before_storage_class_mismatch() {
         let mut all = fates(&scene).into_iter();
         all.find(|(member, ..)| member == name).unwrap().1
     };
-    let deleted = "its volume claim is being deleted";
+    let deleted = "its PersistentVolumeClaim is being deleted";
     assert_eq!(fate("b"), Fate::Leaves(deleted.into()));
     assert!(matches!(fate("a"), Fate::Leaves(why) if why.contains("\"fast\"")));
 }

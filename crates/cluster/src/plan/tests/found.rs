@@ -44,7 +44,7 @@ fn ignores_volume_of_another_cluster_without_quorum() {
 /// Invariant 7: all objects must carry the cluster ID before clients can write. Each remaining object then proves that
 /// the cluster existed.
 #[test]
-fn opens_client_service_once_all_objects_carry_cluster_id() {
+fn client_service_gets_endpoints_once_all_objects_have_cluster_id() {
     let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });
     let mut scene = three();
     scene.observed.shared.client = Kept::AsMade(false);
@@ -64,7 +64,7 @@ fn opens_client_service_once_all_objects_carry_cluster_id() {
 /// Invariant 6: after the loss of the status, the remaining objects of an abandoned bootstrap do not show which members
 /// have run.
 #[test]
-fn incomplete_remains_do_not_restart_bootstrap() {
+fn lost_status_with_missing_objects_starts_new_bootstrap() {
     let recorded = |scene: &Scene| {
         let record = |write| match write {
             Write::RecordIntent { intent, .. } => Some(intent.token),
@@ -173,7 +173,7 @@ fn starts_second_voter_from_local_list_of_first() {
 
 /// A delayed write of another process must not create a Service again under a used name.
 #[test]
-fn opens_and_repairs_service_with_uid_precondition() {
+fn service_patches_have_uid_precondition() {
     let mut scene = three();
     let service = scene.observed.services.get_mut("b").unwrap();
     (service.drifted, service.uid) = (true, "seen".into());

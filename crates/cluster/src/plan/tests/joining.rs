@@ -139,7 +139,7 @@ fn invariant_24_promotes_no_disconnected_learner() {
 }
 
 #[test]
-fn serving_unjoined_learner_is_not_reported_down() {
+fn learner_without_client_urls_is_not_reported_as_down() {
     let mut scene = Scene::formed(&["a"]).size(3).learner("d");
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members[1].client_urls.clear();

@@ -88,7 +88,7 @@ fn keeps_old_cluster_until_new_one_is_labeled() {
 
 /// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn opens_client_service_once_old_pods_are_unreachable() {
+fn client_service_gets_endpoints_once_old_pods_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = recovered();
     assert!(!scene.writes().contains(&open));
@@ -187,7 +187,7 @@ fn deletes_replaced_cluster_after_completion_and_retention() {
 
 /// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn opens_client_service_once_replaced_members_are_unreachable() {
+fn client_service_gets_endpoints_once_replaced_members_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = replaced(None);
     assert!(!scene.writes().contains(&open));

@@ -134,7 +134,7 @@ fn lost_volumes_require_approval_for_recovery() {
     let text = problem(&scene, Reason::QuorumLost);
     for part in [
         "1 of 3 voters",
-        "the volume claims of b, c",
+        "the PersistentVolumeClaims of b, c",
         "restore the PersistentVolumes",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -172,7 +172,7 @@ fn lost_volumes_require_approval_for_recovery() {
         pod.addressed = false;
     }
     let waiting = leaderless(waiting);
-    assert!(problem(&waiting, Reason::QuorumLost).contains("the volume claims of b, c"));
+    assert!(problem(&waiting, Reason::QuorumLost).contains("the PersistentVolumeClaims of b, c"));
     assert!(!destroys(&waiting.writes()));
 }
 

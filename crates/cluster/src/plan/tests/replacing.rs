@@ -69,7 +69,10 @@ fn invariant_3_deleted_pvc_waits_while_another_member_is_down() {
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
     let text = &scene.plan().waiting_for[0].message;
-    assert!(text.contains("its volume claim is being deleted"), "{text}");
+    assert!(
+        text.contains("its PersistentVolumeClaim is being deleted"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -93,7 +96,7 @@ fn replacement_joins_before_only_member_is_removed() {
 }
 
 #[test]
-fn replaces_both_of_two_members_with_two() {
+fn replaces_both_members_of_cluster_of_two() {
     let both = Scene::formed(&["a", "b"])
         .durable()
         .claim_deleted("a")

@@ -167,7 +167,7 @@ fn invariant_18_updates_leader_last_after_transfer() {
 }
 
 #[test]
-fn invariant_18_updates_no_member_while_another_is_unsettled() {
+fn invariant_18_updates_no_member_while_another_is_down_or_behind() {
     let calm = || towards("3.5.35", "3.6.16").compared();
     for scene in [
         calm().down("c"),

@@ -53,7 +53,7 @@ fn adds_all_members_before_creating_their_pods() {
 }
 
 #[test]
-fn waits_for_five_second_rule_of_etcd() {
+fn adds_no_member_until_voters_are_connected_for_five_seconds() {
     let scene = Scene::formed(&["a", "b"]).size(3).reserved("d").young("a");
     assert_eq!(scene.changes(), []);
     assert_eq!(scene.waits(), [Reason::VotersConnecting]);
@@ -121,7 +121,7 @@ fn keeps_objects_with_id_of_another_cluster() {
 }
 
 #[test]
-fn deletes_unneeded_reserved_service() {
+fn deletes_service_of_member_that_is_no_longer_planned() {
     let scene = Scene::formed(&["a", "b", "c"]).reserved("d");
     assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
 }
@@ -226,7 +226,7 @@ fn scales_to_and_from_even_sizes() {
 /// A joining member sends requests to the other members before it answers requests. Two members that start together
 /// would wait for each other.
 #[test]
-fn services_of_concurrent_joiners_open_after_their_requests() {
+fn services_of_joining_members_get_endpoints_after_their_requests() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["d", "e"].map(|member| {

@@ -43,7 +43,7 @@ fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
 
 /// Invariant 16: no client reaches the seed through the client Service.
 #[test]
-fn creates_seed_behind_closed_client_service() {
+fn creates_seed_while_client_service_has_no_endpoints() {
     let scene = under_way().asks_for_volumes();
     let writes = scene.writes();
     let closed = Write::ApplyClient { open: false };

@@ -305,7 +305,7 @@ fn invariant_19_defragments_followers_one_by_one_then_leader() {
 }
 
 #[test]
-fn invariant_19_no_defragmentation_while_cluster_is_unsettled() {
+fn invariant_19_no_defragmentation_while_member_is_down_or_slow() {
     let begun = || under_way(full(100, 20), &[]);
     let down = begun().down("c");
     assert_eq!(down.writes(), []);

@@ -60,7 +60,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
             }
             None => {
                 let text = "etcd reports that the data of members differs, but not which data is correct (alarm \
-                 CORRUPT), and rejects writes: restore a backup, or delete the volume claims of the members with \
+                 CORRUPT), and rejects writes: restore a backup, or delete the PersistentVolumeClaims of the members with \
                  wrong data, then run: etcdctl alarm disarm";
                 draft.problem(Reason::Corrupt, text);
             }

@@ -63,7 +63,7 @@ fn invariant_9_fetched_snapshot_is_not_verified_data() {
 }
 
 #[test]
-fn reads_origin_from_report() {
+fn reads_origin_of_data_from_pod_report() {
     let origin = |suffix: &str| {
         let message = DONE.replace('}', suffix);
         reported(json!([container("fetch", ended(0, &message), json!({}))])).origin

@@ -306,7 +306,7 @@ fn reports_unreadable_snapshot() {
 }
 
 #[test]
-fn releases_lock_last() {
+fn releases_restore_lock_last() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
     // From here on, the finalizer delays a deletion until the cluster is handed over.
