@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// An acknowledged write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcknowledgedWrite {
     /// The revision in etcd's response.
@@ -110,7 +109,6 @@ impl Ledger {
         }
     }
 
-    /// Records the outcome of a write.
     pub(crate) fn record(&mut self, number: u64, outcome: Result<AcknowledgedWrite>) {
         match outcome {
             Ok(written) => {

@@ -86,7 +86,6 @@ pub(crate) fn names_of_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<Str
     set.map(|(_, field)| field.to_owned()).collect()
 }
 
-/// The fields of the problems, in order.
 #[cfg(test)]
 pub(crate) fn fields(problems: &[Problem]) -> Vec<&str> {
     let fields = problems.iter().map(|problem| problem.field.as_str());

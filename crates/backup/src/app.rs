@@ -116,7 +116,6 @@ impl Settings {
     }
 }
 
-/// The limits of removals.
 fn removals(scope: &Scope) -> Limits {
     let per_namespace = match scope {
         Scope::Cluster => REMOVALS.concurrent / 2,

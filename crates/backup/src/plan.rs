@@ -97,7 +97,7 @@ pub enum Verdict {
     Starting,
     /// The transfer waits for other transfers to end.
     Queued,
-    /// The transfer is running.
+    /// The transfer is running, and has copied this much.
     Running(Moved),
     /// An input is missing, or an attempt has failed. The operator retries.
     Waiting(Trouble),
@@ -130,7 +130,7 @@ impl Verdict {
 /// The next step of an EtcdBackup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The action of the step.
+    /// What the operator executes now.
     pub action: Action,
     /// The transfer or the removal that the action starts; `None` for other actions.
     pub job: Option<Job>,

@@ -31,7 +31,7 @@ const CONCURRENT: usize = 8;
 pub enum RemovalScope {
     /// The backups that the retention rules do not keep, except the newest backup.
     Surplus {
-        /// The retention rules.
+        /// The retention rules in the spec.
         rules: Rules,
         /// The location of the newest backup, from the status.
         newest: String,
@@ -46,11 +46,11 @@ pub enum RemovalScope {
 
 /// The inputs of a removal.
 pub struct Removal {
-    /// The opened store.
+    /// The store with the backups.
     pub store: Arc<dyn Store>,
-    /// The path of the spec.
+    /// The path in the spec of the EtcdBackup.
     pub path: String,
-    /// The UID of the EtcdBackup.
+    /// The UID of the EtcdBackup. Backups with another UID in their manifest belong to another EtcdBackup.
     pub uid: String,
     /// The backups to remove.
     pub scope: RemovalScope,

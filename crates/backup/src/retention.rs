@@ -1,4 +1,4 @@
-//! Decides which backups of a path the retention rules keep, and which may be deleted. Pure.
+//! Decides which backups of a path the retention rules keep, and which may be deleted. Performs no I/O.
 //!
 //! A backup is kept if at least one rule keeps it. `maxBackups` keeps the newest backups. `retention` keeps the newest
 //! backup of each of the last hours, days, weeks or months that contain a backup. If neither is set, all backups are
@@ -60,13 +60,13 @@ impl Rules {
 /// A backup or a manifest in the listing of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The key of the object.
+    /// The key of the backup's object in the store.
     pub key: String,
     /// The time and the revision in the object name.
     pub parts: Numbered,
 }
 
-/// The listing of a path.
+/// The backups that were found at a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The backups, newest first.

@@ -43,7 +43,7 @@ pub struct Listed {
     pub parts: Numbered,
 }
 
-/// The result of a removal.
+/// What a removal has deleted and kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemovalResult {
     /// The kept backups, newest first.
@@ -65,7 +65,7 @@ pub enum Work<T = Stored> {
     Queued,
     /// The worker has a slot, and starts as soon as the status counts the attempt.
     Ready,
-    /// The worker is running.
+    /// The worker is running, and has copied this much.
     Running(Moved),
     /// The worker has ended with this result.
     Ended(Result<T, Trouble>),
@@ -153,7 +153,7 @@ pub enum Site {
         claim: String,
         /// The path below the root of the volume.
         path: String,
-        /// The image of the pod.
+        /// The image that the backup pod runs.
         image: OperatorImage,
     },
 }
@@ -161,7 +161,7 @@ pub enum Site {
 /// The etcd cluster to back up.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// The endpoints of the spec.
+    /// `spec.etcdEndpoints`.
     Endpoints(Vec<Endpoint>),
     /// The EtcdCluster that the spec names.
     Cluster {
@@ -176,7 +176,7 @@ pub enum Source {
     },
 }
 
-/// An endpoint of the spec.
+/// A URL in `spec.etcdEndpoints`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
     /// The URL with a complete host name.
@@ -200,7 +200,7 @@ pub enum EndpointReach {
 /// anywhere, for example with a Service of type ExternalName. They cannot change the address of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberPods {
-    /// The client URLs.
+    /// The client URLs at which the members are called.
     pub urls: Vec<String>,
     /// The recorded ID of the cluster. Answers of other clusters are ignored, because the address of a deleted pod may
     /// belong to another pod by now.
@@ -222,7 +222,7 @@ pub enum Inputs {
     /// The plan does not need the inputs, or the operator could not read them.
     #[default]
     NotRead,
-    /// The inputs of a transfer.
+    /// A transfer that the operator runs.
     Transfer {
         /// The storage of the backup.
         site: Site,
@@ -233,7 +233,7 @@ pub enum Inputs {
         /// Which endpoints objects of this namespace may name.
         rule: EndpointRule,
     },
-    /// The inputs of a removal.
+    /// A removal that the operator runs.
     Removal {
         /// The storage of the backups.
         site: Site,

@@ -1,4 +1,4 @@
-//! Computes the status and the Events from the plan. Pure: the time is an argument.
+//! Computes the status and the Events from the plan. Performs no I/O: the time is an argument.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
 use api::conditions::{ConditionStatus, ConditionType, Finding, find, set};

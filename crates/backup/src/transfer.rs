@@ -37,16 +37,16 @@ use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
 pub use object_name::ObjectName;
 
-/// The inputs of a transfer.
+/// What a transfer needs: the source, the store, and the object to write.
 #[derive(Clone)]
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
     /// Client URLs to which the transfer connects first. It then also calls the listed members that `limits` permits.
     pub endpoints: Vec<String>,
-    /// The opened store.
+    /// The store that receives the backup.
     pub store: Arc<dyn Store>,
-    /// The object to write.
+    /// Where the backup is written in the store.
     pub name: ObjectName,
     /// True if the object is compressed with Zstandard.
     pub compress: bool,

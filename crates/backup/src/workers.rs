@@ -54,7 +54,6 @@ pub(crate) trait Worker: Send + Sync + 'static {
         false
     }
 
-    /// Runs the task.
     fn run<'a>(
         &'a self,
         progress: &'a Progress,

@@ -25,7 +25,6 @@ const OWNER: Owner<'_> = Owner {
     verify_content: true,
 };
 
-/// The fault of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// The proxy answers with this status code.

@@ -167,7 +167,7 @@ pub enum Request {
     Delete(Reference),
     /// Writes a record to the status of the EtcdCluster.
     Record(StatusRecord),
-    /// Calls etcd.
+    /// A call to etcd's members.
     Etcd(EtcdCall),
     /// Writes a Secret of generated certificates, or notifies a pod of its certificates.
     Certificate(CertificateWrite),
@@ -178,41 +178,41 @@ pub enum Request {
 /// An object that is created or applied.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
-    /// A Service.
+    /// A Service of the cluster or of a member.
     Service(Box<Service>),
-    /// A PersistentVolumeClaim.
+    /// The PVC of a member.
     VolumeClaim(Box<PersistentVolumeClaim>),
-    /// A pod.
+    /// The pod of a member.
     Pod(Box<Pod>),
-    /// A PodDisruptionBudget.
+    /// The PodDisruptionBudget of the cluster.
     DisruptionBudget(Box<PodDisruptionBudget>),
-    /// A NetworkPolicy.
+    /// The NetworkPolicy of the cluster.
     NetworkPolicy(Box<NetworkPolicy>),
 }
 
 /// The kind of an object that is patched or deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A Service.
+    /// A Service of the cluster or of a member.
     Service,
-    /// A PersistentVolumeClaim.
+    /// The PVC of a member.
     VolumeClaim,
-    /// A pod.
+    /// The pod of a member.
     Pod,
-    /// A PodDisruptionBudget.
+    /// The PodDisruptionBudget of the cluster.
     DisruptionBudget,
-    /// A NetworkPolicy.
+    /// The NetworkPolicy of the cluster.
     NetworkPolicy,
-    /// A Secret.
+    /// A Secret of generated certificates or passwords.
     Secret,
 }
 
 /// An observed object. The UID distinguishes the object from a later object of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// Kind of the object.
+    /// The kind by which the API server is called.
     pub kind: Kind,
-    /// Name of the object.
+    /// The name in the namespace of the EtcdCluster.
     pub name: String,
     /// UID of the object, the precondition of the request.
     pub uid: String,
@@ -221,9 +221,9 @@ pub struct Reference {
 /// A patch of an observed object. The body contains the UID or the resourceVersion as the precondition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// Kind of the object.
+    /// The kind of the patched object.
     pub kind: Kind,
-    /// Name of the object.
+    /// The name of the patched object, in the namespace of the EtcdCluster.
     pub name: String,
     /// The patch, with its precondition.
     pub body: Value,
@@ -234,7 +234,7 @@ pub struct Patch {
     pub rejection: Option<Rejection>,
 }
 
-/// The form of a patch.
+/// How the API server applies a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchForm {
     /// JSON merge patch: a list in the patch replaces the whole list of the object.
@@ -291,7 +291,7 @@ pub enum Begins {
 /// A call to etcd. The call contains member names; the executor finds the client URLs of these members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdCall {
-    /// Adds a member.
+    /// Adds a member to etcd's member list.
     AddMember {
         /// Peer URL of the new member.
         url: String,
@@ -300,21 +300,21 @@ pub enum EtcdCall {
     },
     /// Sets the peer URLs of a member.
     UpdatePeerUrls {
-        /// ID of the member.
+        /// The ID by which etcd knows the member.
         id: MemberId,
         /// All peer URLs of the member.
         urls: Vec<String>,
     },
     /// Promotes a learner to voter.
     Promote {
-        /// ID of the learner.
+        /// The ID by which etcd knows the learner.
         id: MemberId,
     },
-    /// Removes a member.
+    /// Removes a member from etcd's member list.
     Remove {
         /// Name of the member, for rules and messages.
         member: String,
-        /// ID of the member.
+        /// The ID by which etcd knows the member.
         id: MemberId,
     },
     /// Transfers leadership to another member.
@@ -331,7 +331,7 @@ pub enum EtcdCall {
     },
     /// Defragments one member. The call runs outside the reconcile, because it can take minutes.
     Defragment {
-        /// Name of the member.
+        /// The member to defragment.
         member: String,
         /// Time at which the defragmentation of this member was recorded in the status.
         recorded: Timestamp,
@@ -343,7 +343,7 @@ pub enum EtcdCall {
         /// Names of the members to which the call is sent.
         via: Vec<String>,
     },
-    /// Disarms an alarm.
+    /// Disarms an alarm after its cause is resolved.
     Disarm {
         /// The alarm and its member.
         alarm: Alarm,
@@ -352,7 +352,7 @@ pub enum EtcdCall {
     },
     /// Changes etcd's authentication.
     Auth {
-        /// The setting to change.
+        /// What to change: enable, disable, or set the password.
         change: AuthChange,
         /// Names of the members to which the call is sent.
         via: Vec<String>,

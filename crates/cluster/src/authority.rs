@@ -86,7 +86,7 @@ impl CaScope {
 /// The settings for generated certificates in the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Namespace of the cluster.
+    /// The namespace of the EtcdCluster, which the names in certificates contain.
     pub namespace: String,
     /// Name of the EtcdCluster.
     pub cluster: String,
@@ -96,7 +96,7 @@ pub struct Rule {
     pub peers: bool,
     /// True if members use TLS with clients.
     pub clients: bool,
-    /// Validity of a certificate.
+    /// How long a new certificate is valid.
     pub validity: Duration,
     /// Validity of a CA certificate.
     pub authority_validity: Duration,

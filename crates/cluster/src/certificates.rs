@@ -180,7 +180,7 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 pub enum CertificateWrite {
     /// Creates a CA. Its trust bundle also contains the CAs that the existing certificates trusted.
     Authority {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// Additional trusted CAs, in PEM.
         beside: Vec<Vec<u8>>,
@@ -189,7 +189,7 @@ pub enum CertificateWrite {
     },
     /// Adds CAs to the trust bundle of a new CA: those that running members still trust and use.
     Rejoin {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// All trusted CAs except the current and the next signer, in PEM.
         beside: Vec<Vec<u8>>,
@@ -198,21 +198,21 @@ pub enum CertificateWrite {
     },
     /// Creates the next signer. All members must trust it before it signs.
     Prepare {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Makes the next signer the current signer.
     Switch {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Removes all CAs except the current signer from the trust bundle.
     Retire {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
@@ -221,7 +221,7 @@ pub enum CertificateWrite {
     Issue {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate.
+        /// Peer, server or client.
         used: CertificateUse,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
@@ -232,7 +232,7 @@ pub enum CertificateWrite {
     Trust {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate.
+        /// Peer, server or client.
         used: CertificateUse,
         /// The resourceVersion precondition of the Secret.
         over: String,
@@ -241,7 +241,7 @@ pub enum CertificateWrite {
     },
     /// Restores the owner and the labels of a Secret. The data does not change.
     Mark {
-        /// Name of the Secret.
+        /// The Secret to restore.
         secret: String,
         /// The resourceVersion precondition of the Secret.
         over: String,
@@ -249,7 +249,7 @@ pub enum CertificateWrite {
     /// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted
     /// Secrets at once instead of within a minute.
     Notify {
-        /// Name of the member.
+        /// The member whose pod is annotated.
         member: String,
         /// The UID precondition of the pod.
         uid: String,
@@ -257,12 +257,12 @@ pub enum CertificateWrite {
         trust: Option<String>,
         /// The CAs with which the pod was started; `None` if the pod already has this annotation.
         authorities: Option<String>,
-        /// The digest of the certificates.
+        /// The digest of the certificates that the member's Secrets contain now.
         certificates: String,
     },
     /// Deletes the Secret of a removed member.
     Discard {
-        /// Name of the Secret.
+        /// The Secret to delete.
         secret: String,
         /// The UID precondition of the Secret.
         uid: String,

@@ -1,4 +1,4 @@
-//! The part of the spec that the planner uses. Pure.
+//! The part of the spec that the planner uses. Performs no I/O.
 
 use api::EtcdClusterSpec;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};

@@ -1,8 +1,8 @@
 //! When the certificates of a cluster expire, and when the operator reports it. The issuer makes no difference.
 //!
-//! Pure. The operator reports an expiry early enough for a reaction. A certificate with a short validity is not
-//! reported all the time, because each stage is also limited to a fraction of the validity. Generated certificates are
-//! reported only if their renewal is overdue.
+//! Performs no I/O. The operator reports an expiry early enough for a reaction. A certificate with a short validity is
+//! not reported all the time, because each stage is also limited to a fraction of the validity. Generated certificates
+//! are reported only if their renewal is overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -9,9 +9,9 @@ use sha2::{Digest, Sha256};
 
 /// A sequence of unused names. The same index always gives the same name.
 pub trait Names {
-    /// The name of a member.
+    /// A member name that no other index and no earlier sequence has.
     fn member(&self, index: u64) -> String;
-    /// The token of a cluster.
+    /// A cluster token that no other index and no earlier sequence has.
     fn token(&self, index: u64) -> String;
 }
 

@@ -14,11 +14,11 @@ use crate::switch::Started;
 pub struct Objects {
     /// The EtcdCluster, freshly read and not from a cache.
     pub cluster: EtcdCluster,
-    /// The pods of the cluster.
+    /// The pods of all members, including a recovery's seed.
     pub pods: Vec<Pod>,
     /// The PVCs of the cluster.
     pub claims: Vec<PersistentVolumeClaim>,
-    /// The Services of the cluster.
+    /// The Services of the whole cluster and of all members.
     pub services: Vec<Service>,
     /// The PodDisruptionBudget of the cluster.
     pub budget: Option<PodDisruptionBudget>,

@@ -1,4 +1,4 @@
-//! Converts Kubernetes quantities to bytes. Pure.
+//! Converts Kubernetes quantities to bytes. Performs no I/O.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 

@@ -72,7 +72,7 @@ pub struct Shared {
 /// The records and answers for the recovery from a lost quorum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// `status.recovery`.
+    /// `status.recovery`. `None` if no recovery was recorded.
     pub record: Option<RecoveryStatus>,
     /// The value of the annotation by which a person approves a recovery.
     pub approval: Option<String>,
@@ -84,7 +84,7 @@ pub struct Recovery {
     pub last_backup: Option<String>,
     /// The member lists that the members have on their disks. They are read only while no quorum answers.
     pub local: Vec<Members>,
-    /// `status.replaced`.
+    /// `status.replaced`. `None` if no restore in place has replaced the cluster.
     pub replaced: Option<ReplacedStatus>,
     /// Names of the members in a status that an operator without recorded bootstraps wrote. If there are any, a cluster
     /// existed.
@@ -101,7 +101,7 @@ impl Recovery {
     }
 }
 
-/// The answer of the seed of a recovery.
+/// What the seed of a recovery answered about its new cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedAnswer {
     /// The linearizable member list of the new cluster.
@@ -165,7 +165,7 @@ pub struct Observed {
     pub tls: Tls,
     /// The progress of a TLS change.
     pub tls_rollout: Option<TlsRollout>,
-    /// The certificates of the cluster.
+    /// The generated certificates, and the expiry of others.
     pub certificates: crate::certificates::Certificates,
     /// The state of authentication and of the NetworkPolicy.
     pub access: Access,
@@ -197,7 +197,7 @@ impl Observed {
     }
 }
 
-/// `spec.recovery`.
+/// The rules in `spec.recovery`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoveryRule {
     /// True if the operator may recover a lost quorum without the approval of a person.
@@ -211,7 +211,7 @@ pub struct RecoveryRule {
 #[allow(clippy::struct_excessive_bools)] // Each flag is a setting of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
-    /// `spec.size`.
+    /// `spec.size`: the number of voters.
     pub size: usize,
     /// Number of members that are bootstrapped together: `spec.size`, or 1 with `bootstrap: Seed`.
     pub first: usize,
@@ -219,15 +219,15 @@ pub struct Desired {
     pub durable: bool,
     /// The properties that the members' PVCs request; `None` without PVCs.
     pub claim: Option<Claim>,
-    /// `spec.hibernate`.
+    /// `spec.hibernate`: whether all pods must be deleted.
     pub hibernate: bool,
-    /// `spec.upkeep`.
+    /// The rules in `spec.upkeep`.
     pub upkeep: UpkeepRule,
-    /// `spec.version`.
+    /// `spec.version`: the desired etcd version.
     pub version: String,
     /// The image of `spec.repository` and `spec.version`.
     pub image: String,
-    /// `spec.repository`.
+    /// `spec.repository`: the image without its tag.
     pub repository: String,
     /// The hash of the spec fields from which pods are built.
     pub spec_hash: String,
@@ -236,9 +236,9 @@ pub struct Desired {
     /// `spec.memberReplacement.keepVolumes`: how long the operator keeps the volume of a member that other software
     /// removed from etcd.
     pub keep_volumes: Duration,
-    /// `spec.recovery`.
+    /// The rules in `spec.recovery`.
     pub recovery: RecoveryRule,
-    /// `spec.paused`.
+    /// `spec.paused`: whether the operator may change anything.
     pub paused: bool,
     /// True if the cluster has a PodDisruptionBudget.
     pub budget: bool,

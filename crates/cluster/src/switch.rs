@@ -1,5 +1,5 @@
 //! Changes the TLS settings while members run. This module determines the settings with which the members were started,
-//! and the next step toward the spec. Pure: it contains plain data without keys.
+//! and the next step toward the spec. Performs no I/O: it contains plain data without keys.
 //!
 //! The status records the settings (`status.TLS`) before the first member starts with them. A cluster that has lost
 //! its pods therefore returns with the same settings, and any operator process can continue the change. The
@@ -17,7 +17,7 @@ use member::tls::Fault;
 pub enum Maker {
     /// The user, through Secrets.
     Others,
-    /// The operator.
+    /// The cluster operator, as a client of the members.
     Operator,
 }
 
@@ -37,7 +37,7 @@ pub enum Clients {
 pub struct TlsMode {
     /// Connections between members.
     pub peers: PeerStage,
-    /// Connections of clients.
+    /// How members accept clients.
     pub clients: Clients,
     /// Who issues the certificates; `None` without TLS.
     pub maker: Option<Maker>,

@@ -26,7 +26,7 @@ const FORGOTTEN: Duration = Duration::from_mins(10);
 pub struct Upkeep {
     /// The active alarms. They are read only if a member reports an alarm.
     pub alarms: Seen<Vec<Alarm>>,
-    /// `status.defragmentation`.
+    /// `status.defragmentation`. `None` if no defragmentation was recorded.
     pub record: Option<DefragmentationStatus>,
     /// The result of the call to the recorded member; `None` if this process has sent no such call.
     pub call: Option<Call>,

@@ -1,4 +1,4 @@
-//! Converts errors of etcd and of the connection into [`Error`]. Pure.
+//! Converts errors of etcd and of the connection into [`Error`]. Performs no I/O.
 
 use std::error::Error as StdError;
 

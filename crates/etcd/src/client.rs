@@ -43,7 +43,7 @@ struct Connection {
     answered: Instant,
 }
 
-/// The etcd client of the operators.
+/// The client through which the operators call etcd.
 pub struct EtcdClient {
     access: Access,
     deadlines: Deadlines,

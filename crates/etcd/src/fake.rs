@@ -38,7 +38,7 @@ pub struct FakeMember {
 /// The state of a [`FakeEtcd`]. Tests read and change it.
 #[derive(Clone, Debug)]
 pub struct FakeState {
-    /// The cluster's ID.
+    /// The ID that all members of the fake report.
     pub cluster_id: ClusterId,
     /// The members, in order of their addition.
     pub members: Vec<FakeMember>,
@@ -48,7 +48,7 @@ pub struct FakeState {
     pub max_learners: usize,
     /// The target version of an enabled downgrade.
     pub downgrade: Option<String>,
-    /// The raised alarms.
+    /// The alarms that etcd has raised and not disarmed.
     pub alarms: Vec<Alarm>,
     /// The compaction revision.
     pub compacted: i64,
@@ -114,7 +114,7 @@ impl FakeEtcd {
         }
     }
 
-    /// Reads or changes the state.
+    /// Lets a test read or change the state of the fake.
     pub fn with<T>(&self, change: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = change(&mut state);

@@ -179,8 +179,8 @@ struct Pages {
     branches: Vec<(u64, u64)>,
     /// The pages that list buckets or contain the store's metadata, in the order of the file.
     notes: Vec<(u64, Note)>,
-    /// Leaf pages as (revision of the last key, page number). Only the `MAX_LEAVES` pages with the highest revisions are
-    /// kept.
+    /// Leaf pages as (revision of the last key, page number). Only the `MAX_LEAVES` pages with the highest revisions
+    /// are kept.
     leaves: BinaryHeap<Reverse<(i64, u64)>>,
     pending: Vec<Pending>,
 }

@@ -46,7 +46,7 @@ pub struct Member {
     pub id: MemberId,
     /// The name. Empty until the member has started for the first time.
     pub name: String,
-    /// The registered peer URLs.
+    /// The peer URLs in etcd's member list.
     pub peer_urls: Vec<String>,
     /// The client URLs. Empty until the member has started for the first time.
     pub client_urls: Vec<String>,
@@ -78,7 +78,7 @@ pub struct Status {
     pub is_learner: bool,
     /// The store revision up to which the member has applied.
     pub revision: i64,
-    /// The raft term of the member.
+    /// The Raft term that the member reports.
     pub raft_term: u64,
     /// The index of the last raft entry that the member knows to be committed.
     pub raft_index: u64,
@@ -111,7 +111,7 @@ pub struct Pulse {
     pub peers: BTreeSet<MemberId>,
 }
 
-/// The kind of an alarm.
+/// What an alarm says about its member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AlarmKind {
     /// The database has reached its quota, and the cluster rejects writes.
@@ -120,12 +120,12 @@ pub enum AlarmKind {
     Corrupt,
 }
 
-/// A raised alarm.
+/// An alarm that etcd has raised for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alarm {
     /// The member that raised the alarm.
     pub member: MemberId,
-    /// The kind of the alarm.
+    /// What the alarm says about its member.
     pub kind: AlarmKind,
 }
 
@@ -183,7 +183,7 @@ pub enum Error {
     /// is not ready or no leader exists.
     #[error("etcd rejects the call temporarily: {0}")]
     Unavailable(String),
-    /// The member is not in the member list.
+    /// No member with this ID is in the member list.
     #[error("member not found")]
     MemberNotFound,
     /// A member with one of these peer URLs already exists.

@@ -1,6 +1,6 @@
 //! Parses X.509 certificates into plain data: validity, names, issuer, public key.
 //!
-//! Pure. Parsing does not verify a certificate. rustls verifies the chains.
+//! Performs no I/O. Parsing does not verify a certificate. rustls verifies the chains.
 
 #![expect(
     clippy::redundant_closure_for_method_calls,
@@ -35,7 +35,7 @@ pub enum Unreadable {
     Certificate,
 }
 
-/// A parsed certificate.
+/// The fields of a certificate that the operators use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
     /// Start of the validity.
@@ -60,7 +60,7 @@ pub struct Certificate {
     pub public_key: Vec<u8>,
     /// SHA-256 of the DER encoding, in hexadecimal.
     pub fingerprint: String,
-    /// The DER encoding.
+    /// The certificate in DER, for the verification by rustls.
     pub der: CertificateDer<'static>,
 }
 

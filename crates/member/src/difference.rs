@@ -1,11 +1,11 @@
 //! Compares a running pod with the spec. Labels and annotations change in place. CPU and memory change in place through
 //! the subresource `resize`. Every other change requires a new pod.
 //!
-//! Pure. The annotations of a pod record the spec for which it was created: a hash of the fields that require a new pod
-//! ([`spec_hash`]), and a copy of the fields that change in place. This module compares the recorded spec with the
-//! current spec, and never a built pod with a running pod. It therefore ignores values that the API server, a webhook
-//! or the kubelet has set, pods that another operator release builds differently, and the flags of a member's first
-//! start. The image is compared elsewhere.
+//! Performs no I/O. The annotations of a pod record the spec for which it was created: a hash of the fields that
+//! require a new pod ([`spec_hash`]), and a copy of the fields that change in place. This module compares the recorded
+//! spec with the current spec, and never a built pod with a running pod. It therefore ignores values that the API
+//! server, a webhook or the kubelet has set, pods that another operator release builds differently, and the flags of a
+//! member's first start. The image is compared elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -50,9 +50,9 @@ impl Difference {
 /// Labels and annotations to set. The value `None` removes the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataPatch {
-    /// Labels by key.
+    /// The new values of labels. `None` deletes a label.
     pub labels: BTreeMap<String, Option<String>>,
-    /// Annotations by key.
+    /// The new values of annotations. `None` deletes an annotation.
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
@@ -61,7 +61,7 @@ pub struct MetadataPatch {
 pub struct Resizing {
     /// True if the node must first free resources. This may take forever.
     pub deferred: bool,
-    /// The message of the kubelet.
+    /// The reason that the kubelet gives.
     pub message: String,
 }
 

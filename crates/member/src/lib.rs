@@ -55,9 +55,9 @@ pub const ANNOTATION_SPEC_HASH: &str = "etcd.database.coreos.com/spec-hash";
 pub struct Members<'a> {
     /// Name of the EtcdCluster.
     pub cluster: &'a str,
-    /// Namespace of the EtcdCluster.
+    /// The namespace in which the objects of members are created.
     pub namespace: &'a str,
-    /// Spec of the EtcdCluster.
+    /// The spec in effect of the EtcdCluster.
     pub spec: &'a EtcdClusterSpec,
     /// Owner reference for garbage collection. `None` only if the EtcdCluster does not come from an API server.
     pub owner: Option<OwnerReference>,
@@ -85,7 +85,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The addresses of members.
+    /// How the addresses of members are formed.
     pub fn addresses(&self) -> Addresses {
         let tls = self.spec.tls.as_ref();
         Addresses {

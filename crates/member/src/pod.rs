@@ -252,7 +252,7 @@ pub fn pod_security() -> PodSecurityContext {
     }
 }
 
-/// Default security context of a container.
+/// The security context that containers get if the spec sets none.
 pub fn container_security() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),

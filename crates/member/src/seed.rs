@@ -7,8 +7,8 @@
 //! A second init container would make the start slower: the kubelet would have to start it, after up to a second in
 //! which the kubelet detects the end of the first one.
 //!
-//! Pure. The restore operator creates a seed from a backup. The cluster operator creates a seed from the survivor of a
-//! lost quorum.
+//! Performs no I/O. The restore operator creates a seed from a backup. The cluster operator creates a seed from the
+//! survivor of a lost quorum.
 
 use std::path::PathBuf;
 
@@ -34,9 +34,9 @@ const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
 /// The image of the operators. Its program prepares the data of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorImage {
-    /// Name of the image.
+    /// The image with its tag or digest.
     pub image: String,
-    /// Pull policy of the image.
+    /// The pull policy of the image. `None` for the default of Kubernetes.
     pub pull_policy: Option<String>,
 }
 
@@ -94,18 +94,18 @@ impl Source {
 /// The properties of a seed member.
 #[derive(Clone, Debug)]
 pub struct Seed<'a> {
-    /// Name of the member.
+    /// The name of the seed.
     pub member: &'a str,
     /// Version of etcd, and of the tool that creates its data directory.
     pub version: &'a EtcdVersion,
-    /// Source of the snapshot.
+    /// Where the snapshot comes from.
     pub source: Source,
     /// The number by which the revision is increased; all older revisions are marked as compacted. `None` for no
     /// increase. Requires etcd 3.6.
     pub bump_revision: Option<u64>,
 }
 
-/// The content of a snapshot.
+/// What the seed has found out about its snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
@@ -161,7 +161,7 @@ pub struct DataDirectorySettings {
 pub enum Report {
     /// The snapshot was fetched.
     Done(Contents),
-    /// The program failed.
+    /// The program of the seed ended with an error.
     Failed {
         /// The reason for the condition.
         reason: String,

@@ -1,5 +1,5 @@
 //! The TLS Secrets of a cluster. Checks them before a member is started with them. Also builds the [`Access`] with
-//! which the operators connect to members. Pure: `runtime::reach` reads the Secrets.
+//! which the operators connect to members. Performs no I/O: `runtime::reach` reads the Secrets.
 //!
 //! Key material leaves this module only inside an [`Access`] (invariant 14). No check of a certificate can be turned
 //! off (invariant 20).
@@ -24,7 +24,7 @@ pub use started::Authorities;
 /// A TLS Secret and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Name of the Secret.
+    /// The Secret that has the fault.
     pub secret: String,
     /// The content, or the fault that makes it unusable.
     pub found: Result<Material, Fault>,
@@ -59,13 +59,13 @@ impl ClusterTls {
         }
     }
 
-    /// All faults of the Secrets, for members with these addresses. Pure.
+    /// All faults of the Secrets, for members with these addresses. Performs no I/O.
     pub fn faults(&self, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
         check::faults(self, addresses, now)
     }
 
     /// All faults of the Secrets for running members, which trust the authorities with which they were started. A
-    /// Secret with a fault in `own` is not reported again. Pure.
+    /// Secret with a fault in `own` is not reported again. Performs no I/O.
     pub fn faults_of_started(
         &self,
         started: &BTreeMap<String, Authorities>,

@@ -39,7 +39,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct ObserveContext<'a> {
     /// The client of the API server.
     pub client: &'a Client,
-    /// The client of etcd.
+    /// The client for calls to the seed and to old members.
     pub etcd: &'a dyn Etcd,
     /// The namespaces that may use the identity of the operator.
     pub grants: &'a Grants,

@@ -1,4 +1,4 @@
-//! Converts the outcome of the requests into a status and a time for the next reconcile. Pure.
+//! Converts the outcome of the requests into a status and a time for the next reconcile. Performs no I/O.
 
 use api::EtcdRestore;
 use k8s_openapi::jiff::Timestamp;

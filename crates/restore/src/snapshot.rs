@@ -16,15 +16,15 @@ use crate::reason::Trouble;
 
 /// An observation: the facts for the plan, and the objects for the requests.
 pub struct Observation {
-    /// The facts.
+    /// The input of the planner.
     pub snapshot: Snapshot,
-    /// The objects.
+    /// The input for the requests.
     pub objects: Objects,
 }
 
 /// Objects as they were read.
 pub struct Objects {
-    /// The EtcdCluster.
+    /// The EtcdCluster as it was read. `None` if it does not exist.
     pub cluster: Option<EtcdCluster>,
     /// The spec in effect of the EtcdCluster.
     pub effective: Option<EtcdClusterSpec>,
@@ -32,18 +32,18 @@ pub struct Objects {
     pub backup: Result<ChosenBackup, Trouble>,
     /// The image of the container `fetch`.
     pub image: Result<OperatorImage, String>,
-    /// The objects of the seed.
+    /// The seed's objects as they were read.
     pub seed: SeedObjects,
 }
 
 /// The objects of the seed that this EtcdCluster owns.
 #[derive(Default)]
 pub struct SeedObjects {
-    /// The pod.
+    /// The seed's pod. `None` if it does not exist.
     pub pod: Option<KubePod>,
-    /// The PersistentVolumeClaim.
+    /// The seed's PVC. `None` if it does not exist.
     pub pvc: Option<PersistentVolumeClaim>,
-    /// The Service.
+    /// The seed's Service. `None` if it does not exist.
     pub service: Option<Service>,
 }
 
@@ -92,7 +92,7 @@ pub enum OldMembers {
     NotRead,
     /// The API server did not answer.
     Unknown(String),
-    /// The remaining pods.
+    /// The pods that still exist.
     Known(Vec<OldPod>),
 }
 
@@ -103,7 +103,7 @@ impl OldMembers {
     }
 }
 
-/// The pod of an old member.
+/// A pod of the cluster that the restore replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OldPod {
     /// The name of the pod.
@@ -129,14 +129,14 @@ pub enum Cluster {
     Present(Box<ClusterFacts>),
 }
 
-/// The facts of the EtcdCluster.
+/// What the planner knows about the EtcdCluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterFacts {
-    /// The UID of the EtcdCluster.
+    /// The UID by which a recreated EtcdCluster is recognized.
     pub uid: String,
     /// The UID of the EtcdRestore that holds the restore lock.
     pub lock: Option<String>,
-    /// The recorded cluster ID.
+    /// The cluster ID in the EtcdCluster's status.
     pub cluster_id: Option<String>,
     /// Whether the cluster operator reports a healthy quorum.
     pub available: bool,
@@ -175,14 +175,14 @@ pub enum Source {
     Ready(Box<EtcdClusterSpec>),
 }
 
-/// The objects of the seed.
+/// What the planner knows about the seed's objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seed {
-    /// The Service.
+    /// Whether the seed's Service exists.
     pub service: Child,
     /// The PersistentVolumeClaim. Not read if members have no volumes.
     pub pvc: Child,
-    /// The pod.
+    /// Whether the seed's pod exists, and its state.
     pub pod: Pod,
 }
 
@@ -210,7 +210,7 @@ pub enum Child {
     Present,
 }
 
-/// The pod of the seed.
+/// Whether the seed's pod exists, and its state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pod {
     /// The API server did not answer.
@@ -219,7 +219,7 @@ pub enum Pod {
     Absent,
     /// A pod with this name is being deleted or has another owner.
     NameTaken,
-    /// The pod exists.
+    /// The pod exists and belongs to this restore.
     Present(PodFacts),
 }
 
@@ -297,7 +297,7 @@ pub enum Serving {
         /// The hash from etcd.
         found: u32,
     },
-    /// etcd serves.
+    /// The seed's etcd answers.
     Serves {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,

@@ -1,4 +1,4 @@
-//! Computes the status and the Events of an EtcdRestore. Pure: the time is an argument.
+//! Computes the status and the Events of an EtcdRestore. Performs no I/O: the time is an argument.
 
 use api::EtcdRestore;
 use api::backup::Progress;

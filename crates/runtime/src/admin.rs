@@ -58,7 +58,7 @@ pub enum Error {
     /// The address is in use or does not belong to this host.
     #[error("cannot listen on {address}: choose another --listen-addr")]
     Bind {
-        /// The requested address.
+        /// The address that the operator could not use.
         address: SocketAddr,
         /// The error of the operating system.
         #[source]

@@ -41,7 +41,7 @@ pub enum Error {
     /// The object cannot be serialized as JSON, which is a defect of the code that builds it.
     #[error("cannot serialize {kind} {name}")]
     Serialise {
-        /// The kind.
+        /// The kind of the object.
         kind: String,
         /// The name of the object.
         name: String,
@@ -56,7 +56,7 @@ pub enum Error {
          templates/crds.yaml); the API server reports: {message}"
     )]
     Definition {
-        /// The kind.
+        /// The kind of the object.
         kind: String,
         /// The API server's message, which contains the field.
         message: String,
@@ -64,9 +64,9 @@ pub enum Error {
     /// The API server rejected the request or could not be reached.
     #[error("cannot {verb} {kind} {name}")]
     Api {
-        /// The operation.
+        /// What the operator tried, for example `create`.
         verb: &'static str,
-        /// The kind.
+        /// The kind of the object.
         kind: String,
         /// The name of the object.
         name: String,
@@ -119,7 +119,7 @@ api::reasons! {
 }
 
 impl ApiFailure {
-    /// The kind of this error.
+    /// Finds the kind of an error of the Kubernetes client.
     pub fn of(error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => match status.code {

@@ -38,7 +38,7 @@ pub struct Recorded {
     pub user: String,
     /// The passwords, the newest first.
     pub passwords: Vec<String>,
-    /// UID of the Secret.
+    /// The UID by which a recreated Secret is recognized.
     pub uid: String,
     /// Resource version of the Secret, which is the precondition of the next write.
     pub resource_version: String,
@@ -241,7 +241,7 @@ async fn wanted(
     pair(&secret).map_err(|why| format!("{field}: Secret {name} {why}"))
 }
 
-/// The user and the password in a Secret of type `kubernetes.io/basic-auth`. Pure.
+/// The user and the password in a Secret of type `kubernetes.io/basic-auth`. Performs no I/O.
 fn pair(secret: &Secret) -> Result<(String, String), String> {
     let user = text(secret, USERNAME)?;
     let password = text(secret, PASSWORD)?;
@@ -276,7 +276,7 @@ async fn recorded(
     Ok(secret.map(|secret| record(&secret, cluster)))
 }
 
-/// Parses the operator's own Secret. Pure.
+/// Parses the operator's own Secret. Performs no I/O.
 fn record(secret: &Secret, cluster: &EtcdCluster) -> Recorded {
     let bytes = |key: &str| {
         let data = secret.data.as_ref()?;

@@ -1,6 +1,7 @@
 //! Grants of etcd endpoints. The NetworkPolicy of every cluster admits the operators. Through a cluster-wide operator,
 //! a tenant could therefore send requests to the cluster of another tenant. Outside of the operator's own namespace, an
-//! object may therefore name only endpoints that the administrator has granted to its namespace (invariant 28). Pure.
+//! object may therefore name only endpoints that the administrator has granted to its namespace (invariant 28).
+//! Performs no I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -92,9 +93,9 @@ impl EndpointGrant {
 pub struct GrantedBy {
     /// Name of the operator, such as `backup operator`.
     pub operator: &'static str,
-    /// The flag of the operator.
+    /// The flag with which an administrator grants endpoints.
     pub flag: &'static str,
-    /// The value of the chart.
+    /// The chart value for this flag.
     pub value: &'static str,
 }
 

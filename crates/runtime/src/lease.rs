@@ -33,13 +33,13 @@ pub enum Error {
     /// Another process holds the lease.
     #[error("the lease {name} was taken over by another process")]
     Taken {
-        /// The name of the Lease.
+        /// The Lease that another process now holds.
         name: String,
     },
     /// The lease could not be renewed in time.
     #[error("the lease {name} was not renewed in time")]
     NotRenewed {
-        /// The name of the Lease.
+        /// The Lease that this process held.
         name: String,
         /// The error of the last attempt.
         #[source]

@@ -95,7 +95,7 @@ pub struct Operator {
     pub client_without_retry: Client,
     /// Which objects the operator manages.
     pub scope: Scope,
-    /// Namespace of the operator.
+    /// The namespace of the operator's own pod.
     pub namespace: String,
     /// Name of the operator's pod.
     pub identity: String,

@@ -1,4 +1,4 @@
-//! Converts the errors of all stores into [`Error`] with a remedy. Pure.
+//! Converts the errors of all stores into [`Error`] with a remedy. Performs no I/O.
 
 use std::error::Error as StdError;
 

@@ -1,5 +1,5 @@
 //! Grants for the operator's own cloud identity. An EtcdBackup or EtcdRestore without a Secret uses this identity, so
-//! an administrator grants namespaces the locations that they may use. Pure.
+//! an administrator grants namespaces the locations that they may use. Performs no I/O.
 
 use std::str::FromStr;
 

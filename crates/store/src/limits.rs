@@ -40,7 +40,6 @@ const MAX_MARKER: usize = 16 << 10;
 /// Maximum duration of a listing. A page takes less than a second.
 pub(crate) const LISTING_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// A listing in progress.
 pub(crate) struct Listing<'a, T> {
     place: &'a Place,
     prefix: &'a str,

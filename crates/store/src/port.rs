@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
-/// The metadata of an object.
+/// What a store reports about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// The full key inside the bucket.
@@ -49,7 +49,7 @@ impl Unfinished {
     }
 }
 
-/// A committed object.
+/// An object that the store has acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
     /// Size of the stored object in bytes, read from the store after the commit.
@@ -70,7 +70,7 @@ pub enum Error {
     /// The object does not exist.
     #[error("object {key:?} does not exist")]
     NoSuchObject {
-        /// The requested key.
+        /// The key that does not exist.
         key: String,
     },
     /// The identity lacks a permission, or the credentials are wrong.
@@ -96,7 +96,7 @@ pub enum Error {
         "the store at {endpoint} cannot be reached: check the endpoint, the network and DNS ({detail})"
     )]
     Unreachable {
-        /// The endpoint.
+        /// The endpoint that did not answer.
         endpoint: String,
         /// The error of the connection.
         detail: String,
@@ -126,7 +126,7 @@ pub enum Error {
     /// The configuration is invalid.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The field of the spec.
+        /// The field of the spec to correct.
         field: String,
         /// The problem and the remedy.
         problem: String,

@@ -44,7 +44,6 @@ pub(crate) fn reject_misspelled(data: &SecretData, known: &[&str]) -> Result<(),
     Ok(())
 }
 
-/// The error for an invalid key.
 pub(crate) fn invalid_key(key: &str, problem: String) -> Error {
     Error::Secret {
         key: key.to_owned(),

@@ -21,7 +21,7 @@ const CA_KEY: &str = "ca.crt";
 pub struct Target {
     /// The bucket, container or directory.
     pub store: Arc<dyn Store>,
-    /// The key of the backup.
+    /// The key of the backup in the store.
     pub key: String,
 }
 
@@ -30,7 +30,7 @@ pub struct Target {
 pub struct SecretName<'a> {
     /// The field of the spec that names the Secret, for messages.
     pub field: &'static str,
-    /// Name of the Secret.
+    /// The Secret that the spec names.
     pub name: &'a str,
 }
 

@@ -41,7 +41,6 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The sources of the testbed programs.
 pub(crate) fn testbed_sources() -> PathBuf {
     root().join("e2e/testbed")
 }

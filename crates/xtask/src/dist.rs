@@ -22,7 +22,6 @@ use crate::origin::{self, Origin};
 use crate::packages::{Purpose, ensure_packages};
 use crate::{checkout, image, oci, programs, progress, release, shell};
 
-/// Options of `dist`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Registry and name of the released image, for example registry.example.com/etcd-operator.

@@ -37,11 +37,9 @@ const LARGEST_IMAGE: u64 = 40_000_000;
 pub(crate) struct ImageRef {
     /// `localhost/etcd-operator:TAG`.
     pub(crate) reference: String,
-    /// Path of the docker-archive.
     pub(crate) archive: PathBuf,
 }
 
-/// A profile of cargo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Profile {
     /// Small and optimized, as in a release. The first build takes about 20 minutes on two cores.

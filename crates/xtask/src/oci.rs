@@ -51,7 +51,6 @@ impl Content {
 pub(crate) struct Written {
     /// The digest of the image index: `sha256:...`.
     pub(crate) digest: String,
-    /// Architectures, sorted.
     pub(crate) architectures: Vec<String>,
     /// The size of the largest layer without compression, in bytes.
     pub(crate) layer: u64,

@@ -6,7 +6,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::{checkout, shell};
 
-/// Version of the workspace.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The origin, as the labels of an image contain it.

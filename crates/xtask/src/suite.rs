@@ -271,7 +271,6 @@ impl Run {
         Ok(result)
     }
 
-    /// The expected duration of a stage.
     fn expected(&self, stage: &str) -> Option<Duration> {
         match self.forecasts.get(stage) {
             Some(forecast) => *forecast,
@@ -318,7 +317,6 @@ impl Run {
         Ok(())
     }
 
-    /// Runs a stage of tests.
     fn run_jobs(&mut self, stage: &'static str, jobs: Vec<Job>, slots: usize) -> Result<()> {
         self.forecast(stage, &jobs, slots);
         self.stage(stage, |run| {

@@ -68,7 +68,6 @@ impl Default for Options {
     }
 }
 
-/// A running testbed.
 #[derive(Debug)]
 pub(crate) struct Testbed {
     pub(crate) run_folder: PathBuf,

@@ -13,7 +13,6 @@ use kube::api::{DynamicObject, ListParams};
 use crate::backup_pvc::pvc_backup;
 use crate::backup_schedule::{OPERATOR, await_all_finished, await_keys, location};
 
-/// A crash of the operator.
 #[derive(Clone, Copy)]
 struct Crash {
     /// The name of the failpoint. The EtcdBackup has the same name.

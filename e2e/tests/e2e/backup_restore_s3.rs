@@ -18,7 +18,6 @@ use crate::member_loss::await_one_volume_per_member;
 use crate::restore_sources::{await_equal_restore, filled_cluster, seconds_between};
 
 const KEYS: usize = 2_000;
-/// The key of the backup.
 const KEY: &str = "daily/etcd.backup";
 const MANIFEST: &str = "daily/etcd.backup.manifest.json";
 

@@ -22,7 +22,6 @@ const POLICIES: [(&str, &str); 2] = [
     ),
 ];
 
-/// A kind of store.
 struct Store {
     name: &'static str,
     /// Lines under `spec` of an EtcdBackup. `PATH` stands for the path.

@@ -37,7 +37,6 @@ pub(crate) const DURABLE: &str = "  pod:
       resources: {requests: {storage: 64Mi}}
 ";
 
-/// The root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }

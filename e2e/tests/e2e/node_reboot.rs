@@ -41,7 +41,6 @@ impl TwoClusters {
         same_members(&self.durable, &after.durable)
     }
 
-    /// The members' pods on a node.
     pub(crate) fn on(&self, node: &str) -> Vec<Pod> {
         let pods = self.pods.iter().filter(|pod| node_of(pod) == node);
         pods.cloned().collect()
@@ -56,7 +55,6 @@ pub(crate) async fn serve(writers: &[Writer], count: usize) -> Result<()> {
     Ok(())
 }
 
-/// The pod of the cluster operator.
 pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
     let pods = operator_pods(sandbox, "etcd-operator").await?;
     let first = pods.into_iter().next();

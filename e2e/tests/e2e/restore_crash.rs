@@ -155,13 +155,11 @@ pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Res
     .await
 }
 
-/// Stops the operator.
 pub(crate) async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     scale_operator(sandbox, "--replicas=0").await?;
     sandbox.await_operator_pods(OPERATOR, 0).await
 }
 
-/// Starts the operator.
 pub(crate) async fn start_operator(sandbox: &Sandbox) -> Result<()> {
     scale_operator(sandbox, "--replicas=1").await
 }

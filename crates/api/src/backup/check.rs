@@ -1,4 +1,4 @@
-//! Validation of an `EtcdBackup`. Pure.
+//! Validation of an `EtcdBackup`. Performs no I/O.
 
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
 use crate::cluster::can_restore_from;

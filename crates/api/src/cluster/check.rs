@@ -1,4 +1,5 @@
-//! Validates an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored. Pure.
+//! Validates an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored. Performs no
+//! I/O.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 //! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads the same flags from
-//! both, so the same list and the same rule apply to both. Pure.
+//! both, so the same list and the same rule apply to both. Performs no I/O.
 
 /// Flags of etcd that the operator sets. `extraArgs` and `etcdEnv` may not set these flags, with or without the prefix
 /// `experimental-`. A trailing `*` stands for any suffix. The CEL rules of the schema repeat this list, and a test

@@ -1,4 +1,4 @@
-//! Validates an `EtcdRestore`. Pure.
+//! Validates an `EtcdRestore`. Performs no I/O.
 
 use super::{EtcdRestore, EtcdRestoreSpec};
 use crate::backup::unreadable_store;

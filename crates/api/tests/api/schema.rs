@@ -43,7 +43,6 @@ fn bind_old_self(schema: &mut Value) {
     }
 }
 
-/// The schema of a kind.
 pub(crate) fn schema_of(kind: &str) -> &'static Value {
     SCHEMAS
         .get(kind)

@@ -1,4 +1,5 @@
-//! Plans the EtcdBackup that belongs to an EtcdCluster, and computes the cluster's `status.lastBackup`. Pure.
+//! Plans the EtcdBackup that belongs to an EtcdCluster, and computes the cluster's `status.lastBackup`. Performs no
+//! I/O.
 
 use api::backup::{ClusterReference, EtcdBackupSpec};
 use api::cluster::{ClusterBackup, LastBackup};

@@ -1,5 +1,5 @@
 //! Adds the identity to a store's denial of access: the Secret and its field in the spec. The denial itself names
-//! neither. Pure.
+//! neither. Performs no I/O.
 
 use api::EtcdBackup;
 use store::secrets_of;

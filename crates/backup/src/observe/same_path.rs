@@ -1,4 +1,4 @@
-//! Finds the other periodic EtcdBackups with the same path. Pure.
+//! Finds the other periodic EtcdBackups with the same path. Performs no I/O.
 //!
 //! Each EtcdBackup applies its retention rules to the backups whose manifest names it, and ignores the backups of the
 //! other EtcdBackups. A backup has no owner if it has no manifest, or if its EtcdBackup was deleted or moved to another

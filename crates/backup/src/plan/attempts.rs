@@ -1,4 +1,4 @@
-//! Limits the number of attempts that end together with the operator process, without a report. Pure.
+//! Limits the number of attempts that end together with the operator process, without a report. Performs no I/O.
 //!
 //! An attempt that fails reports its error, and its duration is limited (`deadline.rs`). An attempt that crashes the
 //! operator, for example because it runs out of memory, reports nothing, and its time limit starts again in the next

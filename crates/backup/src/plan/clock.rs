@@ -1,4 +1,4 @@
-//! Compares the operator's clock with a second clock, the API server's, before removals. Pure.
+//! Compares the operator's clock with a second clock, the API server's, before removals. Performs no I/O.
 //!
 //! With a clock that is ahead, every backup seems old, and new backups get names with times in the future. All
 //! retention rules compare such times, so no rule is applied while the clocks differ (invariant 9).

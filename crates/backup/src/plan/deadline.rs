@@ -1,4 +1,4 @@
-//! Computes the deadline of a backup, and the problem to report after the deadline. Pure.
+//! Computes the deadline of a backup, and the problem to report after the deadline. Performs no I/O.
 //!
 //! The time limit excludes the time in the queue behind other transfers, and the time without a running operator.
 //! Otherwise a long queue or a long restart would fail backups without any error.
@@ -22,7 +22,6 @@ const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 /// further.
 const CANCEL_LIMIT: SignedDuration = SignedDuration::from_mins(2);
 
-/// The time limit of this backup.
 fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> SignedDuration {
     let policy = backup.spec.backup_policy.as_ref();
     let limit = match policy.and_then(|policy| policy.timeout_in_second) {

@@ -1,4 +1,4 @@
-//! Computes when the next backup is due, and whether the retention rules must be applied before it. Pure.
+//! Computes when the next backup is due, and whether the retention rules must be applied before it. Performs no I/O.
 
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};

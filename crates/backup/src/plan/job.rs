@@ -1,4 +1,5 @@
-//! Builds the transfer or the removal that an action starts, with its endpoints, object names and pods. Pure.
+//! Builds the transfer or the removal that an action starts, with its endpoints, object names and pods. Performs no
+//! I/O.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +29,7 @@ pub enum Job {
     Transfer {
         /// Client URLs to which the transfer connects first.
         endpoints: Vec<String>,
-        /// The object to write.
+        /// Where the backup is written in the store.
         name: ObjectName,
         /// True if the object is compressed.
         compress: bool,
@@ -46,7 +47,7 @@ pub enum Job {
     },
     /// A transfer or removal in a pod that mounts the PersistentVolumeClaim.
     InPod {
-        /// The pod to create.
+        /// The backup pod, which the operator creates if it does not exist.
         pod: Box<Pod>,
         /// The order in the arguments of the pod.
         order: Order,
@@ -54,7 +55,7 @@ pub enum Job {
     /// The deletion of a pod that an earlier operator process has left, and that may still be pending. Without the
     /// deletion, the pod could make its backup after the status has reported the end of the attempt.
     LeftPod {
-        /// The name of the pod.
+        /// The backup pod, in the namespace of the EtcdBackup.
         name: String,
     },
 }

@@ -1,5 +1,5 @@
 //! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup, and transfers or removes backups there.
-//! Pure.
+//! Performs no I/O.
 
 use api::EtcdBackup;
 use jiff::Timestamp;

@@ -1,4 +1,4 @@
-//! The problems for which the operator rejects a spec. Pure.
+//! The problems for which the operator rejects a spec. Performs no I/O.
 
 use api::EtcdBackup;
 use api::problem::{Problem, summary};

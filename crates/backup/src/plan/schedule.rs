@@ -1,5 +1,5 @@
 //! Computes the time of the next backup of a periodic EtcdBackup. The inputs are the policy, the start of the last
-//! backup and the current time. Pure.
+//! backup and the current time. Performs no I/O.
 
 use api::backup::BackupPolicy;
 use croner::parser::{CronParser, Seconds, Year};
@@ -49,7 +49,7 @@ enum Rule {
     At(Box<Cron>, TimeZone),
 }
 
-/// The schedule of a policy.
+/// A parsed schedule: the cron fields or the interval, with the time zone.
 #[derive(Debug)]
 pub struct Schedule {
     rule: Rule,
@@ -57,7 +57,7 @@ pub struct Schedule {
     deadline: Option<SignedDuration>,
 }
 
-/// The next run.
+/// When the next run is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The run is due now.

@@ -32,13 +32,13 @@ pub struct Order {
     pub claim: String,
     /// The path of the spec, below the root of the volume.
     pub path: String,
-    /// The UID of the EtcdBackup.
+    /// The UID of the EtcdBackup. It marks unfinished files on the PVC.
     pub uid: String,
-    /// The task of the pod.
+    /// What the pod must do.
     pub task: Task,
 }
 
-/// The task of the pod.
+/// What the pod must do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "camelCase")]
 pub enum Task {
@@ -46,7 +46,7 @@ pub enum Task {
     Store(Box<SnapshotTask>),
     /// Remove the backups that the retention rules do not keep.
     Surplus {
-        /// The retention rules.
+        /// The retention rules in the spec.
         rules: Rules,
         /// The location of the newest backup.
         newest: String,
@@ -59,7 +59,7 @@ pub enum Task {
     Everything,
 }
 
-/// The snapshot to take.
+/// How to take the snapshot and where to write it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotTask {
@@ -124,7 +124,7 @@ impl Order {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
-    /// The backup is stored.
+    /// The backup is complete on the PVC.
     Stored(Stored),
     /// The removal is complete.
     #[serde(rename_all = "camelCase")]
@@ -134,9 +134,9 @@ pub enum Report {
         /// The newest of the kept backups. Their times and revisions are read from their names.
         kept: Vec<Numbered>,
     },
-    /// The task failed.
+    /// The pod could not do its task.
     Failed {
-        /// The reason of the condition.
+        /// The reason that the condition of the EtcdBackup gets.
         reason: String,
         /// The cause and the remedy.
         message: String,

@@ -1,4 +1,4 @@
-//! Reads the state and the report of the pod that mounts the PersistentVolumeClaim. Pure.
+//! Reads the state and the report of the pod that mounts the PersistentVolumeClaim. Performs no I/O.
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use runtime::apply::is_owned;
@@ -6,7 +6,6 @@ use runtime::apply::is_owned;
 use super::order::{Order, Report};
 use crate::reason::{Reason, Trouble};
 
-/// The state of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum PodState {
     /// The pod is terminating.

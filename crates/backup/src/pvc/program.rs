@@ -20,7 +20,7 @@ use crate::removal::{Removal, RemovalScope};
 use crate::snapshot::EndpointLimits;
 use crate::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 
-/// Arguments of `volume`.
+/// Arguments of the command `volume`, which runs in the backup pod.
 #[derive(Args, Clone, Debug)]
 pub struct Volume {
     /// The transfer or removal to carry out, as JSON. Contains no credentials

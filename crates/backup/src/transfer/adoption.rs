@@ -15,7 +15,7 @@ use crate::snapshot::Stored;
 /// What an earlier attempt has left in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EarlierAttempt {
-    /// The backup is complete.
+    /// An earlier attempt has stored a complete backup.
     Complete(Stored),
     /// The backup is missing or incomplete. The next attempt uses this name, and replaces an incomplete object of this
     /// name.

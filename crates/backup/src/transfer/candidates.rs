@@ -1,4 +1,4 @@
-//! Selects the member that sends the snapshot: the healthiest follower or, without one, the leader. Pure.
+//! Selects the member that sends the snapshot: the healthiest follower or, without one, the leader. Performs no I/O.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The name of a backup in the store. Pure.
+//! The name of a backup in the store. Performs no I/O.
 
 use api::backup::name::{self, Numbered};
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ pub enum ObjectName {
     Exact(String),
     /// `<path>_v<revision>_<time>`, for a periodic backup.
     Numbered {
-        /// The path of the spec.
+        /// The path in the spec of the EtcdBackup.
         path: String,
         /// The start of the backup in whole seconds. A later operator process finds the backup by this time.
         time: Timestamp,

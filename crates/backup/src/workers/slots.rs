@@ -14,7 +14,6 @@ use super::Limits;
 /// What a task uses, as far as limits apply to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The namespace of the EtcdBackup.
     pub(super) namespace: String,
     /// The endpoint and location of the store.
     pub(super) store: String,

@@ -17,7 +17,6 @@ use super::{CaScope, Error, Key, life};
 /// A certificate with its key, in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Made {
-    /// The certificate.
     pub(crate) certificate: Vec<u8>,
     /// The private key of the certificate.
     pub(crate) key: Vec<u8>,

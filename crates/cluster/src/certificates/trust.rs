@@ -1,7 +1,7 @@
 //! The CAs that members trust: the CAs in their Secrets, and the CAs with which a running etcd was started.
 //!
 //! etcd reads its trust bundle once, when it starts. Each pod has an annotation with the CAs with which it was started,
-//! so the results of this module do not depend on a Secret that may be deleted or replaced. Pure.
+//! so the results of this module do not depend on a Secret that may be deleted or replaced. Performs no I/O.
 
 use std::collections::BTreeSet;
 

@@ -267,7 +267,8 @@ async fn retries_creation_after_start_mark_while_observation_is_fresh() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before the mark is set, the operator does not retry, because the next reconcile repeats the step without harm.
+        // Before the mark is set, the operator does not retry, because the next reconcile repeats the step without
+        // harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }

@@ -1,4 +1,4 @@
-//! Converts PVCs, and the Services of members, to the planner's types. Pure.
+//! Converts PVCs, and the Services of members, to the planner's types. Performs no I/O.
 
 use api::names;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};

@@ -1,4 +1,4 @@
-//! The exit reason of a member's etcd container, from its exit code and its termination message. Pure.
+//! The exit reason of a member's etcd container, from its exit code and its termination message. Performs no I/O.
 //!
 //! The kubelet reports the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this
 //! file come from the sources of etcd and bbolt. They were tested with etcd 3.5, 3.6 and 3.7 on damaged data

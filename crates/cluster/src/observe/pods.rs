@@ -1,4 +1,4 @@
-//! Converts a member's pod to the planner's type. Pure.
+//! Converts a member's pod to the planner's type. Performs no I/O.
 
 use std::collections::BTreeSet;
 

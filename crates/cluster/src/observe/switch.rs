@@ -1,5 +1,5 @@
 //! Determines the TLS settings with which members were started. The sources are the record in the status and the pods.
-//! Pure.
+//! Performs no I/O.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 //! Determines the problems of a cluster's certificates, and the form of the addresses that the certificates must
-//! cover. Pure: the Secrets are already read.
+//! cover. Performs no I/O: the Secrets are already read.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Builds actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Pure. A plan
-//! therefore contains the exact requests.
+//! Builds actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Performs no
+//! I/O. A plan therefore contains the exact requests.
 
 mod calls;
 mod patches;
@@ -107,7 +107,6 @@ impl Builder<'_> {
     }
 }
 
-/// Deletes the pod of a member.
 pub(crate) fn delete_pod(member: &str, uid: &str) -> Action {
     action(
         "before-delete-pod",
@@ -117,7 +116,6 @@ pub(crate) fn delete_pod(member: &str, uid: &str) -> Action {
     )
 }
 
-/// Deletes the PVC of a member.
 pub(crate) fn delete_volume(member: &str, uid: &str) -> Action {
     action(
         "before-delete-disk",
@@ -127,7 +125,6 @@ pub(crate) fn delete_volume(member: &str, uid: &str) -> Action {
     )
 }
 
-/// Deletes the Service of a member.
 pub(crate) fn delete_service(member: &str, uid: &str) -> Action {
     action(
         "before-delete-service",

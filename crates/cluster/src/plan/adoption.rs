@@ -120,8 +120,8 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
     Some(draft)
 }
 
-/// Reports an external member of the joined cluster, or an endpoint of the annotation, that has no grant; `None` if each
-/// of them has a grant. Invariant 28: without a grant, no member of either cluster is added, promoted or removed.
+/// Reports an external member of the joined cluster, or an endpoint of the annotation, that has no grant; `None` if
+/// each of them has a grant. Invariant 28: without a grant, no member of either cluster is added, promoted or removed.
 ///
 /// A cluster that started here ignores the annotation. After the last external member is removed, the annotation has no
 /// effect any more.

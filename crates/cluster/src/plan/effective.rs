@@ -1,5 +1,5 @@
 //! The spec in effect: the user's spec with the TLS settings that the members use at present, and with the data of the
-//! TLS Secrets. Pure: the user's object stays unchanged.
+//! TLS Secrets. Performs no I/O: the user's object stays unchanged.
 //!
 //! The builders, the planner and the comparison of objects use the spec in effect. A user may change `spec.TLS` in one
 //! step, but the members change in several steps (invariant 23).

@@ -29,7 +29,7 @@ pub enum Data {
 /// The planned fate of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The member stays.
+    /// No reason to replace the member exists.
     Stays,
     /// The member serves. It is replaced, for this reason, as soon as the replacement is safe.
     Leaves(String),
@@ -37,7 +37,7 @@ pub enum Fate {
     Lost(String),
 }
 
-/// Health of a member.
+/// How well the member serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The member itself answers and reports a leader.
@@ -61,9 +61,9 @@ pub struct MemberState<'a> {
     pub disk: Option<&'a Disk>,
     /// Service of the member, if it exists.
     pub service: Option<&'a Service>,
-    /// State of the data.
+    /// Whether the member's data exists and is usable.
     pub data: Data,
-    /// Health of the member.
+    /// How well the member serves.
     pub health: Health,
     /// The planned fate of the member.
     pub fate: Fate,

@@ -124,7 +124,7 @@ pub enum Role {
         /// Start of the drain. If the start is unknown, a time in the distant past.
         since: Timestamp,
     },
-    /// A learner.
+    /// A member without a vote.
     Learner,
 }
 

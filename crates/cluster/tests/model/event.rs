@@ -185,7 +185,6 @@ impl Dice {
     }
 }
 
-/// The run of a seed.
 pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let mut dice = Dice::new(seed);
     let setup = Setup {

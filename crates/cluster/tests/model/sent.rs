@@ -25,7 +25,6 @@ use serde_json::Value;
 
 use super::writes::{AccessWrite, Change, Plan, RecoveryRecord, Step, Write};
 
-/// Reads the actions of a plan.
 pub(crate) fn read(sent: plan::Plan, desired: &Desired, observed: &Observed) -> Plan {
     let reader = Reader { desired, observed };
     let chain = |chain: &action::Chain| chain.iter().map(|action| reader.write(action)).collect();

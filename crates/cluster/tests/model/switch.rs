@@ -95,7 +95,6 @@ impl Switch {
         }
     }
 
-    /// `spec.TLS`.
     pub(crate) fn wanted(&self) -> Option<&TlsPolicy> {
         self.wanted.as_ref()
     }
@@ -106,7 +105,6 @@ pub(crate) fn first(drawn: u8, begun: Begun) -> u8 {
     if begun == Begun::Here { drawn } else { 0 }
 }
 
-/// A peer URL of a member.
 pub(crate) fn url(member: &Member) -> String {
     let (tls, port) = member.dialled;
     let scheme = if tls { "https" } else { "http" };

@@ -26,7 +26,6 @@ const VERSIONS: [&str; 7] = [
 ];
 const MISSING: &str = "3.6.999";
 
-/// The state of versions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
     /// `spec.version`; `None` if the user has not changed the first version of the run.

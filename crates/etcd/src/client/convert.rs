@@ -1,4 +1,4 @@
-//! Converts responses of etcd into the types of the port, and checks their limits. Pure.
+//! Converts responses of etcd into the types of the port, and checks their limits. Performs no I/O.
 
 use etcd_client::{AlarmType, ResponseHeader, StatusResponse};
 

@@ -1,4 +1,4 @@
-//! Parses the fields of a bbolt page that are needed to follow the right edge of the key tree. Pure.
+//! Parses the fields of a bbolt page that are needed to follow the right edge of the key tree. Performs no I/O.
 
 /// Size of a page header in bytes. The header has ID, flags, count and overflow.
 const HEADER: usize = 16;

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use super::page::{self, Edge, Note, REVISION_KEY};
 use super::{InspectError, LARGEST_PAGE, SMALLEST_PAGE};
 
-/// The revisions in a database.
+/// The revisions that were found in a database file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revisions {
     /// The newest revision of a key.

@@ -1,5 +1,5 @@
 //! Checks TLS Secrets before a member uses them: the private key, the chain to an authority that the other side trusts,
-//! validity, usage and names. Pure. rustls and webpki verify the certificates.
+//! validity, usage and names. Performs no I/O. rustls and webpki verify the certificates.
 //!
 //! Invariant 20: a member is started only with Secrets that have no fault.
 
@@ -15,7 +15,6 @@ use super::material::{Fault, FaultKind, Keys, Material, Purpose};
 use super::{ClusterTls, Slot};
 use crate::certificate::Certificate;
 
-/// The check of one Secret.
 struct SecretCheck<'a> {
     purpose: Purpose,
     secret: &'a str,

@@ -75,9 +75,9 @@ impl Purpose {
 pub struct Material {
     /// The form of the key names.
     pub names: KeyNames,
-    /// The certificate and its intermediate certificates.
+    /// The certificate, and the intermediate certificates that follow it.
     pub certificate: Vec<u8>,
-    /// The private key.
+    /// The private key of the certificate.
     pub key: Vec<u8>,
     /// The trust bundle, with which other certificates are verified.
     pub ca: Vec<u8>,

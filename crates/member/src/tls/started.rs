@@ -3,7 +3,7 @@
 //! members from connecting to each other.
 //!
 //! Invariant 20: trust bundles change in steps. It is a fault if a running member and a newly started member have no
-//! common authority, or if either would reject a certificate of the other. Pure.
+//! common authority, or if either would reject a certificate of the other. Performs no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Reads the status of the seed's pod. Pure.
+//! Reads the status of the seed's pod. Performs no I/O.
 
 use api::names::{CONTAINER_ETCD, LABEL_CLUSTER};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};

@@ -1,4 +1,4 @@
-//! Compares a seed's pod with the recorded backup. Pure.
+//! Compares a seed's pod with the recorded backup. Performs no I/O.
 //!
 //! The backup of the pod can differ from the recorded one: a suspended operator process may create the pod late, from a
 //! backup that it read before another backup was recorded. The arguments of a pod name the backup that the pod fetches.
@@ -16,9 +16,7 @@ use crate::snapshot::{OtherBackup, PodFacts};
 /// The argument with the number by which the revision is increased.
 const BUMP: &str = "--bump-revision=";
 
-/// The arguments of the container `fetch`.
 pub(crate) struct FetchArguments<'a> {
-    /// The storage block of the backup.
     pub(crate) source: StorageBlock,
     /// The JSON text of the storage block in the arguments.
     pub(crate) text: &'a str,

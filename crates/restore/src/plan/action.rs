@@ -17,9 +17,9 @@ pub(crate) const PROBLEM_POLL: Duration = Duration::from_secs(15);
 /// The action and the state of one reconcile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The only action.
+    /// What the operator executes now.
     pub action: Action,
-    /// The state to report.
+    /// The state that the status reports.
     pub state: PlanState,
     /// Time until the next reconcile.
     pub requeue: Option<Duration>,
@@ -32,7 +32,7 @@ pub enum Action {
     Nothing,
     /// Record the seed's name, the new token and the replaced cluster in the status of the restore (invariant 10).
     RecordIntent {
-        /// The seed.
+        /// The seed, with the new token.
         seed: SeedStatus,
         /// The existing cluster that is replaced.
         replaces: Option<ReplacesStatus>,
@@ -59,7 +59,7 @@ pub enum Action {
         cluster_id: String,
         /// The revision that the seed serves.
         revision: i64,
-        /// The SHA-256 of the snapshot.
+        /// The SHA-256 of the snapshot that the seed has downloaded.
         sha256: Option<String>,
     },
     /// Record in the status of the restore that it is abandoned for this reason.
@@ -114,7 +114,7 @@ impl Action {
     }
 }
 
-/// The state of a restore.
+/// How far a restore is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanState {
     /// The restore continues without manual action.

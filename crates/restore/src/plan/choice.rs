@@ -1,5 +1,5 @@
 //! The backup that a restore uses. The restore chooses it once from the spec, and records it in the status of the
-//! EtcdRestore before the first use. Backups that are made later have no effect. Pure.
+//! EtcdRestore before the first use. Backups that are made later have no effect. Performs no I/O.
 //!
 //! Until the restore holds the lock of the EtcdCluster, a changed spec leads to a new choice.
 
@@ -18,7 +18,7 @@ pub const SOURCE: &str = "--source=";
 /// The argument of a seed's pod with the required SHA-256 of the snapshot.
 pub const SHA256: &str = "--sha256=";
 
-/// The recorded backup.
+/// The backup in `status.backup`. `None` before the operator has selected one.
 pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
     restore.status.as_ref()?.backup.as_ref()
 }

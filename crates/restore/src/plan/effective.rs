@@ -1,6 +1,6 @@
 //! The spec in effect: the TLS settings and the address format with which the members were started. A user may change
 //! `spec.TLS` at any time, and the cluster operator changes the members in steps. Meanwhile, the operators connect to
-//! the members with the settings in effect. The seed's pod records its own settings. Pure.
+//! the members with the settings in effect. The seed's pod records its own settings. Performs no I/O.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;

@@ -1,4 +1,4 @@
-//! Builds the seed's pod, whose init container fetches the backup from a store. Pure.
+//! Builds the seed's pod, whose init container fetches the backup from a store. Performs no I/O.
 
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
@@ -23,11 +23,11 @@ const SECRET_MODE: i32 = 0o440;
 pub struct From<'a> {
     /// The name of the member and the token of the new cluster.
     pub seed: &'a SeedStatus,
-    /// The version of etcd.
+    /// The etcd version that the seed runs.
     pub version: &'a EtcdVersion,
     /// The UID of the EtcdRestore.
     pub restore: &'a str,
-    /// The storage block of the backup.
+    /// Where the seed finds the backup.
     pub source: &'a StorageBlock,
     /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,

@@ -1,4 +1,4 @@
-//! The parts of a recorded spec that a store must not decide (invariant 27). Pure.
+//! The parts of a recorded spec that a store must not decide (invariant 27). Performs no I/O.
 //!
 //! A restore can create a cluster from the spec in the manifest of the backup, and everyone who can write to the store
 //! can change that spec. The operator therefore accepts no part of it that runs other programs, reaches a node, or

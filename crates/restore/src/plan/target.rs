@@ -1,4 +1,4 @@
-//! The spec of the cluster to create from a backup, and the check of its etcd version. Pure.
+//! The spec of the cluster to create from a backup, and the check of its etcd version. Performs no I/O.
 
 use api::cluster::{self, EtcdClusterSpec};
 use api::manifest::BackupManifest;

@@ -1,4 +1,4 @@
-//! Builds the requests of an action, with all objects, in the order in which they are sent. Pure.
+//! Builds the requests of an action, with all objects, in the order in which they are sent. Performs no I/O.
 
 use api::cluster::{
     BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus, ReplacedStatus, TlsStatus,
@@ -36,13 +36,13 @@ pub enum Check {
 /// An object that is created, changed or deleted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
-    /// An EtcdCluster.
+    /// The EtcdCluster that a restore creates.
     Cluster(Box<EtcdCluster>),
-    /// A Service.
+    /// The Service of the seed.
     Service(Box<Service>),
-    /// A PersistentVolumeClaim.
+    /// The PVC of the seed.
     Pvc(Box<PersistentVolumeClaim>),
-    /// A pod.
+    /// The pod of the seed.
     Pod(Box<Pod>),
 }
 
@@ -57,7 +57,7 @@ pub enum Request {
     Create(Object),
     /// Create the seed's pod. Delete it again if the cluster no longer needs a seed.
     CreateSeed {
-        /// The pod.
+        /// The pod of the seed.
         pod: Box<Pod>,
         /// The EtcdCluster, as it was read.
         cluster: Box<EtcdCluster>,

@@ -38,7 +38,7 @@ pub struct AbsConfig {
 pub enum AbsAccess {
     /// The pod's own identity: the workload identity or, without it, the managed identity of the machine.
     Ambient,
-    /// An account and its key.
+    /// An account key signs the requests.
     Key {
         /// The storage account.
         account: String,

@@ -36,7 +36,6 @@ pub(super) struct Identity {
     last: Mutex<Option<(AccessToken, SystemTime)>>,
 }
 
-/// The source of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
     /// A token of the pod's ServiceAccount, exchanged for an Azure token

@@ -35,7 +35,6 @@ struct Session {
     url: Url,
 }
 
-/// A chunk of the object.
 struct Chunk {
     /// Offset of the chunk in the object, in bytes.
     from: u64,

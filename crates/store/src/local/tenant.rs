@@ -18,7 +18,6 @@ const MAX_DEPTH: usize = 1_024;
 /// A namespace, other than the operator's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
-    /// The namespace.
     pub(super) namespace: String,
     /// Maximum size of all its files in bytes.
     pub(super) quota: Option<u64>,

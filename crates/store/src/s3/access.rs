@@ -24,7 +24,6 @@ use super::{S3Protection, insecure};
 use crate::port::Error;
 use crate::secret;
 
-/// The default region of AWS.
 const DEFAULT_REGION: &str = "us-east-1";
 
 /// The configuration of a bucket.

@@ -1,4 +1,4 @@
-//! Verifies that the store has the sent data. Pure.
+//! Verifies that the store has the sent data. Performs no I/O.
 //!
 //! If the store supports it, a part is verified by the CRC32C that the store calculates and returns. CRC32C is fast,
 //! because processors have an instruction for it. Otherwise a part is verified in two ways: the store compares

@@ -1,4 +1,4 @@
-//! Converts errors of the S3 client into [`Error`] with a remedy. Pure.
+//! Converts errors of the S3 client into [`Error`] with a remedy. Performs no I/O.
 
 use std::error::Error as StdError;
 

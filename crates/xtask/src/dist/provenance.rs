@@ -1,5 +1,5 @@
-//! The provenance statement of a release: an in-toto statement with a predicate of SLSA 1.0. It contains no times, because
-//! two builds of one commit must have the same files.
+//! The provenance statement of a release: an in-toto statement with a predicate of SLSA 1.0. It contains no times,
+//! because two builds of one commit must have the same files.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -15,7 +15,6 @@ pub(super) const LOCAL_BUILDER: &str = "urn:etcd-operator:local-machine";
 /// The inputs of the build, without the commit.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Inputs {
-    /// Versions of the tools.
     pub(super) tools: Vec<(&'static str, String)>,
     /// Files of this machine that determine the release or are part of it.
     pub(super) files: Vec<Sum>,

@@ -11,7 +11,6 @@ use crate::{checkout, image, shell};
 
 pub(crate) const CYCLONEDX: &str = "0.5.9";
 
-/// The Helm of the testbed.
 pub(crate) fn helm() -> Result<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm");
     let module = module.context("unknown module")?;

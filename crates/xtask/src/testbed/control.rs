@@ -220,7 +220,6 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Kills a daemon.
 pub(crate) fn stop_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     testbed.cgroups.kill(&group_of(&format!("control/{name}")))
 }

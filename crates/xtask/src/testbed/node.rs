@@ -86,7 +86,6 @@ fn import_programs(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
         .try_for_each(|image| import(testbed, index, image, present))
 }
 
-/// Starts the kubelet of a node.
 pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);

@@ -16,7 +16,6 @@ use crate::{checkout, shell};
 /// Maximum number of concurrent testbeds on one machine.
 const SLOTS: u8 = 16;
 
-/// The number of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slot(pub(crate) u8);
 
@@ -31,7 +30,6 @@ impl Slot {
         self.pods(0, 1)
     }
 
-    /// The address of a node.
     pub(crate) fn node(self, index: u8) -> Ipv4Addr {
         self.pods(0, 10 + index)
     }
@@ -103,7 +101,6 @@ pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     Ok(slot)
 }
 
-/// Releases a slot.
 pub(crate) fn release(slot: Slot, run_folder: &Path) {
     let folder = checkout::slots_folder();
     if held_by(&folder, slot).is_some_and(|claim| claim.run_folder == run_folder) {

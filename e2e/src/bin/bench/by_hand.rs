@@ -13,7 +13,6 @@ use serde::Serialize;
 
 /// The minor version of etcd in the measurement.
 pub(crate) const MINOR: &str = "3.6";
-/// The key of the backup in the bucket.
 pub(crate) const KEY: &str = "bench/etcd.backup";
 const MIB: usize = 1 << 20;
 /// How long etcd may take to start on a large restored database.

@@ -15,7 +15,6 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    /// Begins a story in `folder`.
     pub(crate) fn begin(folder: &Path) -> Result<Self> {
         let path = folder.join("story.txt");
         let file = File::create(&path).with_context(|| path.display().to_string())?;

@@ -253,7 +253,6 @@ impl World {
         }
     }
 
-    /// Models `removal::Removal`.
     fn begin_removal(&mut self, observed: &EtcdBackup) {
         let newest = observed.status.as_ref().unwrap().location.clone().unwrap();
         let newest = newest.strip_prefix("s3://bucket/").unwrap();

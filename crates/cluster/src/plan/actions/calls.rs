@@ -137,7 +137,6 @@ pub(crate) fn compact(revision: i64, via: Vec<String>) -> Action {
     )
 }
 
-/// Disarms an alarm.
 pub(crate) fn disarm(alarm: Alarm, via: Vec<String>) -> Action {
     let kind = match alarm.kind {
         AlarmKind::NoSpace => "NOSPACE",

@@ -1,4 +1,5 @@
-//! Determines when a scheduled defragmentation is due. Pure: the result depends only on the schedule and the time.
+//! Determines when a scheduled defragmentation is due. Performs no I/O: the result depends only on the schedule and the
+//! time.
 
 use api::cluster::Defragmentation;
 use croner::parser::{CronParser, Seconds, Year};

@@ -1,4 +1,4 @@
-//! Whether a seed's pod can still run. Pure: the time is an argument.
+//! Whether a seed's pod can still run. Performs no I/O: the time is an argument.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};

@@ -1,5 +1,5 @@
-//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Pure: the time is an
-//! argument.
+//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Performs no I/O: the time is
+//! an argument.
 //!
 //! The operator has no permission to read StorageClasses and Events, so it uses two other sources. Kubernetes writes
 //! the name of the provisioner to the PVC as soon as it is known. The message of the scheduler shows whether only the

@@ -8,7 +8,6 @@ use super::properties::steps;
 use super::storage::{around_without_storage, without_storage};
 use super::*;
 
-/// A deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mistake {
     /// Each reconcile chooses the backup again.
