@@ -77,7 +77,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
     let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
     assert_eq!(manifest.sha256, newest.sha256);
-    // Directories have no tags.
+    // A directory gives its objects no tag, unlike an object store.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
     // The retention rules delete all backups except the newest. They delete no object of a path with a similar name.

@@ -1,4 +1,5 @@
-//! When the certificates of a cluster expire, and when the operator reports it. The issuer makes no difference.
+//! When certificates of a cluster expire, generated ones and those in Secrets of other owners, and when the operator
+//! reports it.
 //!
 //! Performs no I/O. The operator reports an expiry early enough for a reaction. A certificate with a short validity is
 //! not reported all the time, because each stage is also limited to a fraction of the validity. Generated certificates

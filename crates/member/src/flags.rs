@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn first_member_starts_with_all_first_members() {
+    fn first_member_gets_all_first_members_in_initial_cluster() {
         let arguments = Fixture::default().arguments();
         assert!(has(&arguments, "--initial-cluster-state=new"));
         assert!(has(&arguments, "--initial-cluster-token=token"));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_arguments_never_override_owned_flags() {
+    fn extra_arguments_never_override_operator_flags() {
         let extra = r#"{"pod":{"extraArgs":["--log-level=debug","--name=other","--initial-cluster-state=new"]}}"#;
         let arguments = Fixture::with(extra).arguments();
         assert_eq!(arguments.last().unwrap(), "--log-level=debug");

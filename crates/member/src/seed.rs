@@ -405,7 +405,7 @@ mod tests {
 
     /// A recorded spec may be older than the validation rule and contain such variables.
     #[test]
-    fn seed_omits_variables_of_owned_flags() {
+    fn seed_omits_variables_of_operator_flags() {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
         let spec = built_of(&Fixture::with(json), None).spec.unwrap();
         let all = spec.init_containers.into_iter().flatten();

@@ -37,7 +37,7 @@ const _: () = assert!(
 /// Maximum number of concurrent reconciles. An operator can turn off this limit with [`without_concurrency_limit`].
 const CONCURRENCY: u16 = 64;
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
-/// Maximum pause after a failed reconcile.
+/// Maximum pause before a failed reconcile is retried.
 pub const MAX_BACKOFF: Duration = Duration::from_mins(2);
 
 /// The reconciler of one operator.

@@ -9,9 +9,9 @@ use crate::snapshot::{Intent, Observed};
 
 /// Invariant 26: corrects the record; `None` if the record is correct.
 ///
-/// A recovery or a restore replaces the token and the cluster ID together. If the status and the annotations agree on
-/// either value, they therefore belong to the same cluster. For the other value, the annotations are then correct,
-/// because all objects have the same.
+/// A recovery or a restore replaces the token and the cluster ID together. If the status has one of the two values that
+/// all annotations have, the status and the annotations belong to the same cluster. The operator then takes the other
+/// value from the annotations.
 pub(super) fn correct<'a>(
     build: Builder<'a>,
     (intent, recorded): (&Intent, ClusterId),

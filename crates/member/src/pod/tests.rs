@@ -114,7 +114,7 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
 /// The API server and the operators reject these variables. The builder leaves them out, because an object may be older
 /// than this rule.
 #[test]
-fn variables_of_owned_flags_are_left_out() {
+fn variables_of_operator_flags_are_left_out() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
         let untouched = variables_of(&Fixture::default().version(version));
         for owned in api::cluster::OWNED_FLAGS {

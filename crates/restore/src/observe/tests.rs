@@ -104,7 +104,7 @@ fn rejects_invalid_spec_of_manifest() {
 
 /// An earlier operator release, which does not have this rule, has recorded the spec.
 #[test]
-fn rejects_spec_of_manifest_with_owned_flag() {
+fn rejects_spec_of_manifest_with_operator_flag() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
     let recorded = manifest("3.6.16", json!({ "pod": { "etcdEnv": env } }));
     let trouble = refused(&restore(Value::Null), Some(&recorded));

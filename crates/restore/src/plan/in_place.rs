@@ -112,8 +112,8 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
             "the cluster ID in the EtcdCluster's status has changed since the start of the restore";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: in an observation of a suspended operator process, another restore held the lock. That process may
-    // have removed the finalizer late.
+    // Invariant 11: the finalizer can be missing although this restore has the lock. A suspended operator process may
+    // have removed it late, because another restore had the lock when that process read the objects.
     if !has_finalizer(restore) {
         return set_finalizer();
     }

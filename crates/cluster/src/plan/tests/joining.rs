@@ -181,7 +181,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
 
 #[test]
 fn invariant_24_joining_voter_counts_only_for_promotions() {
-    // The removal of a dead member does not count on the joining voter.
+    // For the removal of a dead member, the joining voter does not count as healthy.
     let dead = Scene::formed(&["a", "b", "c"])
         .durable()
         .joining("b")

@@ -83,7 +83,7 @@ mod tests {
     fn reports_invalid_schedule_and_time_zone() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
-        // Without this check, the search for the next time of an empty list would take seconds.
+        // Without the check for empty entries, the search for the next time of this schedule would take seconds.
         let empty = due(&rule(", 3 * * 6", None), now);
         assert!(empty.is_err_and(|text| text.contains("empty entry")));
         let unknown = due(&rule("@daily", Some("Mars/Base")), now);
