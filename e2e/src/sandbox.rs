@@ -19,7 +19,7 @@ pub const RELEASE: &str = "etcd-operator";
 
 /// The namespace of a test, with its environment and client.
 pub struct Sandbox {
-    /// The environment of the run.
+    /// The settings of the test run, such as the images and the chart.
     pub env: Env,
     /// A client with the rights of a cluster administrator, because the test takes the role of the user.
     pub client: kube::Client,

@@ -43,7 +43,8 @@ pub struct Certificates {
 /// The annotations of a pod about its certificates. Each value is `None` if the annotation is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// A digest of the CAs that the pod's etcd trusts, and the time after which a scope has no valid CA.
+    /// A digest of the CAs that the pod's etcd trusts, and the time after which all CAs for peers, or all CAs for
+    /// clients, are invalid.
     pub trust: Option<String>,
     /// A digest of the certificates about which the operator last notified the pod.
     pub certificates: Option<String>,

@@ -9,7 +9,7 @@
 //! the last child of each branch page and the last revision of each leaf page, but only of the leaf pages with the
 //! highest revisions.
 //!
-//! No I/O. Only the right edge of the tree is parsed.
+//! Performs no I/O. Only the right edge of the tree is parsed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

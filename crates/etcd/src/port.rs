@@ -1,4 +1,4 @@
-//! The trait `Etcd` and its types. No I/O.
+//! The trait `Etcd` and its types. Performs no I/O.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -102,7 +102,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
         names::cluster_labels(members.cluster),
     );
     let annotations = policy.annotations.clone().into_iter();
-    // The applied policy shows later which settings were removed from the spec.
+    // From the recorded `spec.services.client`, the operator sees later which settings were removed from the spec.
     let applied = applied.map(|applied| (ANNOTATION_APPLIED_SPEC.to_owned(), applied));
     let annotations = annotations.chain(applied);
     let annotations: BTreeMap<String, String> = annotations.collect();

@@ -259,7 +259,7 @@ impl Backoff {
         }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Entries of deleted objects expire.
+        // Drops old entries, because their objects may have been deleted.
         failures.retain(|_, (_, last)| now.duration_since(*last) < MAX_BACKOFF * 10);
         let (count, last) = failures.entry(Key::of(object.as_ref())).or_insert((0, now));
         let delay = delay(*count);

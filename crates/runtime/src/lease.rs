@@ -20,8 +20,8 @@ const DURATION: Duration = Duration::from_secs(20);
 const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
-/// Time limit for each request about the lease, so that a connection that hangs does not outlive the lease. It is
-/// longer than the retry interval of a standby, because it also applies to idle connections, which it closes.
+/// Time limit for each request about the lease, so that no request hangs for longer than the lease is valid. The limit
+/// also closes idle connections, so it is longer than the retry interval of a standby.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why the leader election failed or the lease was lost.

@@ -147,7 +147,7 @@ where
 
     fn grace_left(&self, uid: String, annotation: Option<&str>, now: Instant) -> Duration {
         let mut waiting = locked(&self.waiting);
-        // Entries of deleted objects expire.
+        // Drops old entries, because their objects may have been deleted.
         waiting.retain(|_, (_, since)| now.duration_since(*since) < GRACE * 100);
         let fresh = || (annotation.map(str::to_owned), now);
         let seen = waiting.entry(uid).or_insert_with(fresh);
@@ -184,7 +184,7 @@ where
     }
 }
 
-/// Stores the parse error of an object. Returns true if the error is new. Entries of deleted objects expire.
+/// Stores the parse error of an object. Returns true if the error is new. Drops old entries.
 fn is_new_error(
     reported: &mut Unreadable,
     object: &ObjectReference,

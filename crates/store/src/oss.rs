@@ -1,5 +1,5 @@
 //! Alibaba Cloud OSS. [`crate::S3Store`] accesses OSS through its S3 endpoint. This module contains only the endpoint
-//! and the keys of the Secret. No I/O.
+//! and the keys of the Secret. Performs no I/O.
 
 use crate::port::Error;
 use crate::s3::S3Keys;

@@ -1,4 +1,4 @@
-//! The trait `Store` and its types. No I/O.
+//! The trait `Store` and its types. Performs no I/O.
 
 use async_trait::async_trait;
 use bytes::Bytes;

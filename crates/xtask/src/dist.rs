@@ -30,7 +30,7 @@ pub(crate) struct Options {
     /// tag: load the image into the nodes.
     #[arg(long, value_name = "REGISTRY/NAME")]
     repository: Option<String>,
-    /// Version of the release: that of the workspace, or with a suffix like -rc.1.
+    /// Version of the release: the version of the workspace, optionally with a suffix such as -rc.1.
     #[arg(long, value_name = "VERSION", default_value = origin::VERSION)]
     version: String,
     /// Address of the source for labels and provenance [default: the https address of the git remote `origin`]

@@ -174,7 +174,7 @@ pub(crate) fn megabytes(bytes: u64) -> String {
 pub(crate) fn check_size(bytes: u64) -> Result<()> {
     if bytes > LARGEST_IMAGE {
         bail!(
-            "the image has {}, and a release at most {}: `cargo bloat --release -p operators` shows which crates are large",
+            "the image has {}, but the limit for a release is {}: `cargo bloat --release -p operators` shows which crates are large",
             megabytes(bytes),
             megabytes(LARGEST_IMAGE)
         );

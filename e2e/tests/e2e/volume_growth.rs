@@ -1,8 +1,8 @@
 //! A larger storage request enlarges the volume of every member, and restarts no member.
 //!
 //! The test covers only the API. The volumes of the testbed are directories, which no provisioner can enlarge. So the
-//! test sets the new capacity in the status of the PVCs. When a StorageClass does not allow the change, the rejection
-//! comes from the real API server.
+//! test sets the new capacity in the status of the PVCs. If a StorageClass does not allow larger volumes, the real API
+//! server rejects the change.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field};

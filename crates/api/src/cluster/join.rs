@@ -4,8 +4,9 @@ use super::{EtcdCluster, TlsPolicy};
 use crate::names::ANNOTATION_JOIN;
 use crate::problem::Problem;
 
-/// The problem if the annotation and `spec.TLS` contradict each other: unless the members of both clusters use the same
-/// scheme, the join can never complete. If this cluster was bootstrapped itself, the annotation has no effect.
+/// The problem if the annotation and `spec.TLS` contradict each other: a join can complete only if the members of both
+/// clusters use the same URL scheme, `http` or `https`. If this cluster was bootstrapped itself, the annotation has no
+/// effect.
 pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = cluster
         .metadata

@@ -68,7 +68,7 @@ const DATABASE: [&str; 3] = [
     "etcd/server/v3/mvcc/backend.",
 ];
 
-/// Texts with which etcd's final message starts. The text before the final message is ordinary log.
+/// Texts with which etcd's final message starts. The lines before the final message are ordinary log lines.
 const LAST_WORDS: [&str; 4] = [
     "\"level\":\"fatal\"",
     "\"level\":\"panic\"",

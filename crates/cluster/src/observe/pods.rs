@@ -282,7 +282,8 @@ fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
         format!("{reason}: {message}")
     };
     match reason {
-        // Kubernetes alternates between these two reasons.
+        // For an image that cannot be pulled, the kubelet alternates between these two reasons. One problem for both keeps
+        // the condition stable.
         "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
         _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,

@@ -108,8 +108,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
     if !same {
-        let message =
-            "the cluster ID in the EtcdCluster's status has changed since the start of the restore";
+        let message = "the cluster ID in the EtcdCluster's status has changed since the start of the restore: to replace its current data, create a new EtcdRestore with spec.overwrite: true";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
     // Invariant 11: the finalizer can be missing although this restore has the lock. A suspended operator process may

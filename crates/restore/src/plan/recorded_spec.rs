@@ -167,7 +167,7 @@ fn runs_as_root(pod: Option<&PodSecurityContext>, container: Option<&SecurityCon
     }
 }
 
-/// Whether the context sets only users, groups and the default seccomp profile.
+/// Whether the security context of the pod sets only users, groups and the default seccomp profile.
 fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     let restricted = PodSecurityContext {
         fs_group: context.fs_group,
@@ -183,7 +183,7 @@ fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     *context == restricted
 }
 
-/// Whether the context grants no privileges or capabilities.
+/// Whether the security context of the container grants no privileges or capabilities.
 fn is_restricted(context: &SecurityContext) -> bool {
     let capabilities = context.capabilities.clone().map(|mut capabilities| {
         capabilities.add = capabilities.add.filter(Vec::is_empty);

@@ -23,7 +23,8 @@ use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 /// act on an old observation (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore has not changed since it was read. If so, the age limit for the next requests starts again.
+    /// The EtcdRestore has not changed since it was read. After this check, the age limit for the next requests starts
+    /// again.
     RestoreUnchanged,
     /// The EtcdRestore records the same backup.
     SameBackup,
@@ -61,7 +62,8 @@ pub enum Request {
         pod: Box<Pod>,
         /// The EtcdCluster, as it was read.
         cluster: Box<EtcdCluster>,
-        /// True if the cutover was made. The old members may then have stopped for another seed.
+        /// True if the cutover was made. The old members may then have stopped already, because another pod of the
+        /// seed served.
         after_cutover: bool,
     },
     /// Set the restore lock of the EtcdCluster. Remove it again if the EtcdRestore has no finalizer.

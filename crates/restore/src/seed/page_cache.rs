@@ -1,7 +1,7 @@
 //! Removes a snapshot from the page cache while etcdutl copies it. Copied pages are not read again, so the kernel can
 //! reuse their memory for the copy. Otherwise a restore would fill the memory of its node with twice the size of the
 //! database, and other pods would lose their page cache. On a virtual machine with a host that assigns memory page by
-//! page, this halved the duration of a restore (docs/benchmarks.md).
+//! page, restores take half as long with this module (docs/benchmarks.md).
 
 use std::fs::{self, File};
 use std::num::NonZeroU64;

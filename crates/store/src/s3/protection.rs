@@ -1,4 +1,4 @@
-//! Protection of stored S3 objects: encryption at rest and locks against deletion. No I/O.
+//! Protection of stored S3 objects: encryption at rest and locks against deletion. Performs no I/O.
 
 use std::time::{Duration, SystemTime};
 
