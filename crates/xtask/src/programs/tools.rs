@@ -9,12 +9,10 @@ use anyhow::{Context, Result};
 use super::{MODULES, build, cached, digest, go_version, key};
 use crate::{checkout, image, shell};
 
-/// Version of cargo-cyclonedx.
 pub(crate) const CYCLONEDX: &str = "0.5.9";
 const MDBOOK: &str = "0.5.4";
 const HYPERLINK: &str = "0.3.2";
 
-/// Helm, as in the testbed.
 pub(crate) fn helm() -> Result<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm");
     let module = module.context("unknown module")?;
@@ -55,7 +53,7 @@ fn installed(name: &str, version: &str) -> Result<PathBuf> {
             .arg("--root")
             .arg(folder)
             .env_remove("CARGO_TARGET_DIR");
-        // Outside of the checkout, whose configuration would change the build.
+        // Cargo runs outside of the checkout, because its configuration would change the build.
         shell::output(cargo.current_dir(&cache)).map(|_| ())
     })?;
     let program = folder.join("bin").join(name);
